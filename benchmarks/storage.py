@@ -29,9 +29,8 @@ import pandas as pd
 from report import Report
 
 import featurestore
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import object_store_for, use_options
-from featurestore.storage.selection import storage_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from featurestore import _current
 from featurestore._imports import uninterrupted
 
 __version__ = "0.1.0"
@@ -140,20 +141,23 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+# Functions without a store connect the default one if none is connected.
+_current.connect_default = lambda: __getattr__("connect")()
+
+
 def _function(name: str) -> Any:
     """Return a method of FeatureStore as a function of the store last connected."""
     import functools
     import inspect
 
     with uninterrupted():
-        from featurestore._current import current_store
         from featurestore.store import FeatureStore
 
     method = getattr(FeatureStore, name)
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return method(current_store(), *args, **kwargs)
+        return method(_current.current_store(), *args, **kwargs)
 
     signature = inspect.signature(method)
     call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]

@@ -166,12 +166,9 @@ print(SQLiteSource.__name__, sorted({"duckdb", "polars", "pyiceberg", "sqlalchem
 # Imports inside functions that close a circle, by importer and imported module. Each one joins two
 # modules of one subject, or a handle and what it opens.
 LAZY_CIRCLES = {
-    ("featurestore._current", "featurestore.store"),
-    ("featurestore.store", "featurestore.store.remote"),
     ("featurestore.model.plan", "featurestore.model.plan_text"),
     ("featurestore.model.statistics", "featurestore.model.statistics_text"),
     ("featurestore.readers.checkpoint", "featurestore.readers.reader"),
-    ("featurestore.registry.search_documents", "featurestore.registry.window_features"),
 }
 
 

@@ -44,7 +44,7 @@ from featurestore.plugins.plain import (
     select_fields,
 )
 from featurestore.storage import files
-from featurestore.storage.shardfile import ShardFile
+from featurestore.storage.shards import ShardFile
 
 INDEX_SUFFIX = ".idx"
 ROWS_PER_ENTRY = 64

@@ -38,7 +38,7 @@ from featurestore.plugins.plain import (
     select_fields,
     variable_length_columns,
 )
-from featurestore.storage.shardfile import ShardFile
+from featurestore.storage.shards import ShardFile
 
 CODECS = ("SNAPPY", "ZSTD", "GZIP", "NONE")
 BLOCKS_PER_ROW_GROUP = 8

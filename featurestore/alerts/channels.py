@@ -32,8 +32,7 @@ from featurestore.model.alert import Alert, Channel, validate_channel
 from featurestore.model.names import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
-from featurestore.storage.grants import find_grant, write_grant
-from featurestore.storage.secrets import allow_secret, resolve_secret
+from featurestore.storage.grants import allow_secret, find_grant, resolve_secret, write_grant
 
 _log = logging.getLogger("featurestore.alerts")
 SECONDS = 10.0

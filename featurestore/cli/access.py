@@ -69,7 +69,7 @@ def list_groups(context: typer.Context) -> None:
     with store(context).session.registry.reading() as connection:
         rows = [
             {"featuregroup": group, "roles": access.roles_on(connection, group)}
-            for group in access.private(connection)
+            for group in access.private_groups_of_store(connection)
         ]
     show_rows(context, rows, columns=["featuregroup", "roles"], empty="no private groups")
 

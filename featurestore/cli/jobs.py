@@ -59,7 +59,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
 
     For streams also the lag in records, rows per second and the last commit.
     """
-    from featurestore.registry.streams import NO_STATUS
+    from featurestore.registry.jobs import NO_STATUS
 
     connected = store(context)
     status_page = get_page(

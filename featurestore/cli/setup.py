@@ -22,9 +22,8 @@ from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError, MissingExtra
 from featurestore.plugins import plugin_names
 from featurestore.plugins.engine import find_engine
-from featurestore.storage import files
-from featurestore.storage.inspection import inspect as inspect_location
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
+from featurestore.storage.connections import inspect as inspect_location
 
 app = typer.Typer()
 
@@ -200,7 +199,8 @@ def _sessions(location: str) -> Iterator[Check]:
 
 
 def _registry(directory: str, url: str | None) -> Check:
-    from featurestore.registry.database import head_revision, inspect
+    from featurestore.registry.database import inspect
+    from featurestore.registry.migrations import head_revision
 
     revision, release_revision = inspect(directory, url=url), head_revision()
     if revision is None:

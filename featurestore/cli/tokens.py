@@ -28,7 +28,7 @@ def list_tokens(
     with store(context).session.registry.reading() as connection:
         rows = [
             {**vars(token), "expired": token.expired}
-            for token in access.every_token(connection, user)
+            for token in access.list_tokens(connection, user)
         ]
     columns = ["id", "user", "label", "scope", "expires"]
     show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens")

@@ -74,7 +74,7 @@ def list_users(context: typer.Context) -> None:
 
     with store(context).session.registry.reading() as connection:
         rows = []
-        for user in access.every_user(connection):
+        for user in access.list_users(connection):
             row = {"name": user.name, "role": user.role, "created": user.created}
             row["groups"] = access.roles_of(connection, user.name)
             row["password"] = user.password is not None

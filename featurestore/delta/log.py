@@ -19,9 +19,8 @@ from typing import Any
 
 from featurestore.errors import FeatureGroupNotFound, StorageError, TableDamaged, refusal_hint
 from featurestore.model.times import utc_now
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.location import absolute
-from featurestore.storage.selection import storage_for
 
 _DELETION_SUFFIX = ".deleted"
 LOG_FOLDER = "_delta_log"

@@ -29,9 +29,8 @@ from featurestore.delta.log import (
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureStoreError, VersionNotFound, VersionVacuumed
 from featurestore.model.times import utc_now
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.location import absolute
-from featurestore.storage.selection import storage_for
 
 _SHOWN_RANGES = 10
 _FILES_PER_TIER = 8

@@ -39,8 +39,8 @@ from featurestore.delta.schema import (
     refusal,
 )
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
+from featurestore.storage import storage_for
 from featurestore.storage.location import absolute
-from featurestore.storage.selection import storage_for
 
 _log = logging.getLogger("featurestore.delta")
 # Cached snapshots, and the most versions between a cached snapshot and one based on it.

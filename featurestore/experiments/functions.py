@@ -21,7 +21,7 @@ from typing import Any
 
 from featurestore.errors import InvalidArgument, InvalidTrainFunction, listing, missing_extra
 from featurestore.model.names import suggest_name
-from featurestore.storage.machine import host_name
+from featurestore.storage.locks import host_name
 
 _GIT_SECONDS = 10
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from featurestore.errors import UnsupportedLocation
 from featurestore.model.arguments import with_suggestions
-from featurestore.storage.selection import storage_for
+from featurestore.storage import storage_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -27,7 +27,7 @@ from featurestore.errors import (
 from featurestore.model.run_record import METRICS_FILE, RunRecord, metrics_line
 from featurestore.storage import files
 from featurestore.storage.appending import AppendedFile
-from featurestore.storage.machine import host_name
+from featurestore.storage.locks import host_name
 
 TENSORBOARD = "tensorboard"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")

@@ -34,7 +34,7 @@ from featurestore.plugins.source import (
 )
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.secrets import resolve_secret
+from featurestore.storage.grants import resolve_secret
 
 _log = logging.getLogger("featurestore.sources")
 _KEY = re.compile(r"[0-9a-f]{1,64}")

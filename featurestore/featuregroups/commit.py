@@ -347,7 +347,7 @@ def _update_registry(
         groups.add_lineage(connection, spec, commit)
         if batch.report is not None:
             report = replace(batch.report, delta_version=commit.delta_version)
-            reports.add_validation(connection, featuregroups.KIND, report.to_json())
+            reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
 
 
 def _meta(declared: Declaration) -> commits.Meta:

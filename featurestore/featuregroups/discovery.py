@@ -21,16 +21,14 @@ from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.model.window_features import WindowLineage
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import (
-    feature_views,
+    artifacts,
     featuregroups,
-    features,
     lineage,
     search_documents,
-    tags,
     training_datasets,
-    window_features,
 )
-from featurestore.registry.search_filters import SearchFilter, groups_within, within
+from featurestore.registry.artifacts import feature_views
+from featurestore.registry.overview import SearchFilter, groups_within, within
 from featurestore.registry.tables import check_search_text
 from featurestore.session import Session
 
@@ -38,7 +36,7 @@ from featurestore.session import Session
 _REFERENCE_FORMATS = {
     featuregroups.KIND: "{name}.{feature}",
     training_datasets.KIND: f"{TRAININGDATASETS}/{{name}}",
-    feature_views.KIND: f"{FEATUREVIEWS}/{{name}}",
+    feature_views.kind: f"{FEATUREVIEWS}/{{name}}",
 }
 
 
@@ -135,13 +133,15 @@ def _names(query: _Search) -> Iterator[Match]:
 
 
 def _features(query: _Search) -> Iterator[Match]:
-    for each in features.containing(query.connection, query.text, among=query.among):
+    for each in featuregroups.features_containing(query.connection, query.text, among=query.among):
         yield Match(each.group, each.version, "feature", each.name, each.reference)
 
 
 def _tags(query: _Search) -> Iterator[Match]:
     for names in query.candidates(search_documents.TAG):
-        tags_by_group = tags.of_latest_groups(query.connection, featuregroups.KIND, names=names)
+        tags_by_group = artifacts.tags_of_latest_groups(
+            query.connection, featuregroups.KIND, names=names
+        )
         for (name, version), values in tags_by_group.items():
             for key, value in values.items():
                 if query.text in key.casefold() or query.text in value.casefold():
@@ -158,7 +158,7 @@ def _descriptions(query: _Search) -> Iterator[Match]:
 
 def _feature_descriptions(query: _Search) -> Iterator[Match]:
     for names in query.candidates(search_documents.FEATURE_DESCRIPTION):
-        descriptions = features.latest_descriptions(query.connection, names=names)
+        descriptions = featuregroups.latest_feature_descriptions(query.connection, names=names)
         for name, version, feature, description in descriptions:
             if query.text in description.casefold():
                 yield Match(name, version, "description", description, f"{name}.{feature}")
@@ -182,20 +182,24 @@ def _windows(
     for names in search_documents.candidates(
         query.connection, kind, field, query.text, among=among
     ):
-        yield from window_features.latest(query.connection, kind, names=names)
+        yield from lineage.latest_windows(query.connection, kind, names=names)
 
 
 def features_list(session: Session) -> list[str]:
     """Return a reference to every feature (no keys, no times) of each group's latest version."""
     with session.registry.reading() as connection:
-        return [each.reference for each in features.latest(connection) if each.role == "feature"]
+        return [
+            each.reference
+            for each in featuregroups.latest_features(connection)
+            if each.role == "feature"
+        ]
 
 
 def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:
     """Return the tags of a group."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        return tags.of(connection, featuregroups.KIND, name, version)
+        return artifacts.tags_of(connection, featuregroups.KIND, name, version)
 
 
 def add_tag(

@@ -29,7 +29,7 @@ from featurestore.model.featuregroup import Commit, ExternalRows, FeatureGroupSp
 from featurestore.model.statistics import Statistics
 from featurestore.model.times import format_ttl
 from featurestore.model.window_features import WindowFeature
-from featurestore.registry import featuregroups, streams
+from featurestore.registry import featuregroups, jobs
 from featurestore.registry.lineage import LineageEdge
 from featurestore.retrieval import (
     Explanation,
@@ -333,7 +333,7 @@ def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
     if spec.job is None:
         return {}
     with group._session.registry.reading() as connection:
-        status = streams.status(connection, spec.job)
+        status = jobs.stream_status(connection, spec.job)
     return {} if status is None else {"stream": status.summary()}
 
 

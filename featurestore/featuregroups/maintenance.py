@@ -25,7 +25,8 @@ from featurestore.model.times import parse_duration, shifted, utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions
-from featurestore.registry import feature_views, featuregroups
+from featurestore.registry import featuregroups
+from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
 from featurestore.storage.failures import after_publication
 from featurestore.usersql import fix_clock, predicate

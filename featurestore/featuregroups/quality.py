@@ -211,7 +211,7 @@ def validate(
     )
     report = replace(outcome.report, results=results, delta_version=group.delta_version)
     with session.registry.transaction() as connection:
-        reports.add_validation(connection, featuregroups.KIND, report.to_json())
+        reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
     return report
 
 
@@ -221,7 +221,7 @@ def validation_history(
     """Return the newest reports of a group's audits, including refused writes, oldest first."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
-        report_records = reports.validations(
+        report_records = reports.validation_reports_of(
             connection, featuregroups.KIND, name, version, limit=limit
         )
     return Listing(map(ValidationReport.from_json, report_records))

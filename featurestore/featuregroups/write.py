@@ -60,7 +60,8 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import feature_views, featuregroups, reports
+from featurestore.registry import featuregroups, reports
+from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
@@ -393,4 +394,4 @@ def _record_failed_validation(session: Session, error: ValidationFailed | Duplic
     if isinstance(report, ValidationReport):
         # The caller needs the refusal, not an error about storing the report.
         with suppress(RegistryError), session.registry.transaction() as connection:
-            reports.add_validation(connection, featuregroups.KIND, report.to_json())
+            reports.add_validation_report(connection, featuregroups.KIND, report.to_json())

@@ -15,7 +15,7 @@ from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ConfigurationError, FeatureStoreError, missing_extra
 from featurestore.model import times
-from featurestore.registry import alerts, featuregroups, jobs, monitors, runs, streams
+from featurestore.registry import alerts, featuregroups, jobs, reports, runs
 from featurestore.session import Session
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _StoreGauges:
         )
         with self._session.registry.reading() as connection:
             for job in jobs.every(connection, limit=MOST_LABELS):
-                status = streams.status(connection, job.spec.name)
+                status = jobs.stream_status(connection, job.spec.name)
                 if status is None:
                     continue
                 name = job.spec.name
@@ -209,7 +209,7 @@ class _StoreGauges:
             for job in jobs.every(connection, limit=MOST_LABELS):
                 if job.spec.watched is None:
                     continue
-                report = monitors.newest(connection, job.spec.name)
+                report = reports.newest_monitor_report(connection, job.spec.name)
                 if report is None:
                     continue
                 name = job.spec.name

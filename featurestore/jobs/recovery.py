@@ -24,7 +24,7 @@ from featurestore.model.times import Window
 from featurestore.recovery import liveness
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.liveness import hold_job_lease
-from featurestore.registry import featuregroups, jobs, runs, streams
+from featurestore.registry import featuregroups, jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.storage import files
@@ -100,7 +100,7 @@ def restore_stream_runs(connection: Connection, path: str) -> None:
 def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> None:
     """Restore the progress of a stream job from its commits; its lag is unknown."""
     assert spec.stream is not None
-    if streams.status(connection, spec.name) is not None:
+    if jobs.stream_status(connection, spec.name) is not None:
         return
     versions = featuregroups.versions(connection, spec.target)
     if not versions:
@@ -116,8 +116,8 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
         offsets = {**each.offsets, **offsets}
     if last is None:
         return
-    streams.record_offsets(connection, spec.name, last.topic, offsets, ends={})
-    streams.record_progress(
+    jobs.record_offsets(connection, spec.name, last.topic, offsets, ends={})
+    jobs.record_progress(
         connection,
         spec.name,
         topic_id=last.topic_id,

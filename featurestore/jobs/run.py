@@ -231,7 +231,7 @@ def record_computed(
         target_version=target_version,
         inputs=run.inputs,
     )
-    watermark = jobs.held_watermark(connection, spec.name)
+    watermark = jobs.lock_watermark(connection, spec.name)
     states = [runs.DONE, runs.STALE]
     computed = runs.windows_in(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
@@ -249,7 +249,7 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
         incidents.update(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
-        failed_rows = reports.failed_of_run(connection, run_id)
+        failed_rows = reports.describe_failed_validations(connection, run_id)
         if failed_rows:
             present[incidents.VALIDATION] = failed_rows
         incidents.update(connection, spec, present, families=[incidents.VALIDATION])

@@ -31,10 +31,9 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.display import Listing
 from featurestore.model.runtime import usable_cores
 from featurestore.model.times import Window, parse_moment
-from featurestore.registry import jobs, monitors, runs, streams
-from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry import jobs, reports, runs
+from featurestore.registry.jobs import RegisteredJob, StreamStatus
 from featurestore.registry.runs import Run
-from featurestore.registry.streams import StreamStatus
 from featurestore.session import Session
 
 _MAX_PARALLEL_CHUNKS = 4
@@ -92,7 +91,7 @@ def status_of(session: Session, job: RegisteredJob) -> JobStatus:
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
         failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
-        stream = streams.status(connection, job.spec.name)
+        stream = jobs.stream_status(connection, job.spec.name)
     due = len(find_due_windows(session, job))
     return JobStatus(job, due=due, failed=len(failed), last=last, stream=stream)
 
@@ -210,7 +209,7 @@ def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
     if not job_runs or get_job(session, name).spec.kind != "monitor":
         return ""
     with session.registry.reading() as connection:
-        states = monitors.states_of_runs(connection, name, [run.run_id for run in job_runs])
+        states = reports.count_window_states(connection, name, [run.run_id for run in job_runs])
     evaluated = states.total() - states["learning"]
     out_of_bounds = states["alarm"] + states["suspect"]
     return (

@@ -40,7 +40,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.names import SNAKE_CASE, check_name, check_rename
 from featurestore.model.stream import StreamSpec, check_stream
 from featurestore.model.times import Window, format_duration, parse_duration, parse_ttl
-from featurestore.registry import jobs, runs, streams
+from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.session import Session
@@ -327,13 +327,13 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
         return False
     now = times.utc_now()
     with session.registry.reading() as connection:
-        status = streams.status(connection, job.spec.name)
+        status = jobs.stream_status(connection, job.spec.name)
         last = runs.last(connection, job.spec.name)
     if last is not None and last.state == runs.FAILED and last.ended is not None:
         return times.has_passed(last.ended, _retry_delay(session, job), now=now)
-    if status is None or status.looked is None:
+    if status is None or status.polled is None:
         return True
-    return times.has_passed(status.looked, stream.trigger, now=now)
+    return times.has_passed(status.polled, stream.trigger, now=now)
 
 
 def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:

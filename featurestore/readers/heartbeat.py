@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from featurestore.errors import StorageError, WorkerStalled
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.appending import OverwrittenFile
-from featurestore.storage.selection import storage_for
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: try again
 _WRITE_SECONDS = 1.0

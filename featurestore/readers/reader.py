@@ -54,8 +54,8 @@ from featurestore.readers.transformed import (
     TransformedWindows,
     transformed_columns,
 )
-from featurestore.storage.selection import storage_for
-from featurestore.storage.shardcache import ShardCache
+from featurestore.storage import storage_for
+from featurestore.storage.shards import ShardCache
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,8 @@ from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
-from featurestore.storage.shardcache import ShardCache, local_path
+from featurestore.storage import files, storage_for
+from featurestore.storage.shards import ShardCache, local_path
 
 _OPEN_READERS = 64
 _OPEN_MAPS = 4096

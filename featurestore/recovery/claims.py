@@ -18,8 +18,7 @@ from datetime import timedelta
 from sqlalchemy.engine import Connection
 
 from featurestore.recovery import liveness
-from featurestore.storage import files, machine
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, locks, storage_for
 
 _SUFFIX = ".claim"
 _OUTCOME = ".end"
@@ -115,5 +114,5 @@ def _identity(connection: Connection) -> str:
     url = connection.engine.url
     address = f"{url.host}:{url.port}/{url.database}"
     if url.get_backend_name() == "sqlite":
-        address = f"{machine.host_name()}:{url.database}"
+        address = f"{locks.host_name()}:{url.database}"
     return hashlib.sha256(address.encode()).hexdigest()[:32]

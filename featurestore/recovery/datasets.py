@@ -12,11 +12,16 @@ from featurestore.model.manifest import Manifest
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import manifests, reports, tags, training_datasets
-from featurestore.registry.locking import lock
+from featurestore.registry import artifacts, training_datasets
+from featurestore.registry.rows import lock
 from featurestore.storage import files, publication
-from featurestore.storage.annotations import Annotations, read_annotations
-from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
+from featurestore.storage.manifests import (
+    Annotations,
+    is_finished,
+    manifest_path,
+    read_annotations,
+    read_manifest,
+)
 
 EXPORT, REMOVE = "export", "remove"
 _log = logging.getLogger("featurestore.recovery")
@@ -40,7 +45,7 @@ def read(directory: str, name: str, version: int) -> Manifest:
 
 def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset unless it is registered."""
-    manifests.register(connection, manifest)
+    training_datasets.register(connection, manifest)
 
 
 def register_from_files(connection: Connection, directory: str, name: str, version: int) -> None:
@@ -55,13 +60,12 @@ def apply_annotations(
 ) -> None:
     """Update the description and tags of a registered dataset from its annotations file."""
     training_datasets.describe(connection, name, version, annotations.description)
-    tags.replace(connection, training_datasets.KIND, name, version, annotations.tags)
+    artifacts.replace_tags(connection, training_datasets.KIND, name, version, annotations.tags)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
     """Remove a version of a dataset from the registry."""
-    manifests.remove(connection, name, version)
-    reports.remove(connection, training_datasets.KIND, name, version)
+    training_datasets.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:

@@ -16,12 +16,10 @@ from featurestore.model.window_features import windows_of_inputs
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import (
+    artifacts,
     featuregroups,
     lineage,
-    locking,
-    reports,
-    tags,
-    window_features,
+    rows,
 )
 from featurestore.storage import files
 
@@ -67,7 +65,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
             version,
             delta_version=table.version,
             spec=spec,
-            written=last_commit_time,
+            changed=last_commit_time,
         )
     describe(connection, name, version, meta)
     for commit in history:
@@ -79,7 +77,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
 def describe(connection: Connection, name: str, version: int, meta: commits.Meta) -> None:
     """Register the description, feature descriptions and tags of a table."""
     featuregroups.describe(connection, name, version, meta.description, descriptions=meta.features)
-    tags.replace(connection, featuregroups.KIND, name, version, meta.tags)
+    artifacts.replace_tags(connection, featuregroups.KIND, name, version, meta.tags)
 
 
 def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) -> None:
@@ -97,15 +95,12 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
         )
     windows = windows_of_inputs(commit.inputs.values())
     if windows:
-        window_features.replace(connection, featuregroups.KIND, spec.name, spec.version, windows)
+        lineage.replace_windows(connection, featuregroups.KIND, spec.name, spec.version, windows)
 
 
 def forget(connection: Connection, name: str, version: int) -> None:
     """Remove a version of a group from the registry."""
     featuregroups.remove(connection, name, version)
-    lineage.remove(connection, featuregroups.KIND, name, version)
-    reports.remove(connection, featuregroups.KIND, name, version)
-    window_features.remove(connection, featuregroups.KIND, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
@@ -156,4 +151,4 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
 
 def lock(connection: Connection, name: str, version: int) -> None:
     """Lock a version until this transaction ends."""
-    locking.lock(connection, f"featuregroup/{name}/{version}")
+    rows.lock(connection, f"featuregroup/{name}/{version}")

@@ -18,9 +18,7 @@ from featurestore.recovery import datasets, groups, liveness, models, views
 from featurestore.recovery.liveness import Store
 from featurestore.recovery.recover import resolve
 from featurestore.registry import Registry, intents
-from featurestore.registry import owners as heartbeats
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
 
 # Kinds that are reported to observers; the other intents are parts of these, or change no rows.
 _WORK_KINDS: Mapping[str, WorkKind] = {
@@ -203,7 +201,7 @@ def _begin(
             claimed_version = models.claim(connection, store.location, name, version)
         else:
             claimed_version = version or 1
-        heartbeats.record(connection, owner)
+        intents.record_heartbeat(connection, owner)
         intents.begin(
             connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
         )

@@ -30,9 +30,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.registry import Registry, intents, jobs
-from featurestore.registry import owners as heartbeats
-from featurestore.storage import files, locks, machine
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, locks, storage_for
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
 # An owner may miss three heartbeats before it is considered dead.
@@ -104,10 +102,10 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
             return True
     if match[1] == _machine_id(location):
         return locks.is_held(_lock_file(location, owner))
-    last_heartbeat = heartbeats.last_heartbeat(connection, owner)
+    last_heartbeat = intents.last_heartbeat(connection, owner)
     return (
         last_heartbeat is not None
-        and heartbeats.time_of(connection) - last_heartbeat < HEARTBEAT_TIMEOUT
+        and intents.current_time(connection) - last_heartbeat < HEARTBEAT_TIMEOUT
     )
 
 
@@ -163,9 +161,9 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
                 files.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # a remaining unlocked file is harmless
                 _log.debug("the lock file of a dead owner was not removed: %s", error)
-    for name in heartbeats.every(connection):
+    for name in intents.owner_names(connection):
         if not is_alive(connection, location, name):
-            heartbeats.forget(connection, name)
+            intents.forget_owner(connection, name)
 
 
 def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
@@ -195,7 +193,7 @@ def _current_owner(location: str) -> _Owner:
     current = _process_owners.get(location)
     if current is not None and current.pid == os.getpid() and files.exists(_file_of(current)):
         return current
-    host = re.sub(r"[^A-Za-z0-9-]", "-", machine.host_name())[:40] or "host"
+    host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
     name = f"{host}.{os.getpid()}.{_machine_id(location)}.{secrets.token_hex(4)}"
     handle = locks.hold(_lock_file(location, name))
     owner = _Owner(name, location, os.getpid(), handle)
@@ -218,7 +216,7 @@ def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> No
     while not stop.wait(HEARTBEAT_SECONDS):
         try:
             with registry.transaction() as connection:
-                heartbeats.record(connection, name)
+                intents.record_heartbeat(connection, name)
         except RegistryError:
             _log.warning("the heartbeat of %s failed and will be retried", name, exc_info=True)
 
@@ -232,15 +230,13 @@ def _lock_file(location: str, name: str) -> str:
 
 
 def _machine_id(location: str) -> str:
-    return machine.machine_id(
-        location if storage_for(location).is_local else _lock_folder(location)
-    )
+    return locks.machine_id(location if storage_for(location).is_local else _lock_folder(location))
 
 
 def _lock_folder(location: str) -> str:
     """Return the folder of the lock files: in the store, or a local one for a URI."""
     if not storage_for(location).is_local:
-        return machine.lock_folder(location)
+        return locks.lock_folder(location)
     return StorePaths(location).owners
 
 
@@ -257,7 +253,7 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
         holder = f"{owner}/{threading.get_ident()}"
         with registry.transaction() as connection:
             jobs.get(connection, job)
-            heartbeats.record(connection, owner)
+            intents.record_heartbeat(connection, owner)
             current_holder = acquire(connection, location, job, holder)
         if current_holder is not None:
             raise JobLeased(

@@ -17,8 +17,8 @@ from featurestore.model.registered_model import (
     ModelSpec,
 )
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import models
-from featurestore.registry.locking import lock
+from featurestore.registry.artifacts import models
+from featurestore.registry.rows import lock
 from featurestore.storage import files
 
 REGISTER, REMOVE = "enter", "leave"
@@ -96,7 +96,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     if version is not None:
         check_version(version)
     lock(connection, f"model/{name}")
-    used_versions = {*models.versions(connection, name), *models.remembered(connection, name)}
+    used_versions = {*models.versions(connection, name), *models.used_versions(connection, name)}
     for kind in (REGISTER, REMOVE):
         used_versions.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)

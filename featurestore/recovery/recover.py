@@ -21,9 +21,7 @@ from featurestore.model.registered_model import MODEL_FILE
 from featurestore.recovery import claims, datasets, groups, liveness, models, views
 from featurestore.recovery.liveness import Store
 from featurestore.registry import intents
-from featurestore.registry import owners as heartbeats
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
 
 _INTENT = re.compile(r"[0-9a-f]{32}")
 _log = logging.getLogger("featurestore.recovery")
@@ -135,10 +133,10 @@ def recover(store: Store) -> list[str]:
         abandoned = [
             each for each in all_intents if not liveness.is_alive(connection, location, each.owner)
         ]
-        has_future = heartbeats.has_future(connection)
-    if has_future:
+        has_future_heartbeats = intents.has_future_heartbeats(connection)
+    if has_future_heartbeats:
         with registry.transaction() as connection:
-            heartbeats.correct_future(connection)
+            intents.correct_future_heartbeats(connection)
     actions = []
     for intent in abandoned:
         try:

@@ -12,8 +12,8 @@ from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
-from featurestore.registry import feature_views
-from featurestore.registry.locking import lock
+from featurestore.registry.artifacts import feature_views
+from featurestore.registry.rows import lock
 from featurestore.storage import files
 
 DEFINE, UNDEFINE = "define", "undefine"
@@ -83,7 +83,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     for kind in (DEFINE, UNDEFINE):
         existing.update(versions_in_flight(connection, location, kind, name))
     existing.update(_versions_on_disk(StorePaths(location), name))
-    used_versions = {*existing, *feature_views.remembered(connection, name)}
+    used_versions = {*existing, *feature_views.used_versions(connection, name)}
     candidate = max(used_versions, default=0) + 1 if version is None else version
     is_free = candidate not in existing
     if not is_free or not claims.claim(

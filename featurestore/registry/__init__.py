@@ -1,8 +1,8 @@
 """The SQL index of the store; it can be rebuilt from the Delta tables and manifests.
 
-One module per noun holds plain functions over a connection (``featuregroups``, ``tags``,
-``lineage``, ``training_datasets``, ``reports``, ``intents``); ``database`` opens it; ``migrations``
-is its history.
+One module per noun contains functions over a connection (``featuregroups``, ``training_datasets``,
+``artifacts``, ``jobs``, ``lineage``, ``reports``, ``intents``); ``tables`` defines the schema,
+``database`` opens it, and ``migrations`` creates and upgrades it.
 """
 
 from __future__ import annotations

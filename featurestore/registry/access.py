@@ -1,4 +1,4 @@
-"""Users, tokens, sign-ins and roles in the registry: hashes only, never a password or a token."""
+"""Users, tokens, sign-ins and roles in the registry: hashes, never a password or a token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class User:
 
 @dataclass(frozen=True)
 class Token:
-    """An access token of a program; its secret text is shown only at creation."""
+    """An access token of a program; its text is shown only at creation."""
 
     id: str
     user: str
@@ -46,7 +46,7 @@ class Token:
 
     @property
     def expired(self) -> bool:
-        """Whether its time is over."""
+        """Whether the token has expired."""
         return self.expires is not None and self.expires <= utc_now()
 
 
@@ -62,47 +62,42 @@ def put_user(
     issuer: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Add a user; ``password`` is the hash of one."""
+    """Add a user; ``password`` is a hash."""
     identity = {"password": password, "issuer": issuer, "subject": subject}
     created = to_micros(utc_now())
     connection.execute(users.insert().values(name=name, role=role, created=created, **identity))
 
 
 def change_user(connection: Connection, name: str, **changed: str | None) -> bool:
-    """Set columns of a user; return whether there is one."""
+    """Set columns of a user; return whether the user exists."""
     updated = connection.execute(users.update().where(users.c.name == name).values(**changed))
     return bool(updated.rowcount)
 
 
 def remove_user(connection: Connection, name: str) -> bool:
-    """Remove a user with all tokens, sign-ins and roles; return whether there was one."""
+    """Remove a user with all tokens, sign-ins and roles; return whether the user existed."""
     return bool(connection.execute(users.delete().where(users.c.name == name)).rowcount)
 
 
 def find_user(connection: Connection, name: str) -> User | None:
     """Return a user; None if the name is unknown."""
-    return _user(connection.execute(sa.select(users).where(users.c.name == name)).first())
+    row = connection.execute(sa.select(users).where(users.c.name == name)).first()
+    return None if row is None else _user(row)
 
 
 def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
     """Return the user with an identity of a provider."""
     same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
-    return _user(connection.execute(sa.select(users).where(same)).first())
+    row = connection.execute(sa.select(users).where(same)).first()
+    return None if row is None else _user(row)
 
 
-def every_user(connection: Connection) -> list[User]:
+def list_users(connection: Connection) -> list[User]:
     """Return every user, by name."""
-    found = []
-    for row in connection.execute(sa.select(users).order_by(users.c.name)):
-        user = _user(row)
-        if user is not None:
-            found.append(user)
-    return found
+    return [_user(row) for row in connection.execute(sa.select(users).order_by(users.c.name))]
 
 
-def _user(row: Any) -> User | None:
-    if row is None:
-        return None
+def _user(row: Any) -> User:
     created = from_micros(row.created)
     return User(row.name, row.role, row.password, row.issuer, row.subject, created)
 
@@ -126,13 +121,13 @@ def put_token(connection: Connection, token: Token, hashed: str) -> None:
 
 
 def find_token(connection: Connection, hashed: str) -> Token | None:
-    """Return the token of a hash; whether it is expired is for the caller to look."""
+    """Return the token of a hash, which may have expired."""
     row = connection.execute(sa.select(tokens).where(tokens.c.hash == hashed)).first()
     return None if row is None else _token(row)
 
 
-def every_token(connection: Connection, user: str | None = None) -> list[Token]:
-    """Return the tokens of everybody or of one user, by user and age."""
+def list_tokens(connection: Connection, user: str | None = None) -> list[Token]:
+    """Return the tokens of all users or of one, by user and age."""
     query = sa.select(tokens).order_by(tokens.c.username, tokens.c.created, tokens.c.id)
     if user is not None:
         query = query.where(tokens.c.username == user)
@@ -140,7 +135,7 @@ def every_token(connection: Connection, user: str | None = None) -> list[Token]:
 
 
 def remove_token(connection: Connection, identifier: str, *, user: str | None = None) -> bool:
-    """Remove a token, of one user alone where one is named; return whether there was one."""
+    """Remove a token, optionally only if it belongs to a user; return whether it existed."""
     removal = tokens.delete().where(tokens.c.id == identifier)
     if user is not None:
         removal = removal.where(tokens.c.username == user)
@@ -156,20 +151,21 @@ def _token(row: Any) -> Token:
 
 
 def put_sign_in(connection: Connection, hashed: str, user: str, expires: datetime) -> None:
-    """Record that a browser is signed in, and forget those whose time is over."""
+    """Record that a browser is signed in, and remove expired sign-ins."""
     connection.execute(sign_ins.delete().where(sign_ins.c.expires <= to_micros(utc_now())))
     values = {"hash": hashed, "username": user, "expires": to_micros(expires)}
     connection.execute(sign_ins.insert().values(**values))
 
 
 def find_sign_in(connection: Connection, hashed: str) -> User | None:
-    """Return who is signed in by a cookie, None where its time is over."""
+    """Return the user who is signed in by a cookie; None if it has expired."""
     query = (
         sa.select(users)
         .join(sign_ins, sign_ins.c.username == users.c.name)
         .where(sign_ins.c.hash == hashed, sign_ins.c.expires > to_micros(utc_now()))
     )
-    return _user(connection.execute(query).first())
+    row = connection.execute(query).first()
+    return None if row is None else _user(row)
 
 
 def remove_sign_in(connection: Connection, hashed: str) -> None:
@@ -183,7 +179,7 @@ def remove_sign_ins(connection: Connection, user: str) -> None:
 
 
 def put_attempt(connection: Connection, subject: str) -> int:
-    """Record an attempt to sign in, and return its id; it counts as failed until it is removed."""
+    """Record an attempt to sign in and return its id; it counts as failed until it is removed."""
     values = {"who": subject, "at": to_micros(utc_now())}
     inserted = failed_sign_ins.insert().values(**values).returning(failed_sign_ins.c.id)
     return int(connection.execute(inserted).scalar_one())
@@ -201,7 +197,7 @@ def remove_attempts_outside(connection: Connection, since: datetime, until: date
     connection.execute(failed_sign_ins.delete().where(outside))
 
 
-def attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datetime]]:
+def count_attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datetime]]:
     """Return the number and the last time of attempts of each ``who`` that matches a pattern."""
     attempted = failed_sign_ins.c.at
     query = (
@@ -213,10 +209,9 @@ def attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datet
         .where(failed_sign_ins.c.who.like(pattern))
         .group_by(failed_sign_ins.c.who)
     )
-    attempts_by_subject = {
+    return {
         str(row.who): (int(row.number), from_micros(row.at)) for row in connection.execute(query)
     }
-    return attempts_by_subject
 
 
 def remove_attempts(connection: Connection, subject: str) -> None:
@@ -228,7 +223,7 @@ def remove_attempts(connection: Connection, subject: str) -> None:
 
 
 def put_role(connection: Connection, group: str, user: str, role: str | None) -> None:
-    """Give a user a role on a group, in place of another one; None takes it away."""
+    """Replace the role of a user on a group; None removes it."""
     same = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
     connection.execute(group_roles.delete().where(same))
     if role is not None:
@@ -239,32 +234,30 @@ def put_role(connection: Connection, group: str, user: str, role: str | None) ->
 def roles_of(connection: Connection, user: str) -> dict[str, str]:
     """Return the roles of a user on groups."""
     query = sa.select(group_roles).where(group_roles.c.username == user)
-    found = {
+    return {
         str(row.featuregroup): str(row.role)
         for row in connection.execute(query.order_by(group_roles.c.featuregroup))
     }
-    return found
 
 
 def roles_on(connection: Connection, group: str) -> dict[str, str]:
     """Return the roles on a group, by user."""
     query = sa.select(group_roles).where(group_roles.c.featuregroup == group)
-    found = {
+    return {
         str(row.username): str(row.role)
         for row in connection.execute(query.order_by(group_roles.c.username))
     }
-    return found
 
 
-def set_private(connection: Connection, group: str, private: bool) -> None:
-    """Make a group one that only those read who have a role on it, or one of everybody."""
+def set_private(connection: Connection, group: str, private_groups_of_store: bool) -> None:
+    """Restrict reading of a group to users with a role on it, or end the restriction."""
     connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
-    if private:
+    if private_groups_of_store:
         values = {"featuregroup": group, "created": to_micros(utc_now())}
         connection.execute(private_groups.insert().values(**values))
 
 
-def private(connection: Connection) -> list[str]:
+def private_groups_of_store(connection: Connection) -> list[str]:
     """Return the names of private groups, sorted."""
     query = sa.select(private_groups.c.featuregroup).order_by(private_groups.c.featuregroup)
     return [str(name) for name in connection.execute(query).scalars()]

@@ -1,4 +1,4 @@
-"""Alert channels, incidents, and messages on their way."""
+"""Alert channels, incidents, and the outbox of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import alert_channels, incidents, outbox
 
-# How long a message waits for its next try at most.
+# The longest time until the next attempt to send a message.
 LONGEST_WAIT = timedelta(hours=1)
 
 
@@ -33,7 +33,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message on its way to one channel."""
+    """A message to one channel in the outbox."""
 
     id: str
     channel: str
@@ -54,7 +54,7 @@ class Outgoing:
 
 
 def put_channel(connection: Connection, channel: Channel) -> None:
-    """Record a channel in place of one of the same name."""
+    """Add a channel, or replace the one of the same name."""
     connection.execute(alert_channels.delete().where(alert_channels.c.name == channel.name))
     connection.execute(
         alert_channels.insert().values(
@@ -67,7 +67,7 @@ def put_channel(connection: Connection, channel: Channel) -> None:
 
 
 def remove_channel(connection: Connection, name: str) -> bool:
-    """Remove a channel; return whether there was one."""
+    """Remove a channel; return whether it existed."""
     removed = connection.execute(alert_channels.delete().where(alert_channels.c.name == name))
     return bool(removed.rowcount)
 
@@ -84,15 +84,14 @@ def channels(connection: Connection) -> list[Channel]:
 def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
     """Return the open incidents of a job, by family."""
     query = sa.select(incidents).where(incidents.c.job == job, incidents.c.ended.is_(None))
-    incidents_by_family = {}
-    for row in connection.execute(query):
-        began, reminded = from_micros(row.began), from_micros(row.reminded)
-        incidents_by_family[row.family] = Incident(row.id, row.family, began, reminded)
-    return incidents_by_family
+    return {
+        row.family: Incident(row.id, row.family, from_micros(row.began), from_micros(row.reminded))
+        for row in connection.execute(query)
+    }
 
 
 def begin(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
-    """Record that something began."""
+    """Open an incident for each family."""
     for family in families:
         micros = to_micros(now)
         connection.execute(
@@ -103,14 +102,14 @@ def begin(connection: Connection, job: str, families: Iterable[str], now: dateti
 
 
 def end(connection: Connection, ended_incidents: Iterable[Incident], now: datetime) -> None:
-    """Record that something ended."""
+    """Close incidents."""
     for each in ended_incidents:
         change = incidents.update().where(incidents.c.id == each.id)
         connection.execute(change.values(ended=to_micros(now)))
 
 
 def remind(connection: Connection, reminded_incidents: Iterable[Incident], now: datetime) -> None:
-    """Record that people were reminded of something."""
+    """Record that a reminder of incidents was sent."""
     for each in reminded_incidents:
         change = incidents.update().where(incidents.c.id == each.id)
         connection.execute(change.values(reminded=to_micros(now)))
@@ -126,7 +125,7 @@ def send(
     lines_by_family: Mapping[str, Sequence[str]],
     channels: Iterable[str],
 ) -> None:
-    """Put a message into the outbox, for each channel one of its own."""
+    """Add a message for each channel to the outbox."""
     now = times.utc_now()
     lines = [line for family in lines_by_family.values() for line in family]
     for channel in channels:
@@ -146,9 +145,9 @@ def send(
 def waiting(
     connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
 ) -> list[Outgoing]:
-    """Return the messages that are to be sent now, oldest first; ``besides`` leaves channels out.
+    """Return the messages that are due, oldest first; ``besides`` leaves channels out.
 
-    A next try later than the longest wait is one of before the clock was set back.
+    A message whose next attempt is later than the longest wait is due, too: the clock was set back.
     """
     now = times.utc_now()
     next_try = outbox.c.next_try
@@ -180,7 +179,7 @@ def take(connection: Connection, message: Outgoing, holder: str) -> bool:
 
 
 def delivered(connection: Connection, message: Outgoing) -> None:
-    """Record that a message arrived."""
+    """Record that a message was delivered."""
     change = outbox.update().where(outbox.c.id == message.id)
     now = to_micros(times.utc_now())
     connection.execute(
@@ -189,7 +188,7 @@ def delivered(connection: Connection, message: Outgoing) -> None:
 
 
 def failed(connection: Connection, message: Outgoing, error: str, wait: timedelta) -> None:
-    """Record that a message did not arrive, and when it is tried again."""
+    """Record that a delivery failed, and the time of the next attempt."""
     change = outbox.update().where(outbox.c.id == message.id)
     again = to_micros(times.utc_now() + wait)
     connection.execute(
@@ -198,18 +197,17 @@ def failed(connection: Connection, message: Outgoing, error: str, wait: timedelt
 
 
 def counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return how many messages of each channel were delivered, and how many wait."""
+    """Return the numbers of delivered and waiting messages of each channel."""
     query = sa.select(
         outbox.c.channel, sa.func.count(), sa.func.count(outbox.c.delivered)
     ).group_by(outbox.c.channel)
-    counts_by_channel = {
+    return {
         str(channel): {
             "delivered": int(arrived),
             "waiting": int(total) - int(arrived),
         }
         for channel, total, arrived in connection.execute(query)
     }
-    return counts_by_channel
 
 
 def _outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:

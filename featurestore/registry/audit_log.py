@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when and how. Entries are added and never changed."""
+"""The audit log of changes: time, actor, action and subject. Entries are never changed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CREATE = "create"
 
 @dataclass(frozen=True)
 class Actor:
-    """Who changes something, and how: "command line", "browser", "token <id>"."""
+    """The author of a change; ``how`` is "command line", "browser" or "token <id>"."""
 
     name: str
     how: str
 
 
 def account(how: str) -> Actor:
-    """Return the account of this machine that runs the process as an actor."""
+    """Return the actor of this process: the account that runs it."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -39,7 +39,7 @@ def account(how: str) -> Actor:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the audit log."""
+    """An entry of the audit log."""
 
     at: datetime
     who: str
@@ -73,10 +73,7 @@ def add(
 def entries(
     connection: Connection, *, who: str = "", text: str = "", limit: int | None, offset: int = 0
 ) -> list[Entry]:
-    """Return lines, the newest first: of one user, or whose action or subject holds a text.
-
-    ``limit``: at most so many; None: all.
-    """
+    """Return entries, newest first, optionally of one user or with a text in action or subject."""
     query = sa.select(audit_log).order_by(audit_log.c.id.desc())
     if who:
         query = query.where(audit_log.c.who == who)
@@ -87,7 +84,7 @@ def entries(
 
 
 def commits(connection: Connection, group: str, version: int) -> list[tuple[int, Entry]]:
-    """Return what was written of a version of a group, with Delta versions, the oldest first."""
+    """Return the writes to a version of a group as (Delta version, entry), oldest first."""
     subject = f"{group}@v{version}"
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
     commit_entries = []

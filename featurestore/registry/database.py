@@ -1,17 +1,20 @@
-"""Opening the registry.
+"""The database of a registry: SQLite in the location, or a database server by URL.
 
-SQLite in the location or a server by URL, migrated when old, refused when newer.
+``open_registry`` creates or upgrades it and refuses one of a newer release. Errors and representations
+of a URL never contain its secrets.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
+from itertools import count
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,24 +26,20 @@ from featurestore.errors import (
     ConfigurationError,
     LocationNotWritable,
     RegistryError,
-    RegistryTooNew,
-    listing,
     missing_extra,
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import stores
-from featurestore.registry.creation import create_tables
+from featurestore.registry.migrations import current_revision, head_revision, upgrade
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
 REGISTRY_FILE = "registry.db"
-# SQLite keeps what was written last beside the database.
+# SQLite keeps the last transactions in a write-ahead log next to the database.
 SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
-_MIGRATIONS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "migrations")
-# Any constant works; it only has to be the same in every process that upgrades one Postgres
-# database.
-_UPGRADE_LOCK = 4_918_274_610
+_CONNECTION_NUMBER = "featurestore_number"
+_connection_numbers = count()
 
 
 class Registry:
@@ -71,7 +70,7 @@ class Registry:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Yield a connection whose statements are committed together, or not at all.
+        """Yield a connection whose statements are committed atomically.
 
         Raises:
             LocationNotWritable: The store is open for reading only.
@@ -91,9 +90,9 @@ class Registry:
 
     @contextmanager
     def upgrading(self) -> Iterator[Connection]:
-        """Yield a connection as ``transaction`` does, of a copy, too.
+        """Yield a connection as ``transaction`` does, also of a read-only copy.
 
-        Its tables must be those of this release.
+        It serves upgrades: the tables of a copy must be those of this release, too.
         """
         with self._connection(immediate=True) as connection, connection.begin():
             yield connection
@@ -105,7 +104,7 @@ class Registry:
             yield connection
 
     def is_hidden(self, text: str) -> bool:
-        """Return whether a text names something that those who read this registry may not see."""
+        """Return whether a text names an object that is hidden from the readers of this registry."""
         return False
 
     @property
@@ -114,7 +113,7 @@ class Registry:
         return self._engine.dialect.name
 
     def reader(self, *, connections: int) -> Registry:
-        """Return the same registry with so many connections of its own, for reading."""
+        """Return a read-only registry of the same database with a connection pool of its own."""
         return Registry(
             self._url,
             self._location,
@@ -135,15 +134,41 @@ class Registry:
                 options = {"immediate": immediate, LOCATION: self._location}
                 yield connection.execution_options(**options)
         except (exc.NoResultFound, exc.MultipleResultsFound) as error:
-            # No code of ours leaves such rows: another program, or a damage, did.
+            # This package never writes such rows: another program did, or the file is damaged.
             raise RegistryError(
-                f"The registry holds rows that do not belong together: {error}",
+                f"The registry contains inconsistent rows: {error}",
                 hint="featurestore registry rebuild, and register the jobs again",
             ) from error
         except (exc.OperationalError, exc.DatabaseError) as error:
             if isinstance(error, exc.IntegrityError):
                 raise
             raise _unusable(self._url, error) from _without_secrets(self._url, error)
+
+
+class ChangeWatch:
+    """Detects commits to a registry by any process, without reading its tables.
+
+    SQLite counts for a connection the commits of all other connections, so the watch has a
+    connection of its own that never writes. Postgres names the transactions that a statement sees,
+    including those of other databases of the server.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry.reader(connections=1)
+        self._lock = threading.Lock()
+
+    def state(self) -> tuple[int, str]:
+        """Return an identity that equals an earlier one only if no transaction was committed since."""
+        statement = "pragma data_version"
+        if self._registry.dialect == "postgresql":
+            statement = "select txid_current_snapshot()::text"
+        with self._lock, self._registry.reading() as connection:
+            number = connection.info.setdefault(_CONNECTION_NUMBER, next(_connection_numbers))
+            return number, str(connection.exec_driver_sql(statement).scalar_one())
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._registry.close()
 
 
 def open_registry(
@@ -157,14 +182,14 @@ def open_registry(
     """Return the registry of a location: created when absent, upgraded when old.
 
     Args:
-        directory: Location of the store; holds ``registry.db`` unless ``url`` says otherwise.
+        directory: Location of the store; it contains ``registry.db`` unless ``url`` is set.
         url: SQLAlchemy URL of another database.
-        read_only: The location cannot be written: SQLite in it is copied to a temporary file, as it
-            needs files of its own beside the database even for reading.
-        durable: A transaction is on disk when it ends; without, a power loss may take the last
-            ones. A server decides that by itself.
-        adopt: The index of a location that the database does not know is about to be written anew;
-            else it is refused where the location holds groups or datasets.
+        read_only: The location is not writable. Its SQLite file is copied to a temporary one, since
+            SQLite creates a write-ahead log next to the database even for reading.
+        durable: Each transaction is on disk when it ends; otherwise a power loss may lose the last
+            ones. A database server decides this itself.
+        adopt: Accept a location that the database does not know although it contains groups or
+            datasets, because its index is about to be rebuilt.
 
     Raises:
         ConfigurationError: The location has its registry at a URL that was not given.
@@ -173,7 +198,7 @@ def open_registry(
     """
     registry = _open(directory, url, read_only, durable=durable, adopt=adopt)
     try:
-        if _stamped(registry) != head_revision():
+        if revision(registry) != head_revision():
             upgrade(registry)
     except BaseException:
         registry.close()
@@ -257,24 +282,6 @@ def is_store(directory: str, *, url: str | None = None) -> bool:
     return any(files.exists(os.path.join(directory, name)) for name in names)
 
 
-@cache
-def _revisions() -> list[str]:
-    """Return the revisions that this release knows, the oldest first; files are named by them."""
-    names = files.list_directory(os.path.join(_MIGRATIONS, "versions"))
-    numbered = [name for name in names if name.endswith(".py") and name[0].isdigit()]
-    return sorted(name.split("_")[0] for name in numbered)
-
-
-def head_revision() -> str:
-    """Return the newest revision of this release."""
-    return _revisions()[-1]
-
-
-def revision(registry: Registry) -> str | None:
-    """Return the revision that the database is stamped with, or None when it is empty."""
-    return _stamped(registry)
-
-
 def inspect(directory: str, *, url: str | None = None) -> str | None:
     """Return the revision of a location's registry without changing it.
 
@@ -297,73 +304,15 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
             return None
         registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
     try:
-        return _stamped(registry)
+        return revision(registry)
     finally:
         registry.close()
 
 
-def upgrade(registry: Registry) -> str:
-    """Bring the database to this release's revision, under a lock; return that revision.
-
-    Raises:
-        RegistryTooNew: It is stamped with a revision after those that this release knows.
-        RegistryError: It is stamped with one from before the first release.
-    """
-    head = head_revision()
-    with registry.upgrading() as connection:
-        if registry.dialect == "postgresql":
-            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
-        revision = _current(connection)  # another process may have upgraded while this one waited
-        if revision is not None and revision > head:
-            raise RegistryTooNew(
-                f"The registry {registry.url} has revision {revision}; "
-                f"this release knows revisions up to {head}.",
-                hint="pip install --upgrade featurestore",
-            )
-        if revision is not None and revision not in _revisions():
-            raise RegistryError(
-                f"The registry {registry.url} has revision {revision}, from before the first release; "
-                f"this release knows {listing(_revisions())}.",
-                hint=_rebuilding(registry),
-            )
-        if revision is None:
-            create_tables(connection, head)
-        elif revision != head:
-            migrate(connection)
-    return head
-
-
-def migrate(connection: Connection) -> None:
-    """Run the migrations that the database does not have yet."""
-    from alembic import command
-    from alembic.config import Config
-
-    settings = Config()
-    settings.set_main_option("script_location", _MIGRATIONS.replace("%", "%%"))
-    settings.attributes["connection"] = connection
-    command.upgrade(settings, "head")
-
-
-def _rebuilding(registry: Registry) -> str:
-    if registry.dialect == "sqlite":
-        return "featurestore registry rebuild"
-    return "empty the database, then featurestore registry rebuild"
-
-
-def _stamped(registry: Registry) -> str | None:
+def revision(registry: Registry) -> str | None:
+    """Return the revision that the database is stamped with, or None when it is empty."""
     with registry.reading() as connection:
-        return _current(connection)
-
-
-def _current(connection: Connection) -> str | None:
-    if connection.dialect.name == "sqlite":
-        statement = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
-    else:
-        statement = "select 1 where to_regclass('alembic_version') is not null"
-    if connection.execute(sa.text(statement)).first() is None:
-        return None
-    row = connection.execute(sa.text("select version_num from alembic_version")).first()
-    return None if row is None else str(row[0])
+        return current_revision(connection)
 
 
 def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None = None) -> Engine:
@@ -417,17 +366,17 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
 def _switch_to_wal(cursor: Any) -> None:
     """Make the journal a write-ahead log.
 
-    SQLite does not wait for others that do the same at the same time: it says at once that the
-    database is locked.
+    SQLite does not wait for other processes that do the same at the same time: it raises "database
+    is locked" at once.
     """
-    give_up = time.monotonic() + BUSY_SECONDS
+    deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
             if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":
                 cursor.execute("pragma journal_mode=wal")
             return
         except sqlite3.OperationalError:
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
 
@@ -442,7 +391,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def shown(url: sa.URL) -> str:
-    """Return a URL for people: passwords go, and the options, which may hold others.
+    """Return a URL for messages: without password, and without options, which may contain secrets.
 
     >>> shown(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
     'postgresql://me:***@host/store?***'
@@ -461,17 +410,17 @@ def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
 
 
 def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
-    """Return what went wrong in one line, without the driver's own advice and lists."""
+    """Return the cause in one line, without the advice and the lists of the driver."""
     text = str(error.orig)
     if url.get_backend_name() == "sqlite":
         return text
     reasons = {
         "refused": "the server refuses connections",
-        "resolve": "its host is not known",
-        "translate host": "its host is not known",
+        "resolve": "its host is unknown",
+        "translate host": "its host is unknown",
         "password authentication failed": "the password or the user is wrong",
-        "no password supplied": "the server wants a password",
-        "timeout": "the server does not answer",
+        "no password supplied": "the server requires a password",
+        "timeout": "the server does not respond",
     }
     for pattern, reason in reasons.items():
         if pattern in text:
@@ -489,9 +438,9 @@ def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
         )
     folder = os.path.dirname(os.path.abspath(url.database or ""))
     if not files.is_directory(folder):
-        return f"there is no folder {folder!r}: make it first"
+        return f"the folder {folder!r} does not exist: create it first"
     if "locked" in str(error.orig):
-        return "another process writes it for long; try again"
+        return "another process holds the write lock; try again"
     if isinstance(error, exc.OperationalError):
         return "check free space and permissions"
     return (

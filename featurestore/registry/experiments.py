@@ -1,4 +1,4 @@
-"""Runs of experiments in the registry: where each one's ``run.json`` lies, and what it read."""
+"""Runs of experiments in the registry: the path of their ``run.json``, and what they read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from featurestore.registry.tables import (
 )
 
 _columns = experiment_runs.c
-# Further words of a record are parameters, which name nothing.
+# The words after these are values of parameters, which are not names.
 _MOST_WORDS = 1000
 
 
 def put(connection: Connection, record: RunRecord) -> None:
-    """Register a run, in place of what was known of it."""
+    """Register a run, or replace its registration."""
     remove(connection, record.id)
     dataset = record.dataset
     connection.execute(
@@ -50,7 +50,7 @@ def put(connection: Connection, record: RunRecord) -> None:
 
 
 def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
-    """Return the groups, views and datasets that a record names: a run is as private as these."""
+    """Return the groups, views and datasets that a record names; they decide who may read the run."""
     stated = [record.name, record.params, record.settings, record.metrics, record.reason]
     words = sorted(words_of(json.dumps(stated, ensure_ascii=False, default=str)))[:_MOST_WORDS]
     queries = [
@@ -61,7 +61,7 @@ def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
 
 
 def remove(connection: Connection, run_id: str) -> None:
-    """Forget a run."""
+    """Remove a run."""
     connection.execute(experiment_runs.delete().where(_columns.id == run_id))
     connection.execute(tags.delete().where(tags.c.kind == RUN, tags.c.name == run_id))
 
@@ -74,10 +74,9 @@ def name_of(connection: Connection, run_id: str) -> str:
         return str(name)
     newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)
     raise RunNotFound(
-        f"There is no run {run_id!r}; the newest are "
-        f"{listing(connection.execute(newest).scalars())}.",
-        hint="experiments.get_runs() lists them; featurestore registry rebuild finds those that "
-        "the index lost",
+        f"Unknown run {run_id!r}. Newest: {listing(connection.execute(newest).scalars())}.",
+        hint="experiments.get_runs() lists them; featurestore registry rebuild restores "
+        "missing ones",
     )
 
 

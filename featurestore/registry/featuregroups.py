@@ -1,9 +1,9 @@
-"""Feature groups in the registry: which versions exist, where, and with which definition."""
+"""Feature groups and their features in the registry: versions, definitions and descriptions."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -12,20 +12,27 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from featurestore.arrow.fitting import widens
-from featurestore.errors import (
-    FeatureGroupExists,
-    FeatureGroupNotFound,
-    did_you_mean,
-    listing,
-)
+from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry import features, search_documents
-from featurestore.registry.rows import readable, versions_of
-from featurestore.registry.tables import contains_text, featuregroups, is_latest, tags
+from featurestore.registry import search_documents
+from featurestore.registry.artifacts import VersionedTable
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
+_TABLE = VersionedTable(
+    kind=KIND,
+    noun="feature group",
+    table=featuregroups,
+    not_found=FeatureGroupNotFound,
+    latest_hint="the latest is {name}@v{version}",
+    creation_hint="featurestore.create_featuregroup(df, name) makes one",
+    suggest=suggest_group,
+    list_command="featurestore fg list",
+)
+versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,22 @@ class RegisteredGroup:
         return self.spec.version
 
 
+@dataclass(frozen=True)
+class RegisteredFeature:
+    """One column of one version of a group; ``role`` is "feature", "key" or "time"."""
+
+    group: str
+    version: int
+    name: str
+    type: str
+    role: str
+
+    @property
+    def reference(self) -> str:
+        """The column as a feature reference without version."""
+        return f"{self.group}.{self.name}"
+
+
 def add(
     connection: Connection,
     spec: FeatureGroupSpec,
@@ -65,13 +88,12 @@ def add(
 ) -> int:
     """Register a version and its features; return its id.
 
-    A table that is registered already, as ``registry rebuild`` does during a creation, is brought
-    up to date.
+    The registration of the same table is updated: ``registry rebuild`` may run during a creation.
 
     Raises:
         FeatureGroupExists: Another table is registered as that version.
     """
-    existing = _row(connection, spec.name, spec.version)
+    existing = _TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
         advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
         return int(existing.id)
@@ -96,14 +118,14 @@ def add(
     )
     key = inserted.inserted_primary_key
     identifier = int(key[0]) if key is not None else -1
-    features.replace(connection, identifier, spec)
-    _search_description(connection, spec.name, spec.version, description)
+    _replace_features(connection, identifier, spec)
+    _replace_texts(connection, spec.name, spec.version, search_documents.DESCRIPTION, [description])
     return identifier
 
 
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredGroup | None:
-    """Return a version (None: the latest), or None when there is no such."""
-    row = _row(connection, name, version)
+    """Return a version (None: the latest), or None if it does not exist."""
+    row = _TABLE.row(connection, name, version)
     return None if row is None else _group(row)
 
 
@@ -111,40 +133,12 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     """Return a version (None: the latest).
 
     Raises:
-        FeatureGroupNotFound: Lists the versions, or the groups, that there are.
+        FeatureGroupNotFound: Lists the versions of the group, or the groups.
     """
     group = find(connection, name, version)
-    if group is not None:
-        return group
-    existing = versions(connection, name)
-    if existing:
-        raise FeatureGroupNotFound(
-            f"Feature group {name!r} has no version {version}; "
-            f"it has {', '.join(map(str, existing))}.",
-            hint=f"the latest is {name}@v{max(existing)}",
-        )
-    groups = names(connection)
-    raise FeatureGroupNotFound(
-        f"Unknown feature group {name!r}. Available: {listing(groups)}.",
-        hint=suggest_group(name, groups) or "featurestore.create_featuregroup(df, name) makes one",
-        command=did_you_mean(name, groups) or "featurestore fg list",
-    )
-
-
-def versions(connection: Connection, name: str) -> list[int]:
-    """Return the versions of a group, ascending; empty if it does not exist."""
-    query = (
-        sa.select(featuregroups.c.version)
-        .where(featuregroups.c.name == name)
-        .order_by(featuregroups.c.version)
-    )
-    return versions_of(connection, query, f"feature group {name!r}")
-
-
-def names(connection: Connection) -> list[str]:
-    """Return the names of all groups, in order."""
-    query = sa.select(featuregroups.c.name).distinct().order_by(featuregroups.c.name)
-    return list(connection.execute(query).scalars())
+    if group is None:
+        raise _TABLE.missing(connection, name, version)
+    return group
 
 
 def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
@@ -174,7 +168,7 @@ def every(
 def latest_names(
     connection: Connection, *, containing: str, limit: int | None = None
 ) -> list[tuple[str, int]]:
-    """Return name and latest version of the groups whose name contains a text, in whatever case."""
+    """Return name and latest version of the groups whose name contains a text, case ignored."""
     name, version = featuregroups.c.name, featuregroups.c.version
     matches = contains_text(connection, name, containing)
     query = sa.select(name, version).where(matches, is_latest(featuregroups)).order_by(name)
@@ -186,7 +180,7 @@ def latest_names(
 def latest_descriptions(
     connection: Connection, *, names: Collection[str]
 ) -> list[tuple[str, int, str]]:
-    """Return name, version, description of the latest versions of these names that have one."""
+    """Return name, version, description of the latest versions that have a description."""
     columns = featuregroups.c
     query = sa.select(columns.name, columns.version, columns.description).where(
         columns.name.in_(names), columns.description != "", is_latest(featuregroups)
@@ -202,28 +196,28 @@ def advance(
     *,
     delta_version: int,
     spec: FeatureGroupSpec | None = None,
-    written: datetime | None = None,
+    changed: datetime | None = None,
 ) -> None:
-    """Record the table's Delta version, written ``at``, and its spec where its columns grew.
+    """Record the table's Delta version, its time, and its spec if columns were added or widened.
 
-    What is known of a later one stays.
+    A Delta version older than the recorded one changes nothing but the spec.
     """
-    row = _row(connection, name, version)
+    row = _TABLE.row(connection, name, version)
     if row is None:
         return
-    changed: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
+    values: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
     if delta_version > row.delta_version:
-        changed["changed"] = to_micros(written or utc_now())
+        values["changed"] = to_micros(changed or utc_now())
     if spec is not None:
         stored_spec = _group(row).spec
         if _has_grown(stored_spec.schema, spec.schema):
-            changed["spec"] = json.dumps(spec.to_json())
-            features.replace(connection, row.id, spec)
-    connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**changed))
+            values["spec"] = json.dumps(spec.to_json())
+            _replace_features(connection, row.id, spec)
+    connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
 
 
 def _has_grown(registered: pa.Schema, schema: pa.Schema) -> bool:
-    """Return whether a schema has all columns of a registered one, and more of them or wider ones."""
+    """Return True if a schema adds columns to a registered one, or widens its columns."""
     if set(registered.names) < set(schema.names):
         return True
     if set(registered.names) != set(schema.names) or registered == schema:
@@ -240,41 +234,16 @@ def describe(
     *,
     descriptions: Mapping[str, str],
 ) -> None:
-    """Set the description of a version, and those of its features."""
-    row = _row(connection, name, version)
+    """Set the descriptions of a version and of its features."""
+    row = _TABLE.row(connection, name, version)
     if row is not None:
-        features.describe(connection, row.id, name, version, descriptions)
-        _search_description(connection, name, version, description)
+        _describe_features(connection, row.id, name, version, descriptions)
+        _replace_texts(connection, name, version, search_documents.DESCRIPTION, [description])
     connection.execute(
         featuregroups.update()
         .where(featuregroups.c.name == name, featuregroups.c.version == version)
         .values(description=description)
     )
-
-
-def _search_description(connection: Connection, name: str, version: int, text: str) -> None:
-    field = search_documents.DESCRIPTION
-    search_documents.replace(connection, KIND, name, version, field, [text])
-
-
-def remove(connection: Connection, name: str, version: int) -> None:
-    """Forget a version with its features and tags."""
-    row = _row(connection, name, version)
-    if row is not None:
-        connection.execute(featuregroups.delete().where(featuregroups.c.id == row.id))
-    connection.execute(
-        tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
-    )
-    search_documents.remove(connection, KIND, name, version)
-
-
-def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[object, ...]] | None:
-    query = sa.select(featuregroups).where(featuregroups.c.name == name)
-    if version is None:
-        query = query.order_by(featuregroups.c.version.desc()).limit(1)
-    else:
-        query = query.where(featuregroups.c.version == version)
-    return connection.execute(query).first()
 
 
 def _group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
@@ -287,3 +256,147 @@ def _group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
             description=str(row.description),
             created=from_micros(row.created),
         )
+
+
+def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupSpec) -> None:
+    """Replace the recorded columns of a group."""
+    connection.execute(features.delete().where(features.c.featuregroup_id == group_id))
+    rows = [
+        {
+            "featuregroup_id": group_id,
+            "position": position,
+            "name": field.name,
+            "type": str(field.type),
+            "role": _role(spec, field.name),
+        }
+        for position, field in enumerate(spec.schema)
+    ]
+    connection.execute(features.insert(), rows)
+    _replace_texts(connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names)
+    _replace_texts(connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, [])
+
+
+def _replace_texts(
+    connection: Connection, name: str, version: int, field: str, texts: Iterable[str]
+) -> None:
+    search_documents.replace(connection, KIND, name, version, field, texts)
+
+
+def _describe_features(
+    connection: Connection, group_id: int, name: str, version: int, descriptions: Mapping[str, str]
+) -> None:
+    """Set the descriptions of columns; columns without one get an empty description."""
+    is_of_group = features.c.featuregroup_id == group_id
+    described = sa.and_(is_of_group, features.c.description != "")
+    connection.execute(features.update().where(described).values(description=""))
+    is_column = sa.and_(is_of_group, features.c.name == sa.bindparam("column"))
+    change = features.update().where(is_column).values(description=sa.bindparam("text"))
+    rows = [{"column": column, "text": text} for column, text in descriptions.items()]
+    if rows:
+        connection.execute(change, rows)
+    field = search_documents.FEATURE_DESCRIPTION
+    _replace_texts(connection, name, version, field, descriptions.values())
+
+
+def latest_feature_descriptions(
+    connection: Connection, *, names: Collection[str]
+) -> list[tuple[str, int, str, str]]:
+    """Return (group, version, feature, description) of the latest versions of these groups.
+
+    Features without a description are left out.
+    """
+    query = (
+        sa.select(
+            featuregroups.c.name.label("group"),
+            featuregroups.c.version,
+            features.c.name,
+            features.c.description,
+        )
+        .join(features, features.c.featuregroup_id == featuregroups.c.id)
+        .where(featuregroups.c.name.in_(names), features.c.description != "")
+        .where(is_latest(featuregroups))
+        .order_by(featuregroups.c.name, features.c.position)
+    )
+    return [tuple(row) for row in connection.execute(query)]
+
+
+def _role(spec: FeatureGroupSpec, name: str) -> str:
+    if name in spec.primary_key:
+        return "key"
+    if name in (spec.event_time, spec.created_time):
+        return "time"
+    return "feature"
+
+
+def feature_names(connection: Connection, group: str, version: int) -> list[str]:
+    """Return the names of the columns of a version of a group, in its order."""
+    query = (
+        sa.select(features.c.name)
+        .join(featuregroups, features.c.featuregroup_id == featuregroups.c.id)
+        .where(featuregroups.c.name == group, featuregroups.c.version == version)
+        .order_by(features.c.position)
+    )
+    return [str(row.name) for row in connection.execute(query)]
+
+
+def groups_with(connection: Connection, name: str) -> list[str]:
+    """Return the names of the groups that have a column of this name in some version, in order."""
+    query = (
+        sa.select(featuregroups.c.name)
+        .join(features, features.c.featuregroup_id == featuregroups.c.id)
+        .where(features.c.name == name)
+        .distinct()
+        .order_by(featuregroups.c.name)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def latest_features(
+    connection: Connection,
+    *,
+    name: str | None = None,
+    groups: Collection[str] | None = None,
+    limit: int | None = None,
+) -> list[RegisteredFeature]:
+    """Return the columns of the latest version of every group, by group and position.
+
+    Args:
+        connection: A connection to the registry.
+        name: Only columns of this name.
+        groups: Only columns of these groups.
+        limit: The maximum number of columns.
+    """
+    query = (
+        sa.select(
+            featuregroups.c.name,
+            featuregroups.c.version,
+            features.c.name,
+            features.c.type,
+            features.c.role,
+        )
+        .join(features, features.c.featuregroup_id == featuregroups.c.id)
+        .where(is_latest(featuregroups))
+        .order_by(featuregroups.c.name, features.c.position)
+    )
+    if name is not None:
+        query = query.where(features.c.name == name)
+    if groups is not None:
+        query = query.where(featuregroups.c.name.in_(groups))
+    if limit is not None:
+        query = query.limit(limit)
+    return [RegisteredFeature(*row) for row in connection.execute(query)]
+
+
+def features_containing(
+    connection: Connection, text: str, *, among: Collection[str] | None = None
+) -> Iterator[RegisteredFeature]:
+    """Yield the columns of latest versions whose name contains a text, case ignored.
+
+    ``among``: only of these groups.
+    """
+    searched = text.casefold()
+    field = search_documents.FEATURE
+    for groups in search_documents.candidates(connection, KIND, field, text, among=among):
+        for each in latest_features(connection, groups=groups):
+            if searched in each.name.casefold():
+                yield each

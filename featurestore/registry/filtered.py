@@ -18,12 +18,12 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotAllowed
 from featurestore.registry import tables
-from featurestore.registry.change_watch import ChangeWatch
-from featurestore.registry.database import Registry
+from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, RUN, Hidden, hidden_from
 
-# What is hidden in a reading: in SQLite tables, in Postgres views on settings of the session, as a
-# transaction that writes, be it to a temporary table, is one more that all others have to look at.
+# The names that are hidden while a connection reads. They are temporary tables in SQLite, and views
+# on settings of the session in Postgres: there a transaction that writes, even to a temporary table,
+# adds to the snapshots of all others.
 _LISTS = {
     "hidden_groups": {"name": "text"},
     "hidden_outputs": {"kind": "text", "name": "text", "version": "integer"},
@@ -31,7 +31,7 @@ _LISTS = {
     "hidden_jobs": {"name": "text"},
     "hidden_kinds": {"kind": "text"},
 }
-# A connection makes some thirty views before it answers, so many are left open.
+# Opening a connection creates about thirty views, so connections are pooled.
 _CONNECTIONS = 15
 _VISIBLE = (
     "not exists (select 1 from hidden_outputs h "
@@ -50,13 +50,13 @@ _SOURCE = (
     "not exists (select 1 from hidden_sources h where h.source = t.source "
     "and (h.version is null or h.version = t.source_version))"
 )
-# Of anything with a kind: a group by its name, all else by name and version.
+# For tables with a kind: groups are hidden by name, everything else by name and version.
 _ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_visible_output('t.kind')}"
 _DATASET = "'training_dataset'"
 NOTHING = "1 = 0"
 EVERYTHING = "1 = 1"
 
-# The rows of each table that a user sees.
+# The condition for the visible rows of each table.
 VISIBLE_ROWS = {
     "featuregroups": _GROUP.format("name"),
     "features": "t.featuregroup_id not in (select g.id from {base}featuregroups g "
@@ -102,7 +102,7 @@ VISIBLE_ROWS = {
     "failed_sign_ins": NOTHING,
     "audit_log": NOTHING,
 }
-# Columns that a view shows otherwise than its table: lineage through a hidden job names none.
+# Columns that differ from the table: lineage does not name hidden jobs.
 _COLUMNS = {
     ("lineage", "job"): "case when t.job in (select name from hidden_jobs) then null else t.job end"
 }
@@ -122,18 +122,18 @@ class FilteredRegistry(Registry):
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection that does not see hidden rows."""
+        """Yield a connection whose queries do not return hidden rows."""
         with self._connection(immediate=False) as connection:
             _fill(connection, self._hidden)
             with connection.begin():
                 yield connection
 
     def is_hidden(self, text: str) -> bool:
-        """Return whether a text names something hidden."""
+        """Return whether a text contains a hidden name."""
         return self._hidden.is_named(text)
 
     def check_writable(self) -> NoReturn:
-        """Refuse: a user with write access gets the unfiltered registry after a check of roles."""
+        """Raise NotAllowed: writes use the unfiltered registry, after a check of roles."""
         raise NotAllowed("This registry is open for reading only.")
 
     @contextmanager
@@ -142,11 +142,11 @@ class FilteredRegistry(Registry):
         yield from ()
 
     def close(self) -> None:
-        """Leave the connections to those who come after."""
+        """Do nothing: the connections are shared."""
 
 
 class Views:
-    """Connections to a registry that have the views, for all users alike."""
+    """Connections to a registry with the filtering views, shared by all users."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -159,7 +159,7 @@ class Views:
         self._hidden_by_rights: dict[tuple[frozenset[str], bool], Hidden] = {}
 
     def registry(self, hidden: Hidden) -> FilteredRegistry:
-        """Return the registry without what is hidden."""
+        """Return the registry without hidden rows."""
         return FilteredRegistry(self._registry, self, hidden)
 
     def registry_for(self, *, granted: Collection[str], reads_store: bool) -> FilteredRegistry:
@@ -182,7 +182,7 @@ class Views:
 
 
 def _make_views(connection: Any, _record: object) -> None:
-    """Make the lists and the views of a new connection; they end with it."""
+    """Create the lists and views of a new connection; the database drops them with it."""
     cursor = connection.cursor()
     is_sqlite = type(connection).__module__.startswith("sqlite3")
     base = "main."
@@ -195,7 +195,7 @@ def _make_views(connection: Any, _record: object) -> None:
             cursor.execute(f"create temporary table {name} ({columns})")
             cursor.execute(f"create index {name}_columns on {name} ({', '.join(types)})")
         else:
-            # Without the setting the view is an error: nothing is shown before it is known.
+            # Without the setting a query fails, so nothing is visible before the lists are set.
             cursor.execute(
                 f"create temporary view {name} as select * from jsonb_to_recordset("
                 f"current_setting('featurestore.{name}')::jsonb) as h({columns})"
@@ -208,7 +208,7 @@ def _make_views(connection: Any, _record: object) -> None:
 
 
 def _view(table: sa.Table, base: str) -> str:
-    """Return the statement that makes the view of a table."""
+    """Return the statement that creates the view of a table."""
     columns = []
     for column in table.columns:
         shown = _COLUMNS.get((table.name, column.name), f't."{column.name}"')
@@ -221,7 +221,7 @@ def _view(table: sa.Table, base: str) -> str:
 
 
 def _fill(connection: Connection, hidden: Hidden) -> None:
-    """Write the lists of what is hidden, unless those of the reading before are the same."""
+    """Set the lists of hidden names, unless the connection has the same ones already."""
     connection_info = connection.info
     if connection_info.get(HIDDEN) is hidden:
         return
@@ -236,20 +236,14 @@ def _fill(connection: Connection, hidden: Hidden) -> None:
     with connection.begin():
         for name, rows in lists.items():
             if connection.dialect.name == "sqlite":
-                _write_table(connection, name, rows)
+                connection.exec_driver_sql(f"delete from {name}")
+                if rows:
+                    marks = ", ".join("?" * len(_LISTS[name]))
+                    connection.exec_driver_sql(f"insert into {name} values ({marks})", rows)
             else:
-                _write_setting(connection, name, rows)
+                records = [dict(zip(_LISTS[name], row, strict=True)) for row in rows]
+                setting = sa.select(
+                    sa.func.set_config(f"featurestore.{name}", json.dumps(records), False)
+                )
+                connection.execute(setting)
     connection_info[HIDDEN] = hidden
-
-
-def _write_table(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
-    connection.exec_driver_sql(f"delete from {name}")
-    if rows:
-        marks = ", ".join("?" * len(_LISTS[name]))
-        connection.exec_driver_sql(f"insert into {name} values ({marks})", rows)
-
-
-def _write_setting(connection: Connection, name: str, rows: list[tuple[Any, ...]]) -> None:
-    records = [dict(zip(_LISTS[name], row, strict=True)) for row in rows]
-    setting = sa.select(sa.func.set_config(f"featurestore.{name}", json.dumps(records), False))
-    connection.execute(setting)

@@ -1,7 +1,8 @@
-"""What a user may not read: private groups without a role on them, and what follows from them.
+"""Objects that are hidden from a user: private groups, and everything derived from them.
 
-Privacy follows lineage: what was computed from, reads or names something hidden is hidden as well,
-groups included. A role on a group ends this: such a group is visible, and what is made of it alone.
+Privacy follows lineage: what was computed from, reads or names a hidden object is hidden as well,
+including groups. A role on a group ends this: the group is visible, and so is what is derived only
+from it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from featurestore.registry.tables import (
     training_datasets,
 )
 
-# Where a connection notes what is hidden from those who read by it.
+# The entry of a connection's ``info`` with the objects that are hidden from its reader.
 HIDDEN = "featurestore_hidden"
 DATASET, MODEL, RUN = "training_dataset", "model", "experiment_run"
 # Lineage refers to these kinds by their folders.
@@ -58,11 +59,11 @@ Source = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Hidden:
-    """Groups, (kind, name, version) of what was made with them, sources, and jobs.
+    """The hidden objects: groups, (kind, name, version) of derived outputs, sources and jobs.
 
-    ``sources`` are the names of all of it in lineage: with a version, or with None for every
-    version. ``runs`` says whether all runs of experiments are hidden: what a run read is stated by
-    its code alone, so they are shown only to those who read the store.
+    ``sources`` are the names of these in lineage, with a version or with None for every version.
+    ``runs`` hides all runs of experiments: only the code of a run determines what it reads, so runs
+    are visible only to readers of the complete store.
     """
 
     groups: frozenset[str] = frozenset()
@@ -73,21 +74,21 @@ class Hidden:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names that no text for this user contains."""
+        """The names that must not appear in texts for this user."""
         return self.groups | self.jobs | {name for _, name, _ in self.outputs}
 
     def is_named(self, text: str) -> bool:
-        """Return whether a text names something hidden."""
+        """Return whether a text contains a hidden name."""
         return not self.names.isdisjoint(words_of(text))
 
 
 def hidden_from(connection: Connection, *, granted: Collection[str], reads_store: bool) -> Hidden:
-    """Return what is hidden from a user with roles on some groups.
+    """Return the objects that are hidden from a user with roles on some groups.
 
-    ``reads_store``: such a user reads every group that is not private; others only the groups on
+    ``reads_store``: the user reads every group that is not private; others read only the groups on
     which they have a role.
     """
-    groups = set(access.private(connection))
+    groups = set(access.private_groups_of_store(connection))
     if not reads_store:
         groups |= _every_group(connection)
     groups -= set(granted)
@@ -117,7 +118,7 @@ class _Job:
 
 @dataclass
 class _Closure:
-    """Everything that follows from hidden groups, by lineage and by what definitions name."""
+    """The transitive closure of hidden groups, by lineage and by the names in definitions."""
 
     connection: Connection
     granted: frozenset[str]
@@ -146,7 +147,7 @@ class _Closure:
                 self._hide_source((path, None))
 
     def complete(self) -> None:
-        """Hide what follows until nothing more does."""
+        """Hide derived objects until nothing changes."""
         before = None
         while before != (len(self.sources), len(self.jobs), len(self.outputs)):
             before = (len(self.sources), len(self.jobs), len(self.outputs))
@@ -162,7 +163,7 @@ class _Closure:
     def _hide_output(self, output: Artifact) -> None:
         self.outputs.add(output)
         kind, name, version = output
-        if kind in _FOLDERS:  # nothing is made of a run but models
+        if kind in _FOLDERS:  # from a run only models are derived
             self._hide_source((f"{_FOLDERS[kind]}/{name}", version))
 
     def _follow_lineage(self) -> None:
@@ -179,7 +180,7 @@ class _Closure:
             if job.name not in self.jobs and names.isdisjoint(job.words):
                 continue
             self.jobs.add(job.name)
-            # Also before the job has written anything: its refused rows and reports are there.
+            # Also before the job has written anything: its rejected rows and reports exist.
             if job.target is not None and not names.isdisjoint(job.reads):
                 self.hide_groups([job.target])
         for name, source in self._job_edges:
@@ -187,7 +188,7 @@ class _Closure:
                 self.jobs.add(name)
 
     def _hide_runs(self) -> None:
-        """Hide runs that name something hidden, and the models of hidden runs."""
+        """Hide runs that name hidden objects, and the models of hidden runs."""
         names = self.groups | {name for _, name, _ in self.outputs}
         for run, name in self._named_by_runs:
             if name in names:
@@ -198,18 +199,17 @@ class _Closure:
 
 
 def _every_group(connection: Connection) -> set[str]:
-    """Return every group name that the registry contains, also of groups that are deleted."""
-    names: set[str] = {
+    """Return every group name in the registry, including those of deleted groups."""
+    return {
         name
         for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source)
         for name in connection.execute(sa.select(column).distinct()).scalars()
         if _NAME.fullmatch(name)
     }
-    return names
 
 
 def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
-    """Return what was made of each source; datasets by their pins as well."""
+    """Return the outputs of each source; datasets also by their pins."""
     results: dict[Source, set[Artifact]] = {}
     columns = lineage.c
     selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
@@ -236,14 +236,14 @@ def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
 
 
 def _job_definitions(connection: Connection) -> list[_Job]:
-    """Return every definition that a job has or had."""
+    """Return all definitions of all jobs, including earlier ones."""
     columns = job_definitions.c
     definitions = []
     for name, text in connection.execute(sa.select(columns.name, columns.spec)):
         try:
             spec = json.loads(text)
         except ValueError:
-            spec = text  # a damaged definition hides its job by all of its words
+            spec = text  # a damaged definition hides its job by any of its words
         definitions.append(_job(name, spec))
     return definitions
 
@@ -280,8 +280,7 @@ def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifac
     """Return models that come from runs, the run, and the dataset that it read."""
     run, model = experiment_runs.c, models.c
     query = sa.select(model.name, model.version, run.id, run.dataset, run.dataset_version)
-    runs = [
+    return [
         ((MODEL, row[0], row[1]), str(row[2]), (DATASET, row[3], row[4]))
         for row in connection.execute(query.join(experiment_runs, run.id == model.run))
     ]
-    return runs

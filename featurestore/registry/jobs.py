@@ -1,8 +1,9 @@
-"""Jobs in the registry: definitions by version, watermarks and leases."""
+"""Jobs in the registry: definitions by version, watermarks, leases and progress of streams."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,12 +17,17 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.registry.rows import readable, to_column, to_time
-from featurestore.registry.tables import job_definitions, job_states
+from featurestore.registry.tables import (
+    job_definitions,
+    job_states,
+    stream_offsets,
+    stream_progress,
+)
 
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A job as the registry knows it. ``origin`` is the file or module that defines it."""
+    """A registered job; ``origin`` is the file or module that defines it."""
 
     spec: JobSpec
     version: int
@@ -52,9 +58,7 @@ class RegisteredJob:
 def register(
     connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
 ) -> int:
-    """Record a definition and return its version.
-
-    The one before when nothing changed, else the next.
+    """Record a definition and return its version: the latest if it is unchanged, else the next.
 
     ``watermark`` is the initial watermark of a job that is new to the registry.
     """
@@ -84,7 +88,11 @@ def register(
 
 
 def get(connection: Connection, name: str) -> RegisteredJob:
-    """Return a job's latest definition and state; JobNotFound lists those registered."""
+    """Return a job's latest definition and state.
+
+    Raises:
+        JobNotFound: Lists the registered jobs.
+    """
     job = find(connection, name)
     if job is None:
         names = connection.execute(
@@ -104,7 +112,7 @@ def find(connection: Connection, name: str) -> RegisteredJob | None:
 
 
 def registered_at(connection: Connection, name: str) -> datetime | None:
-    """Return when a job was first registered, None for one that is not."""
+    """Return the time of a job's first registration, or None."""
     query = sa.select(sa.func.min(job_definitions.c.registered)).where(
         job_definitions.c.name == name
     )
@@ -112,7 +120,7 @@ def registered_at(connection: Connection, name: str) -> datetime | None:
 
 
 def definition(connection: Connection, name: str, version: int) -> JobSpec:
-    """Return a definition that a job has or had."""
+    """Return a version of a job's definition."""
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
     with readable(f"job {name!r} version {version}"):
@@ -124,7 +132,7 @@ def every(
 ) -> list[RegisteredJob]:
     """Return jobs in their latest definitions, by name: all, or one page.
 
-    One whose definition is damaged is left out with a warning.
+    Jobs with a damaged definition are skipped with a warning.
     """
     query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
     names = connection.execute(query).scalars().all()
@@ -133,7 +141,7 @@ def every(
         try:
             jobs.append(get(connection, name))
         except RegistryError as error:
-            warn_caller(f"The job {name!r} is left out: {error.message}")
+            warn_caller(f"The job {name!r} is skipped: {error.message}")
     return jobs
 
 
@@ -144,15 +152,15 @@ def set_paused(connection: Connection, name: str, paused: bool) -> None:
 
 
 def watermark(connection: Connection, name: str) -> datetime | None:
-    """Return up to where every window of a job was computed."""
+    """Return the end of the last window up to which all windows are computed."""
     micros = connection.execute(
         sa.select(job_states.c.watermark).where(job_states.c.name == name)
     ).scalar_one()
     return to_time(micros)
 
 
-def held_watermark(connection: Connection, name: str) -> datetime | None:
-    """Return the watermark of a job and keep others from moving it until this transaction ends."""
+def lock_watermark(connection: Connection, name: str) -> datetime | None:
+    """Return the watermark of a job and lock it until this transaction ends."""
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
     micros = connection.execute(query).scalar_one()
     return to_time(micros)
@@ -169,14 +177,8 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
     )
 
 
-# -- leases; see featurestore.recovery.leases for the rules ---------------------------------------
-
-
 def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:
-    """Return who holds the lease of a job.
-
-    ``locked`` keeps others from taking it until this transaction ends.
-    """
+    """Return the owner of a job's lease; ``locked`` locks it until this transaction ends."""
     query = sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
     owner: str | None = connection.execute(
         query.with_for_update() if locked else query
@@ -185,7 +187,7 @@ def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> s
 
 
 def set_lease(connection: Connection, name: str, holder: str) -> None:
-    """Give the lease of a job to a holder."""
+    """Assign the lease of a job."""
     connection.execute(
         job_states.update().where(job_states.c.name == name).values(lease_owner=holder)
     )
@@ -220,3 +222,133 @@ def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
         watermark = to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)
+
+
+@dataclass(frozen=True)
+class PartitionOffset:
+    """The progress in a partition: its next offset, its end offset, and the lag."""
+
+    topic: str
+    partition: int
+    offset: int
+    end_offset: int | None
+    lag: int | None
+    recorded: datetime | None
+
+
+@dataclass(frozen=True)
+class StreamStatus:
+    """The status of a stream job; ``lag`` is the sum over all partitions, None if unknown."""
+
+    lag: int | None = None
+    rows_per_second: float | None = None
+    bad_records: int | None = None
+    last_commit: datetime | None = None
+    polled: datetime | None = None
+    offsets: tuple[PartitionOffset, ...] = ()
+
+    def summary(self) -> dict[str, object]:
+        """Return the values that are printed."""
+        rate = self.rows_per_second
+        if rate is not None:
+            rate = round(rate, 1)
+        return {
+            "lag": self.lag,
+            "rows_per_second": rate,
+            "bad_records": self.bad_records,
+            "last_commit": self.last_commit,
+        }
+
+
+# The status of a job without a topic, or before its first poll.
+NO_STATUS = StreamStatus()
+
+
+def record_offsets(
+    connection: Connection,
+    job: str,
+    topic: str,
+    offsets: Mapping[int, int],
+    *,
+    ends: Mapping[int, int],
+) -> None:
+    """Record the next offsets of partitions, and their end offsets where these are known."""
+    now = to_micros(times.utc_now())
+    for number, offset in offsets.items():
+        end = ends.get(number)
+        lag = None if end is None else max(end - offset, 0)
+        key = {"job": job, "topic": topic, "partition": number}
+        values = {"offset": offset, "end_offset": end, "lag": lag, "at": now}
+        _put_row(connection, stream_offsets, key, values)
+
+
+def record_progress(
+    connection: Connection,
+    job: str,
+    *,
+    topic_id: str | None,
+    rows_per_second: float | None,
+    bad_records: int,
+    last_commit: datetime | None,
+    delta_version: int | None,
+) -> None:
+    """Record a poll of a topic and its commit; ``bad_records`` are added to the earlier ones."""
+    progress = connection.execute(
+        sa.select(stream_progress).where(stream_progress.c.job == job)
+    ).one_or_none()
+    values: dict[str, Any] = {"looked": to_micros(times.utc_now())}
+    values["bad_records"] = bad_records + (0 if progress is None else int(progress.bad_records))
+    optional_values = {
+        "topic_id": topic_id,
+        "rows_per_second": rows_per_second,
+        "last_commit": to_column(last_commit),
+        "delta_version": delta_version,
+    }
+    values |= {name: value for name, value in optional_values.items() if value is not None}
+    _put_row(connection, stream_progress, {"job": job}, values)
+
+
+def topic_id(connection: Connection, job: str) -> str | None:
+    """Return the id of the topic that a job read last, or None."""
+    query = sa.select(stream_progress.c.topic_id).where(stream_progress.c.job == job)
+    identifier: str | None = connection.execute(query).scalar_one_or_none()
+    return identifier
+
+
+def stream_status(connection: Connection, job: str) -> StreamStatus | None:
+    """Return the status of a stream job; None before its first poll."""
+    progress = connection.execute(
+        sa.select(stream_progress).where(stream_progress.c.job == job)
+    ).one_or_none()
+    if progress is None:
+        return None
+    query = (
+        sa.select(stream_offsets)
+        .where(stream_offsets.c.job == job)
+        .order_by(stream_offsets.c.topic, stream_offsets.c.partition)
+    )
+    offsets = [
+        PartitionOffset(
+            row.topic, row.partition, row.offset, row.end_offset, row.lag, to_time(row.at)
+        )
+        for row in connection.execute(query)
+    ]
+    lags = [each.lag for each in offsets if each.lag is not None]
+    return StreamStatus(
+        lag=sum(lags) if lags else None,
+        rows_per_second=progress.rows_per_second,
+        bad_records=progress.bad_records,
+        last_commit=to_time(progress.last_commit),
+        polled=to_time(progress.looked),
+        offsets=tuple(offsets),
+    )
+
+
+def _put_row(
+    connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Update a row, or insert it."""
+    same = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    changed = connection.execute(table.update().where(same).values(**values))
+    if not changed.rowcount:
+        connection.execute(table.insert().values(**key, **values))

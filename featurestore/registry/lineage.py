@@ -1,25 +1,39 @@
-"""Lineage: which job and run made a commit, from which sources at which versions."""
+"""Lineage of commits and datasets: their job, run, sources and aggregates over windows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from featurestore.model.window_features import WindowLineage
+from featurestore.registry import search_documents
 from featurestore.registry.rows import readable
-from featurestore.registry.tables import lineage
+from featurestore.registry.tables import lineage, window_features
+
+_WINDOW_COLUMNS = window_features.c
+_AGGREGATE = (
+    _WINDOW_COLUMNS.feature,
+    _WINDOW_COLUMNS.source,
+    _WINDOW_COLUMNS.source_version,
+    _WINDOW_COLUMNS.source_column,
+    _WINDOW_COLUMNS.function,
+    _WINDOW_COLUMNS.over_us,
+    _WINDOW_COLUMNS.offset_us,
+    _WINDOW_COLUMNS.condition,
+)
 
 
 @dataclass(frozen=True)
 class LineageEdge:
-    """One source of one result.
+    """One source of one commit or dataset.
 
     ``source`` is a group's name, the path of a table or folder, or ``source:`` and the name of a
-    registered source, of which ``detail`` tells what was read.
+    registered source; ``detail`` then contains what was read.
     """
 
     kind: str
@@ -45,9 +59,7 @@ def add(
     job: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Record the inputs of one commit or dataset.
-
-    What is recorded for that Delta version already is replaced.
+    """Record the inputs of one commit or dataset; replace those of the same Delta version.
 
     ``inputs`` are objects with ``source`` (or ``featuregroup``), and optionally ``version`` and
     ``delta_version``.
@@ -67,7 +79,8 @@ def add(
             "source": str(each.get("source") or each.get("featuregroup")),
             "source_version": each.get("version"),
             "source_delta_version": each.get("delta_version"),
-            "detail": _detail_of(each),
+            # Only inputs from registered sources have a snapshot, which describes the read rows.
+            "detail": json.dumps(dict(each), default=str) if "snapshot" in each else None,
         }
         for each in inputs
     ]
@@ -76,7 +89,7 @@ def add(
 
 
 def sources(connection: Connection, kind: str, name: str, version: int) -> list[LineageEdge]:
-    """Return what a group or dataset was made from, oldest commit first."""
+    """Return the inputs of a group or dataset, oldest commit first."""
     return _edges(
         connection,
         sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version),
@@ -84,20 +97,11 @@ def sources(connection: Connection, kind: str, name: str, version: int) -> list[
 
 
 def results(connection: Connection, source: str, version: int | None = None) -> list[LineageEdge]:
-    """Return what was made from a group (or path)."""
+    """Return the outputs that were made from a group (or path)."""
     condition = lineage.c.source == source
     if version is not None:
         condition = sa.and_(condition, lineage.c.source_version == version)
     return _edges(connection, condition)
-
-
-def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Forget how a version was made."""
-    connection.execute(
-        lineage.delete().where(
-            lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version
-        )
-    )
 
 
 def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[LineageEdge]:
@@ -106,14 +110,58 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
     for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id)):
         values = row._asdict()
         if values["detail"] is not None:
-            with readable("what was read of a source"):
+            with readable("the rows read from a source"):
                 values["detail"] = dict(json.loads(values["detail"]))
         edges.append(LineageEdge(**values))
     return edges
 
 
-def _detail_of(input_record: Mapping[str, Any]) -> str | None:
-    """Return what an input tells of a registered source; None for other inputs."""
-    if "snapshot" not in input_record:
-        return None
-    return json.dumps(dict(input_record), default=str)
+def replace_windows(
+    connection: Connection, kind: str, name: str, version: int, windows: Iterable[WindowLineage]
+) -> None:
+    """Replace the aggregates over windows of a version."""
+    connection.execute(window_features.delete().where(_is_output(kind, name, version)))
+    rows, texts = [], []
+    for each in windows:
+        texts.append(str(each))
+        values = dict(
+            zip([column.name for column in _AGGREGATE], asdict(each).values(), strict=True)
+        )
+        rows.append({"kind": kind, "name": name, "version": version, **values})
+    if rows:
+        connection.execute(window_features.insert(), rows)
+    search_documents.replace(connection, kind, name, version, search_documents.WINDOW, texts)
+
+
+def latest_windows(
+    connection: Connection, kind: str, *, names: Collection[str]
+) -> list[tuple[str, int, WindowLineage]]:
+    """Return (name, version, aggregate) of the latest version with aggregates, for each name."""
+    newer = window_features.alias()
+    newest = (
+        sa.select(sa.func.max(newer.c.version))
+        .where(newer.c.kind == _WINDOW_COLUMNS.kind, newer.c.name == _WINDOW_COLUMNS.name)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(_WINDOW_COLUMNS.name, _WINDOW_COLUMNS.version, *_AGGREGATE)
+        .where(
+            _WINDOW_COLUMNS.kind == kind,
+            _WINDOW_COLUMNS.name.in_(names),
+            _WINDOW_COLUMNS.version == newest,
+        )
+        .order_by(_WINDOW_COLUMNS.name, _WINDOW_COLUMNS.id)
+    )
+    windows = [
+        (str(name), int(version), WindowLineage(*lineage))
+        for name, version, *lineage in connection.execute(query)
+    ]
+    return windows
+
+
+def _is_output(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        _WINDOW_COLUMNS.kind == kind,
+        _WINDOW_COLUMNS.name == name,
+        _WINDOW_COLUMNS.version == version,
+    )

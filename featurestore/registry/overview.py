@@ -1,8 +1,8 @@
-"""What the registry knows of the whole store: newest first, what fails, how much there is."""
+"""Lists of the store's objects, filtered for pages and searches, and an overview of its state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,11 +33,31 @@ from featurestore.registry.tables import (
 from featurestore.registry.tables import runs as run_rows
 
 OWNER = "owner"
+DATASET, VIEW, JOB, MODEL, EXPERIMENT = (
+    "training_dataset",
+    "feature_view",
+    "job",
+    "model",
+    "experiment",
+)
+_NAMES: dict[str, sa.Column[Any]] = {
+    DATASET: training_datasets.c.name,
+    VIEW: feature_views.c.name,
+    JOB: job_states.c.name,
+    MODEL: models.c.name,
+    EXPERIMENT: experiment_runs.c.name,
+}
+# By kind: the name column and the time column. Views and models have no time.
+_TIMES: dict[str, tuple[sa.Column[Any], sa.Column[Any]]] = {
+    DATASET: (training_datasets.c.name, training_datasets.c.created),
+    JOB: (run_rows.c.job, run_rows.c.started),
+    EXPERIMENT: (experiment_runs.c.name, experiment_runs.c.created),
+}
 
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A version of a feature group, as lists show it: ``features`` counts its features."""
+    """A version of a feature group in a list; ``features`` is the number of its features."""
 
     name: str
     version: int
@@ -50,19 +70,37 @@ class GroupLine:
 
 
 @dataclass(frozen=True)
-class GroupFilter:
-    """Which groups a list shows: all conditions that are given hold."""
+class SearchFilter:
+    """Conditions on the objects that a search returns; all that are set must hold.
 
-    text: str = ""
+    Args:
+        tag: A key, or "key=value"; jobs and experiments have none.
+        owner: The value of the tag ``owner``.
+        changed_within: The age of a group's last write, of a dataset's creation, or of the newest run
+            of a job or experiment; views and models have no time.
+    """
+
     tag: str = ""
     owner: str = ""
     changed_within: timedelta | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the filter matches everything."""
+        return not (self.tag or self.owner or self.changed_within is not None)
+
+
+@dataclass(frozen=True)
+class GroupFilter(SearchFilter):
+    """Conditions on the groups of a list, with a text in their names, and its order."""
+
+    text: str = ""
     newest_first: bool = False
 
 
 @dataclass(frozen=True)
 class DatasetLine:
-    """A version of a training dataset, as lists show it."""
+    """A version of a training dataset in a list."""
 
     name: str
     version: int
@@ -74,7 +112,7 @@ class DatasetLine:
 
 @dataclass(frozen=True)
 class FailedValidation:
-    """The newest report of a group, where it found something."""
+    """The newest report of a group, with a failed expectation."""
 
     name: str
     version: int
@@ -93,8 +131,19 @@ class Incident:
     began: datetime
 
 
+@dataclass(frozen=True)
+class Training:
+    """An experiment, a dataset that its runs read, and a model that one of the runs trained, if any."""
+
+    experiment: str
+    dataset: str
+    dataset_version: int
+    model: str | None
+    model_version: int | None
+
+
 def counts(connection: Connection) -> dict[str, int]:
-    """Return how much there is of each kind; several versions of a thing count as one."""
+    """Return the number of objects of each kind; several versions of an object count as one."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
     latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
     columns = (
@@ -129,7 +178,7 @@ def groups(
         .scalar_subquery()
     )
     query = sa.select(featuregroups, number.label("features"))
-    query = query.where(*_conditions(connection, group_filter))
+    query = query.where(*_group_conditions(connection, group_filter))
     order: list[sa.ColumnElement[Any]] = [columns.name]
     if group_filter.newest_first:
         order = [columns.changed.desc(), columns.name]
@@ -137,27 +186,60 @@ def groups(
     return [_group(row) for row in rows]
 
 
-def group_names(connection: Connection, group_filter: GroupFilter) -> list[str]:
-    """Return the names of the groups that a filter lets through."""
-    query = sa.select(featuregroups.c.name).where(*_conditions(connection, group_filter))
+def _group(row: Any) -> GroupLine:
+    return GroupLine(
+        name=row.name,
+        version=row.version,
+        delta_version=row.delta_version,
+        description=row.description,
+        job=row.job,
+        created=from_micros(row.created),
+        changed=from_micros(row.changed),
+        features=row.features,
+    )
+
+
+def group_names(connection: Connection, search_filter: SearchFilter) -> list[str]:
+    """Return the names of the groups that match a filter."""
+    query = sa.select(featuregroups.c.name).where(*_group_conditions(connection, search_filter))
     return list(connection.execute(query).scalars())
 
 
-def _conditions(connection: Connection, group_filter: GroupFilter) -> list[sa.ColumnElement[bool]]:
+def _group_conditions(
+    connection: Connection, search_filter: SearchFilter
+) -> list[sa.ColumnElement[bool]]:
     columns = featuregroups.c
     conditions = [is_latest(featuregroups)]
-    if group_filter.text:
-        conditions.append(contains_text(connection, columns.name, group_filter.text))
-    if group_filter.tag:
-        key, _, value = group_filter.tag.partition("=")
+    if isinstance(search_filter, GroupFilter) and search_filter.text:
+        conditions.append(contains_text(connection, columns.name, search_filter.text))
+    if search_filter.tag:
+        key, _, value = search_filter.tag.partition("=")
         conditions.append(_is_tagged(key, value))
-    if group_filter.owner:
-        conditions.append(_is_tagged(OWNER, group_filter.owner))
-    if group_filter.changed_within is not None:
-        conditions.append(
-            columns.changed >= to_micros(shifted(utc_now(), -group_filter.changed_within))
-        )
+    if search_filter.owner:
+        conditions.append(_is_tagged(OWNER, search_filter.owner))
+    if search_filter.changed_within is not None:
+        since = to_micros(shifted(utc_now(), -search_filter.changed_within))
+        conditions.append(columns.changed >= since)
     return conditions
+
+
+def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
+    same = sa.and_(
+        tags.c.kind == KIND,
+        tags.c.name == featuregroups.c.name,
+        tags.c.version == featuregroups.c.version,
+        tags.c.key == key,
+    )
+    if value:
+        same = sa.and_(same, tags.c.value == value)
+    return exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
+
+
+def groups_within(connection: Connection, search_filter: SearchFilter) -> frozenset[str] | None:
+    """Return the names of groups that match a filter; None means all."""
+    if search_filter.is_empty:
+        return None
+    return frozenset(group_names(connection, search_filter))
 
 
 def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
@@ -172,7 +254,7 @@ def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
 
 
 def owners(connection: Connection, *, limit: int = 100) -> list[str]:
-    """Return whose groups there are, by their tag ``owner``."""
+    """Return the owners of groups, by the tag ``owner``."""
     query = sa.select(tags.c.value).distinct().where(tags.c.kind == KIND, tags.c.key == OWNER)
     return list(connection.execute(query.order_by(tags.c.value).limit(limit)).scalars())
 
@@ -198,6 +280,39 @@ def datasets(
     return lines
 
 
+def names(
+    connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
+) -> list[str]:
+    """Return the sorted names of a kind that contain a text and match a filter."""
+    name = _NAMES[kind]
+    query = sa.select(name).distinct().where(contains_text(connection, name, text))
+    for condition in _name_conditions(kind, search_filter):
+        query = query.where(name.in_(condition))
+    return list(connection.execute(query.order_by(name).limit(limit)).scalars())
+
+
+def within(connection: Connection, kind: str, search_filter: SearchFilter) -> frozenset[str] | None:
+    """Return the names of a kind that match a filter; None means all."""
+    if search_filter.is_empty:
+        return None
+    return frozenset(names(connection, kind, search_filter, text="", limit=None))
+
+
+def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
+    tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
+    if search_filter.tag:
+        key, _, value = search_filter.tag.partition("=")
+        query = tagged.where(tags.c.key == key)
+        yield query.where(tags.c.value == value) if value else query
+    if search_filter.owner:
+        yield tagged.where(tags.c.key == OWNER, tags.c.value == search_filter.owner)
+    if search_filter.changed_within is not None:
+        since = to_micros(shifted(utc_now(), -search_filter.changed_within))
+        # Kinds without a time never match.
+        name_column, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
+        yield sa.select(name_column).where(time >= since)
+
+
 def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
     """Return the last run of each job whose last run failed, the newest first."""
     newest = (
@@ -217,7 +332,7 @@ def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
 
 
 def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tuple[Window, str]]:
-    """Return the windows of a job that were tried, with their states, the newest first."""
+    """Return the attempted windows of a job with their states, the newest first."""
     columns = windows.c
     query = (
         sa.select(columns.window_start, columns.window_end, columns.state)
@@ -232,7 +347,7 @@ def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tupl
 
 
 def failed_validations(connection: Connection, *, limit: int = 20) -> list[FailedValidation]:
-    """Return the groups whose newest report found something, the newest first."""
+    """Return the groups whose newest report has a failed expectation, the newest first."""
     reports = validation_reports
     newer = reports.alias("newer")
     same = sa.and_(
@@ -255,23 +370,20 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
 
 
 def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]:
-    """Return the open incidents, newest first."""
+    """Return the open incidents, the newest first."""
     query = (
         sa.select(incidents).where(incidents.c.ended.is_(None)).order_by(incidents.c.began.desc())
     )
-    opened = [
-        Incident(row.id, row.job, row.family, from_micros(row.began))
-        for row in connection.execute(query.limit(limit))
-    ]
-    return opened
+    rows = connection.execute(query.limit(limit))
+    return [Incident(row.id, row.job, row.family, from_micros(row.began)) for row in rows]
 
 
 def edges(
     connection: Connection, *, limit: int, matching: Mapping[str, str] | None = None
 ) -> list[tuple[str, str, int, str | None, str, int | None]]:
-    """Return (kind, name, version, job, source, its version) of what was made from what.
+    """Return lineage edges as (kind, name, version, job, source, version of the source).
 
-    ``of``: ``{"name": ...}`` or ``{"source": ...}`` for those of one result or one source.
+    ``matching``: ``{"name": ...}`` or ``{"source": ...}`` for the edges of one output or source.
     """
     columns = lineage.c
     edge_columns = (
@@ -289,21 +401,10 @@ def edges(
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
-@dataclass(frozen=True)
-class Training:
-    """An experiment, a dataset that its runs read, and a model of one of them, if there is any."""
-
-    experiment: str
-    dataset: str
-    dataset_version: int
-    model: str | None
-    model_version: int | None
-
-
 def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int) -> list[Training]:
-    """Return which experiments read which datasets, and what models came of that.
+    """Return the experiments with the datasets that they read and the models that they trained.
 
-    ``of``: the name of one "experiment", "dataset" or "model".
+    ``matching``: the name of one "experiment", "dataset" or "model".
     """
     read = experiment_runs.c
     columns = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)
@@ -319,28 +420,3 @@ def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int
     for kind, name in matching.items():
         query = query.where(columns_by_kind[kind] == name)
     return [Training(*row) for row in connection.execute(query)]
-
-
-def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
-    same = sa.and_(
-        tags.c.kind == KIND,
-        tags.c.name == featuregroups.c.name,
-        tags.c.version == featuregroups.c.version,
-        tags.c.key == key,
-    )
-    if value:
-        same = sa.and_(same, tags.c.value == value)
-    return exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
-
-
-def _group(row: Any) -> GroupLine:
-    return GroupLine(
-        name=row.name,
-        version=row.version,
-        delta_version=row.delta_version,
-        description=row.description,
-        job=row.job,
-        created=from_micros(row.created),
-        changed=from_micros(row.changed),
-        features=row.features,
-    )

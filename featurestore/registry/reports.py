@@ -1,21 +1,26 @@
-"""Validation reports: what was found in a version."""
+"""Reports of validations and monitors, and the windows out of bounds that a user accepted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.model.times import to_micros, utc_now
+from featurestore.model import times
+from featurestore.model.monitor_report import Acceptance, MonitorReport, Subject
+from featurestore.model.times import Window, from_micros, to_micros, utc_now
 from featurestore.registry.rows import readable
-from featurestore.registry.tables import validation_reports
+from featurestore.registry.tables import monitor_acceptances, monitor_results, validation_reports
 
 
-def add_validation(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
-    """Keep a validation report; ``report`` is its JSON object (schema ``validation_report``)."""
+def add_validation_report(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
+    """Record a validation report, a JSON object of the schema ``validation_report``."""
     connection.execute(
         validation_reports.insert().values(
             kind=kind,
@@ -32,10 +37,10 @@ def add_validation(connection: Connection, kind: str, report: Mapping[str, Any])
     )
 
 
-def validations(
+def validation_reports_of(
     connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the reports of a version as JSON objects, oldest first; the newest ``limit`` of them."""
+    """Return the newest ``limit`` reports of a version as JSON objects, oldest first."""
     columns = validation_reports.c
     query = (
         sa.select(columns.report)
@@ -48,21 +53,151 @@ def validations(
     return newest_first[::-1]
 
 
-def failed_of_run(connection: Connection, run_id: str) -> list[str]:
-    """Return in words what the rows of a run failed, that landed all the same."""
+def describe_failed_validations(connection: Connection, run_id: str) -> list[str]:
+    """Describe the failed validations of the rows that a run committed."""
     columns = validation_reports.c
     query = sa.select(columns.name, columns.policy, columns.rows).where(
         columns.run_id == run_id, columns.success.is_(False)
     )
-    messages = [
+    return [
         f"{rows:,} rows for {name} failed validation (policy {policy})"
         for name, policy, rows in connection.execute(query)
     ]
-    return messages
 
 
-def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Forget the reports of a version."""
-    columns = validation_reports.c
-    same = sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
-    connection.execute(validation_reports.delete().where(same))
+def record_monitor_reports(
+    connection: Connection, reports: Iterable[MonitorReport], *, run_id: str
+) -> None:
+    """Record the reports of windows, or replace them."""
+    for report in reports:
+        connection.execute(
+            monitor_results.delete().where(_is_window(report.monitor, report.window))
+        )
+        connection.execute(
+            monitor_results.insert().values(
+                monitor=report.monitor,
+                window_start=to_micros(report.window.start),
+                window_end=to_micros(report.window.end),
+                state=report.state,
+                rows=report.rows,
+                run_id=run_id,
+                report=json.dumps(report.to_json(), ensure_ascii=False),
+                created=to_micros(times.utc_now()),
+            )
+        )
+
+
+def monitor_reports(
+    connection: Connection, monitor: str, *, limit: int | None = None, offset: int = 0
+) -> list[MonitorReport]:
+    """Return the reports of a monitor, newest window first: all, or one page."""
+    query = (
+        sa.select(monitor_results.c.report)
+        .where(monitor_results.c.monitor == monitor)
+        .order_by(monitor_results.c.window_end.desc(), monitor_results.c.window_start.desc())
+        .limit(limit)
+        .offset(offset)
+    )
+    reports = []
+    for text in connection.execute(query).scalars():
+        with readable(f"a report of monitor {monitor!r}"):
+            reports.append(MonitorReport.from_json(json.loads(text)))
+    return reports
+
+
+def newest_monitor_report(connection: Connection, monitor: str) -> MonitorReport | None:
+    """Return the report of the newest window, None before the first one."""
+    reports = monitor_reports(connection, monitor, limit=1)
+    return reports[0] if reports else None
+
+
+def monitor_report_of_window(
+    connection: Connection, monitor: str, window: Window
+) -> MonitorReport | None:
+    """Return the report of one window, or None before its evaluation."""
+    query = sa.select(monitor_results.c.report).where(_is_window(monitor, window))
+    text = connection.execute(query).scalar()
+    if text is None:
+        return None
+    with readable(f"a report of monitor {monitor!r}"):
+        return MonitorReport.from_json(json.loads(text))
+
+
+def monitor_reports_out_of_bounds(
+    connection: Connection, monitor: str, *, before: datetime | None = None
+) -> list[MonitorReport]:
+    """Return the reports with a finding out of bounds, of windows that end by a time."""
+    columns = monitor_results.c
+    query = sa.select(columns.report).where(
+        columns.monitor == monitor, columns.state.in_(["alarm", "suspect"])
+    )
+    if before is not None:
+        query = query.where(columns.window_end <= to_micros(before))
+    with readable(f"a report of monitor {monitor!r}"):
+        return [
+            MonitorReport.from_json(json.loads(text))
+            for text in connection.execute(query.order_by(columns.window_end)).scalars()
+        ]
+
+
+def count_window_states(
+    connection: Connection, monitor: str, run_ids: Collection[str]
+) -> Counter[str]:
+    """Return the number of windows that runs of a monitor recorded, by state."""
+    columns = monitor_results.c
+    query = sa.select(columns.run_id, columns.state).where(columns.monitor == monitor)
+    known_ids = set(run_ids)
+    return Counter(state for run_id, state in connection.execute(query) if run_id in known_ids)
+
+
+def add_acceptance(connection: Connection, acceptance: Acceptance) -> None:
+    """Record an acceptance."""
+    start = None
+    if acceptance.window is not None:
+        start = to_micros(acceptance.window.start)
+    connection.execute(
+        monitor_acceptances.insert().values(
+            id=uuid.uuid4().hex,
+            monitor=acceptance.monitor,
+            window_start=start,
+            until=to_micros(acceptance.until),
+            subjects=json.dumps(acceptance.to_json()["subjects"], ensure_ascii=False),
+            note=acceptance.note,
+            created=to_micros(times.utc_now()),
+        )
+    )
+
+
+def acceptances(connection: Connection, monitor: str) -> list[Acceptance]:
+    """Return the acceptances of a monitor, oldest first."""
+    query = (
+        sa.select(monitor_acceptances)
+        .where(monitor_acceptances.c.monitor == monitor)
+        .order_by(monitor_acceptances.c.created, monitor_acceptances.c.until)
+    )
+    accepted = []
+    for row in connection.execute(query):
+        until = from_micros(row.until)
+        window = None
+        if row.window_start is not None:
+            window = Window(from_micros(row.window_start), until)
+        with readable(f"an acceptance of monitor {monitor!r}"):
+            subjects = {
+                cast(Subject, (str(kind), str(name))): (
+                    None if start is None else times.parse_moment(start, warn=False)
+                )
+                for kind, name, start in json.loads(row.subjects)
+            }
+        accepted.append(
+            Acceptance(monitor, window, until, subjects, row.note, from_micros(row.created))
+        )
+    return accepted
+
+
+def _is_window(monitor: str, window: Window) -> sa.ColumnElement[bool]:
+    columns = monitor_results.c
+    return sa.and_(
+        columns.monitor == monitor,
+        columns.window_start == to_micros(window.start),
+        columns.window_end == to_micros(window.end),
+    )

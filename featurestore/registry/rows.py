@@ -1,22 +1,19 @@
-"""What rows of the registry need besides their columns.
-
-Readable texts, and the store's location.
-"""
+"""Helpers for rows of the registry: parse errors, times, locks and the store's location."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
 
-from sqlalchemy import Select
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError
 from featurestore.model.times import from_micros, to_micros
 
-LOCATION = "featurestore_location"  # the execution option of a connection that holds it
+# The execution option of a connection with the directory of its store.
+LOCATION = "featurestore_location"
 
 
 @contextmanager
@@ -35,23 +32,26 @@ def readable(subject: str) -> Iterator[None]:
         ) from error
 
 
-def versions_of(connection: Connection, query: Select[Any], subject: str) -> list[int]:
-    """Return the version numbers that a query gives; SQLite keeps a text where one is written."""
-    with readable(f"the versions of {subject}"):
-        return [int(each) for each in connection.execute(query).scalars()]
-
-
 def location_of(connection: Connection) -> str:
-    """Return the directory of the store that a connection's registry belongs to."""
+    """Return the directory of the store of a connection's registry."""
     location: str = connection.get_execution_options()[LOCATION]
     return location
 
 
 def to_time(micros: int | None) -> datetime | None:
-    """Return the time that a column holds, None where it holds none."""
+    """Return the time of a column, or None."""
     return None if micros is None else from_micros(micros)
 
 
 def to_column(time: datetime | None) -> int | None:
-    """Return a time as a column holds it."""
+    """Return a time as the value of a column, or None."""
     return None if time is None else to_micros(time)
+
+
+def lock(connection: Connection, subject: str) -> None:
+    """Lock a subject until this transaction ends; wait for a transaction that has locked it.
+
+    SQLite has only one writing transaction at a time, so nothing is to be locked there.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))

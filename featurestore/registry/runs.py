@@ -1,4 +1,4 @@
-"""Runs of jobs and the windows that they computed."""
+"""Runs of jobs, and the states of the windows that they computed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a job: it computed ``windows`` windows, together ``[window.start, window.end)``.
+    """One run of a job over ``windows`` windows, which cover ``[window.start, window.end)``.
 
-    ``state`` is "running", "done" or "failed"; ``inputs`` pins what it read; ``memory`` is the peak
-    of the process in bytes; ``transaction`` makes its commit unrepeatable.
+    ``state`` is "running", "done" or "failed"; ``inputs`` pins the versions that it read; ``memory``
+    is the peak memory of the process in bytes; ``transaction`` prevents a second commit of the run.
     """
 
     run_id: str
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took."""
+        """The duration of the run."""
         if self.ended is None or self.started is None:
             return None
         return (self.ended - self.started).total_seconds()
@@ -76,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class WindowState:
-    """One window as the registry knows it; ``tries`` counts failures since it was last computed."""
+    """The state of a window; ``tries`` counts failures since it was last computed."""
 
     state: str
     run_id: str
@@ -87,14 +87,14 @@ class WindowState:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The inputs that it saw."""
+        """The inputs that were read."""
         with readable(f"the inputs of a window of run {self.run_id!r}"):
             inputs: dict[str, Any] = json.loads(self._inputs)
         return inputs
 
 
 def begin(connection: Connection, run: Run) -> None:
-    """Record a run before it computes anything, its transaction fixed."""
+    """Record a run and its transaction before it computes anything."""
     app, number = run.transaction or (None, None)
     connection.execute(
         runs.insert().values(
@@ -110,13 +110,14 @@ def begin(connection: Connection, run: Run) -> None:
             transaction_number=number,
             inputs=json.dumps(run.inputs),
             started=to_micros(times.utc_now()),
-            log=_relative(connection, run.log),
+            # Relative, so that a store can be moved.
+            log=None if run.log is None else os.path.relpath(run.log, location_of(connection)),
         )
     )
 
 
 def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None:
-    """Record how a run ended: rows, delta_version, memory, error, hint."""
+    """Record the end of a run; ``outcome`` are rows, delta_version, memory, error, hint."""
     ended = to_micros(times.utc_now())
     connection.execute(
         runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **outcome)
@@ -126,7 +127,7 @@ def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None
 def of_job(
     connection: Connection, job: str, *, state: str | None = None, last: int | None = None
 ) -> list[Run]:
-    """Return the runs of a job, oldest first: all of them, or the ``last`` ones."""
+    """Return the runs of a job, oldest first: all, or the ``last`` ones."""
     newest_first = (runs.c.started.desc(), runs.c.window_start.desc())
     query = sa.select(runs).where(runs.c.job == job).order_by(*newest_first).limit(last)
     if state is not None:
@@ -135,7 +136,7 @@ def of_job(
 
 
 def last(connection: Connection, job: str) -> Run | None:
-    """Return the run of a job that began last."""
+    """Return the newest run of a job."""
     query = (
         sa.select(runs)
         .where(runs.c.job == job)
@@ -146,7 +147,7 @@ def last(connection: Connection, job: str) -> Run | None:
 
 
 def failures_in_a_row(connection: Connection, job: str) -> int:
-    """Return how many of the last runs of a job failed, one after the other."""
+    """Return the number of consecutive failures at the end of a job's runs."""
     query = sa.select(runs.c.state).where(runs.c.job == job).order_by(runs.c.started.desc())
     count = 0
     for state in connection.execute(query).scalars():
@@ -169,13 +170,13 @@ def get(connection: Connection, run_id: str) -> Run:
 
 
 def find(connection: Connection, run_id: str) -> Run | None:
-    """Return one run, None where there is no such run."""
+    """Return one run, or None."""
     row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
     return None if row is None else _run(connection, row)
 
 
 def restore(connection: Connection, run: Run) -> None:
-    """Record a run that is known from its commit; nothing happens when it is there."""
+    """Record a run that is known from its commit, unless it is recorded already."""
     if (
         connection.execute(sa.select(runs.c.run_id).where(runs.c.run_id == run.run_id)).first()
         is None
@@ -203,7 +204,7 @@ def computed(
     target_version: int | None,
     inputs: Mapping[str, Any],
 ) -> None:
-    """Record windows as done, with the inputs that they saw."""
+    """Record windows as done, with the inputs that were read."""
     text = json.dumps(inputs)
     _replace(
         connection,
@@ -248,7 +249,7 @@ def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]
 def windows_of(
     connection: Connection, job: str, *, states: Iterable[str]
 ) -> dict[Window, WindowState]:
-    """Return the windows of a job in some states, oldest first, with all that is known of each."""
+    """Return the windows of a job in some states, with these states, oldest first."""
     query = sa.select(windows).where(windows.c.job == job, windows.c.state.in_(list(states)))
     return {
         Window(from_micros(row.window_start), from_micros(row.window_end)): WindowState(
@@ -275,8 +276,8 @@ def windows_in(
 ) -> set[Window]:
     """Return the windows of a job that end after ``start`` and not after ``end``, in some states.
 
-    ``target_version`` leaves out those that are in another version of the target, ``besides`` those
-    of a run.
+    ``target_version`` leaves out windows in other versions of the target, ``besides`` those of a
+    run.
     """
     columns = windows.c
     query = sa.select(columns.window_start, columns.window_end).where(columns.job == job)
@@ -359,12 +360,7 @@ def _shown(connection: Connection, text: str | None) -> str | None:
     return None if text is None else stored_errors.shown(connection, text)
 
 
-def _relative(connection: Connection, log: str | None) -> str | None:
-    """Return the path of a log relative to the location, so that a store can be moved."""
-    return None if log is None else os.path.relpath(log, location_of(connection))
-
-
 def _absolute(connection: Connection, log: str | None) -> str | None:
     if log is None or not is_relative_path(log):
-        return None  # a path that leads elsewhere was not written by this store
+        return None  # a path out of the location was not written by this store
     return os.path.join(location_of(connection), log)

@@ -1,8 +1,8 @@
-"""What a search looks through: one text for each field of what it finds, with an index of trigrams.
+"""Search documents: the text of each searchable field of a version, with an index of trigrams.
 
-The texts say which names may hold what is looked for; the tables themselves say which do. So an
-index that knows too much costs time and never shows anything. In SQLite it is an FTS5 table, in
-Postgres an index of ``pg_trgm`` where the database has that extension, see docs/adr/0020.
+A search gets candidate names from the documents and checks them against the tables themselves. So a
+stale document costs time but never yields a wrong match. In SQLite the index is an FTS5 table, in
+Postgres an index of ``pg_trgm`` if the database has that extension; see docs/adr/0020.
 """
 
 from __future__ import annotations
@@ -12,13 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.registry.tables import (
-    featuregroups,
-    features,
-    search_documents,
-    tags,
-    window_features,
-)
+from featurestore.registry.tables import search_documents
 
 FEATURE = "feature"
 FEATURE_DESCRIPTION = "feature description"
@@ -26,10 +20,9 @@ DESCRIPTION = "description"
 TAG = "tag"
 WINDOW = "window"
 
-_GROUP = "featuregroup"
 _INDEX = "search_trigrams"
 _OLDEST_WITH_TRIGRAMS = (3, 34)
-# Trigrams of a longer text than this add nothing to what it may be found in.
+# More trigrams of a text narrow the candidates no further.
 _MOST_TRIGRAMS = 64
 _FIRST_CANDIDATES = 16
 _MOST_CANDIDATES = 512
@@ -39,7 +32,7 @@ _columns = search_documents.c
 def replace(
     connection: Connection, kind: str, name: str, version: int, field: str, texts: Iterable[str]
 ) -> None:
-    """Write the texts of a field, in place of those written before."""
+    """Replace the texts of a field."""
     of_field = _columns.field == field
     _remove(connection, sa.and_(_is(kind, name, version), of_field))
     text = searched("\n".join(texts))
@@ -57,12 +50,12 @@ def replace(
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Forget the texts of a version."""
+    """Remove the texts of a version."""
     _remove(connection, _is(kind, name, version))
 
 
 def clear(connection: Connection) -> None:
-    """Forget every text."""
+    """Remove all texts."""
     connection.execute(search_documents.delete())
     if has_index(connection):
         connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('delete-all')")
@@ -76,10 +69,10 @@ def candidates(
     *,
     among: Collection[str] | None = None,
 ) -> Iterator[list[str]]:
-    """Yield, in order, every name with a version whose field holds a text, and perhaps others.
+    """Yield the sorted names that may have a version whose field contains a text.
 
-    They come in lists, short ones first: whoever has found enough asks for no more. ``among``: only
-    these names.
+    They are yielded in lists of growing length, so that a search with a limit can stop early.
+    ``among``: only these names.
     """
     names = _names(connection, kind, field, text)
     if among is not None:
@@ -93,24 +86,24 @@ def candidates(
 def _names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
     searched_text = searched(text)
     names_of_field = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
-    holding = names_of_field.where(_holds(connection, searched_text))
+    matching_names = names_of_field.where(_contains(connection, searched_text))
     if len(searched_text) < 3 or not has_index(connection):
-        query = holding.distinct().order_by(_columns.name)
+        query = matching_names.distinct().order_by(_columns.name)
         return list(connection.execute(query).scalars())
     rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
-    matching = sa.text(f"{_INDEX} match :trigrams")
-    trigrams = matching.bindparams(trigrams=_all_trigrams(searched_text))
+    match = sa.text(f"{_INDEX} match :trigrams")
+    trigrams = match.bindparams(trigrams=_all_trigrams(searched_text))
     indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
-    # A process whose SQLite has no trigrams wrote what is not in the index.
-    unindexed = holding.where(_columns.indexed.is_(False))
+    # A process whose SQLite has no trigrams writes documents that are not in the index.
+    unindexed = matching_names.where(_columns.indexed.is_(False))
     either = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
     return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
 
 
 def searched(text: str) -> str:
-    """Return a text as it is looked through.
+    """Return a text in its searchable form.
 
-    SQLite ends the trigrams of a text where a null character is.
+    Null characters are replaced, since SQLite ends the trigrams of a text at the first one.
 
     >>> searched("Straße")
     'strasse'
@@ -119,19 +112,21 @@ def searched(text: str) -> str:
 
 
 def has_index(connection: Connection) -> bool:
-    """Tell whether SQLite has an index of trigrams, which all who write keep."""
+    """Return True if the database is SQLite and has an index of trigrams that is kept up to date."""
     if connection.dialect.name != "sqlite":
         return False
     if "trigrams" not in connection.info:
-        connection.info["trigrams"] = _is_there(connection) and _knows_trigrams(connection)
+        statement = f"select 1 from sqlite_master where name = '{_INDEX}'"
+        has_table = connection.exec_driver_sql(statement).first() is not None
+        connection.info["trigrams"] = has_table and _supports_trigrams(connection)
     return bool(connection.info["trigrams"])
 
 
 def create_index(connection: Connection) -> None:
-    """Make the index of trigrams where the database can have one."""
+    """Create the index of trigrams if the database supports one."""
     if connection.dialect.name == "postgresql":
         _create_in_postgres(connection)
-    elif _knows_trigrams(connection):
+    elif _supports_trigrams(connection):
         connection.info.pop("trigrams", None)
         connection.exec_driver_sql(
             f"create virtual table {_INDEX} using fts5(text, content='search_documents', "
@@ -139,50 +134,13 @@ def create_index(connection: Connection) -> None:
         )
 
 
-def rebuild(connection: Connection) -> None:
-    """Write every text anew from what the registry holds."""
-    clear(connection)
-    groups = {}
-    columns = featuregroups.c
-    listed = sa.select(columns.id, columns.name, columns.version, columns.description)
-    for row in connection.execute(listed).all():
-        groups[row.id] = (_GROUP, row.name, row.version)
-        replace(connection, *groups[row.id], DESCRIPTION, [row.description])
-    for identifier, group in groups.items():
-        is_of_group = features.c.featuregroup_id == identifier
-        query = sa.select(features.c.name, features.c.description).where(is_of_group)
-        rows = connection.execute(query).all()
-        replace(connection, *group, FEATURE, [row.name for row in rows])
-        replace(connection, *group, FEATURE_DESCRIPTION, [row.description for row in rows])
-    _rebuild_tags(connection)
-    _rebuild_windows(connection)
-
-
-def _rebuild_tags(connection: Connection) -> None:
-    texts: dict[tuple[str, str, int], list[str]] = {}
-    for row in connection.execute(sa.select(tags)):
-        texts.setdefault((row.kind, row.name, row.version), []).extend([row.key, row.value])
-    for version_key, tag_texts in texts.items():
-        replace(connection, *version_key, TAG, tag_texts)
-
-
-def _rebuild_windows(connection: Connection) -> None:
-    from featurestore.registry import window_features as windows
-
-    columns = window_features.c
-    listed = sa.select(columns.kind, columns.name, columns.version).distinct()
-    for kind, name, version in connection.execute(listed).all():
-        listed_windows = windows.list_windows(connection, kind, name, version)
-        replace(connection, kind, name, version, WINDOW, [str(each) for each in listed_windows])
-
-
 def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
     if has_index(connection):
-        # Postings are found by the text that they were made of.
+        # FTS5 needs the indexed text to remove its trigrams.
         indexed = sa.select(_columns.id, _columns.text).where(condition, _columns.indexed.is_(True))
         rows = [(row.id, row.text) for row in connection.execute(indexed)]
-        forget = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
-        _change_index(connection, forget, [("delete", *row) for row in rows])
+        removal = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
+        _change_index(connection, removal, [("delete", *row) for row in rows])
     connection.execute(search_documents.delete().where(condition))
 
 
@@ -192,16 +150,15 @@ def _change_index(connection: Connection, into: str, rows: list[tuple[object, ..
         connection.exec_driver_sql(f"{into} values ({marks})", row)
 
 
-def _holds(connection: Connection, searched_text: str) -> sa.ColumnElement[bool]:
+def _contains(connection: Connection, searched_text: str) -> sa.ColumnElement[bool]:
     if connection.dialect.name == "sqlite":
-        return (
-            sa.func.instr(_columns.text, searched_text) > 0
-        )  # LIKE would leave more than case aside
+        # LIKE ignores the case of ASCII letters even after folding.
+        return sa.func.instr(_columns.text, searched_text) > 0
     return _columns.text.contains(searched_text, autoescape=True)
 
 
 def _all_trigrams(searched_text: str) -> str:
-    """Return the condition of FTS5 that a text holds every trigram of another one.
+    """Return the FTS5 condition that a text contains every trigram of another one.
 
     >>> _all_trigrams("wind")
     '"win" AND "ind"'
@@ -213,12 +170,7 @@ def _all_trigrams(searched_text: str) -> str:
     return " AND ".join(f'"{each}"' for each in trigrams)
 
 
-def _is_there(connection: Connection) -> bool:
-    statement = f"select 1 from sqlite_master where name = '{_INDEX}'"
-    return connection.exec_driver_sql(statement).first() is not None
-
-
-def _knows_trigrams(connection: Connection) -> bool:
+def _supports_trigrams(connection: Connection) -> bool:
     version_text = connection.exec_driver_sql("select sqlite_version()").scalar_one()
     version = tuple(map(int, version_text.split(".")))
     options = connection.exec_driver_sql("pragma compile_options").scalars().all()

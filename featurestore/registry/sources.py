@@ -1,4 +1,4 @@
-"""Sources in the registry: where rows come from, and where their secrets are."""
+"""Registered sources of rows; their secrets are references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(connection: Connection, spec: SourceSpec) -> None:
     """Register a source.
 
     Raises:
-        SourceExists: There is one of this name.
+        SourceExists: A source of this name exists.
     """
     if spec.name in names(connection):
         raise SourceExists(
@@ -28,7 +28,11 @@ def add(connection: Connection, spec: SourceSpec) -> None:
 
 
 def get(connection: Connection, name: str) -> SourceSpec:
-    """Return a source; SourceNotFound lists what there is."""
+    """Return a source.
+
+    Raises:
+        SourceNotFound: Lists the registered sources.
+    """
     query = sa.select(sources.c.spec).where(sources.c.name == name)
     text = connection.execute(query).scalar_one_or_none()
     if text is None:

@@ -1,7 +1,7 @@
-"""Errors as records and logs store them: without listings of names.
+"""Error texts for records and logs, without listings of names.
 
-A listing ("there are 'a', 'b'") names what its reader may not read. A mark is stored in its place,
-and the listing is made when the error is shown, from what the reader's registry contains.
+A listing ("Available: 'a', 'b'") may contain names that are hidden from a reader. It is stored as a
+mark, which is replaced when the error is shown by a listing from the reader's registry.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, listing
 from featurestore.registry import tables
-from featurestore.registry.change_watch import ChangeWatch
-from featurestore.registry.database import Registry
+from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, Hidden, hidden_from
 
 _NAME_COLUMNS = {
@@ -33,7 +32,7 @@ _NAME_COLUMNS = {
     "alert channels": tables.alert_channels.c.name,
     "users": tables.users.c.name,
 }
-_LISTED = 10  # as many as listings show
+_LISTED = 10  # the length of listings in errors
 _HIDDEN_NAME = "[...]"
 # A quoted name, alone or with a feature, a version or a parameter: 'visits', "visits.pay", 'a=3'.
 _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| version \d+)?)\1""")
@@ -41,16 +40,16 @@ _WORD = re.compile(r"[a-z0-9_]+")
 _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
 _SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
-_WITHHELD = "The error names what you may not read."
+_WITHHELD = "The error names objects that you may not read."
 
 
 def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
-    """Return an error's text as it is stored: marks in place of names that are not its own.
+    """Return the text of an error with marks in place of names that are not allowed.
 
     Args:
         registry: The registry of the whole store.
         text: The text of the error, or of its hint.
-        allowed_names: The names that may stay: those that the job or run is made of.
+        allowed_names: The names that may remain: those in the definition of the job or run.
     """
     names: Mapping[str, str] | None = None
     private: frozenset[str] = frozenset()
@@ -63,13 +62,14 @@ def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -
 
 
 class UnlistedTexts:
-    """Return texts as ``unlisted`` does, many of them, by what is read of the registry once.
+    """Converts many texts as ``unlisted`` does, with a cache of the names in the registry.
 
-    It is read again after a commit to the registry, by any process. Threads may share one.
+    The cache is discarded after a commit to the registry by any process. Threads may share one
+    object.
 
     Args:
         registry: The registry of the whole store.
-        allowed_names: The names that may stay.
+        allowed_names: The names that may remain.
     """
 
     def __init__(self, registry: Registry, *, allowed_names: Collection[str]) -> None:
@@ -103,10 +103,10 @@ class UnlistedTexts:
             )
 
     def _read(self, quoted: Collection[str]) -> None:
-        """Read what is private and which quoted texts are names, where it is not known."""
+        """Update the cache: private names, and which of the quoted texts are names."""
         if self._watch is None:
             self._watch = ChangeWatch(self._registry)
-        state = self._watch.state()  # what is read is of this state, or of one after it
+        state = self._watch.state()  # the rows read below are of this state or a later one
         if state == self._state and self._checked.issuperset(quoted):
             return
         with self._registry.reading() as connection:
@@ -122,15 +122,23 @@ class UnlistedTexts:
 def unlisted_hint(
     registry: Registry, hint: str | None, *, allowed_names: Collection[str]
 ) -> str | None:
-    """Return a hint as it is stored; one that names anything else is left out."""
+    """Return a hint, or None if it contains names that are not allowed."""
     if hint is None or unlisted(registry, hint, allowed_names=allowed_names) != hint:
         return None
     return hint
 
 
 def shown(connection: Connection, text: str) -> str:
-    """Return a stored error for the reader of a connection, with listings of what is visible."""
-    text = _SHOWN.sub(lambda match: _listing(connection, match[1]), text)
+    """Return a stored error for the reader of a connection, with listings of visible names."""
+
+    def list_names(match: re.Match[str]) -> str:
+        column = _NAME_COLUMNS[match[1]]
+        count = connection.execute(sa.select(sa.func.count(sa.distinct(column)))).scalar_one()
+        first = sa.select(column).distinct().order_by(column).limit(_LISTED)
+        names = listing(connection.execute(first).scalars())
+        return f"{names} and {count - _LISTED} more" if count > _LISTED else names
+
+    text = _SHOWN.sub(list_names, text)
     hidden: Hidden | None = connection.info.get(HIDDEN)
     if hidden is not None and hidden.is_named(text):
         return _WITHHELD
@@ -144,11 +152,11 @@ def _without_names(
     private: Collection[str],
     allowed_names: Collection[str],
 ) -> str:
-    """Return a text without names; without ``names`` every quoted one counts as a name.
+    """Return a text without names; if ``names`` is None, every quoted text counts as a name.
 
-    >>> there = {"visits": "feature groups", "pay": "feature groups"}
+    >>> names = {"visits": "feature groups", "pay": "feature groups"}
     >>> text = "Unknown group 'visitz'. Available: 'pay', 'visits' and 3 more."
-    >>> _without_names(text, there, private=(), allowed_names=["visitz"])
+    >>> _without_names(text, names, private=(), allowed_names=["visitz"])
     "Unknown group 'visitz'. Available: [list of feature groups]."
     """
 
@@ -165,7 +173,7 @@ def _without_names(
 
 
 def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
-    """Return which quoted texts are names of things of the store, with their kinds."""
+    """Return the quoted texts that are names in the store, with their kinds."""
     names: dict[str, str] = {}
     if not quoted:
         return names
@@ -174,11 +182,3 @@ def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
         for name in connection.execute(query).scalars():
             names.setdefault(str(name), kind)
     return names
-
-
-def _listing(connection: Connection, kind: str) -> str:
-    column = _NAME_COLUMNS[kind]
-    count = connection.execute(sa.select(sa.func.count(sa.distinct(column)))).scalar_one()
-    first = sa.select(column).distinct().order_by(column).limit(_LISTED)
-    text = listing(connection.execute(first).scalars())
-    return f"{text} and {count - _LISTED} more" if count > _LISTED else text

@@ -1,10 +1,9 @@
-"""Which stores a registry database serves, and which database a store remembers.
+"""Assignment of stores to registry databases that several locations share.
 
-A database of its own URL may be the registry of several locations. Each has an index of its own in
-it: the first one the tables of the database itself, every other a schema (Postgres) or a file
-beside it (SQLite), named by the store's id. The location keeps the id and the URL, without secrets,
-in ``registry.json``; the database keeps the id and the location in the table
-``featurestore_stores``.
+Each location has an index of its own in the database: the first one uses the tables of the database
+itself, every other one a schema (Postgres) or a second file (SQLite) named by the store's id. The
+location stores the id and the URL, without secrets, in ``registry.json``; the database stores the id
+and the location in the table ``featurestore_stores``.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import ConfigurationError, RegistryError, listing
 from featurestore.model.paths import StorePaths, version_of
 from featurestore.registry import tables
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
 
 MEMORY_FILE = "registry.json"
-# What a place in an object store remembers of a registry that is a SQLite file of some machine.
+# The URL in the memory of a location in an object store whose registry is a local SQLite file.
 CACHE = "sqlite: a cache on each machine"
 _ID = re.compile(r"[0-9a-f]{32}")
-# Any constant works; it only has to be the same in every process that claims a place.
+# Any constant works; it only has to be the same in every process that claims an index.
 _CLAIM_LOCK = 4_918_274_611
 
 _stores = sa.Table(
@@ -41,7 +39,7 @@ _stores = sa.Table(
 
 @dataclass(frozen=True)
 class Memory:
-    """What a location remembers: the id of its store, and its registry's URL without secrets."""
+    """The content of ``registry.json``: the store's id, and the registry's URL without secrets."""
 
     store: str
     registry: str
@@ -49,7 +47,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """The location of a store's index in a database: its own tables, or under the store's id."""
+    """The location of a store's index: the database's own tables, or those of the store's id."""
 
     store: str
     is_first: bool
@@ -68,7 +66,7 @@ class IndexLocation:
 
 
 def remembered(directory: str) -> Memory | None:
-    """Return what a location remembers; None where it has its registry in itself.
+    """Return the memory of a location; None if its registry is in the location.
 
     Raises:
         RegistryError: The file is damaged.
@@ -81,30 +79,30 @@ def remembered(directory: str) -> Memory | None:
     store, registry = fields.get("store"), fields.get("registry")
     if not isinstance(store, str) or not _ID.fullmatch(store) or not isinstance(registry, str):
         raise RegistryError(
-            f"The file {path!r} does not say which registry the store has.",
+            f"The file {path!r} does not contain the URL of the store's registry.",
             hint="remove it, then 'featurestore registry rebuild'",
         )
     return Memory(store, registry)
 
 
 def check_not_forgotten(directory: str) -> None:
-    """Refuse to open the registry in a location that has it elsewhere.
+    """Raise ConfigurationError if the registry of a location is in another database.
 
     Raises:
-        ConfigurationError: Names the URL to give.
+        ConfigurationError: Names the URL to pass.
     """
     memory = remembered(directory)
     if memory is not None:
         raise ConfigurationError(
             f"The store at {directory!r} has its registry at {memory.registry}, "
-            "which was not given.",
+            "which was not passed.",
             hint=f"connect({directory!r}, registry={memory.registry!r}), or "
             "$FEATURESTORE_REGISTRY; a password goes into the URL",
         )
 
 
 def without_secrets(url: sa.URL) -> str:
-    """Return a URL to remember: no password, no options, and no path of the moment.
+    """Return a URL without password and options, and with an absolute path.
 
     >>> without_secrets(sa.make_url("postgresql://me:secret@host/features?sslpassword=secret"))
     'postgresql://me@host/features'
@@ -124,13 +122,13 @@ def claim(
         connection: A transaction of the database itself.
         url: Its URL.
         directory: The location.
-        adopt: Claim a place also for a location that holds groups, since its index is to be
-            written anew.
+        adopt: Claim an index also for a location that contains groups, since the index is about to
+            be rebuilt.
         read_only: The location cannot be written.
 
     Raises:
-        RegistryError: The location holds groups, and the database knows nothing of them; or it is a
-            copy of another one that has its index here.
+        RegistryError: The location contains groups that the database does not know; or it is a copy
+            of a location that has its index here.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
@@ -156,7 +154,7 @@ def claim(
 
 
 def _to_remember(url: sa.URL, directory: str) -> str:
-    """Return what a location remembers of its registry: a file is of one machine, a URI of many."""
+    """Return the URL to store in a location: a SQLite file serves a single machine."""
     if not storage_for(directory).is_local and url.get_backend_name() == "sqlite":
         return CACHE
     return without_secrets(url)
@@ -171,7 +169,7 @@ def find(connection: Connection, directory: str) -> IndexLocation | None:
 
 
 def locations(connection: Connection) -> list[str]:
-    """Return the locations whose index a database holds."""
+    """Return the locations whose index is in a database."""
     rows = connection.execute(sa.select(_stores.c.location).order_by(_stores.c.location))
     return [row.location for row in rows]
 
@@ -199,19 +197,19 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
 def _claim_index(
     connection: Connection, directory: str, memory: Memory | None, *, adopt: bool, url: sa.URL
 ) -> IndexLocation:
-    is_listed = _lists_something_of(connection, directory)
-    if not (adopt or is_listed) and _holds_something(directory):
+    is_listed = _lists_versions_of(connection, directory)
+    if not (adopt or is_listed) and _contains_versions(directory):
         raise _unknown(connection, directory, url)
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
-    is_first = is_free and (is_listed or not _lists_something(connection))
+    is_first = is_free and (is_listed or not _listed(connection))
     store = uuid.uuid4().hex if memory is None else memory.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
     return IndexLocation(store, is_first)
 
 
 def _listed(connection: Connection) -> list[tuple[str, str, int]]:
-    """Return the folder, name and version of everything in the database's own tables."""
+    """Return (folder, name, version) of all groups and datasets in the database's own tables."""
     listed = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
     for kind, table in paths.items():
@@ -221,11 +219,7 @@ def _listed(connection: Connection) -> list[tuple[str, str, int]]:
     return listed
 
 
-def _lists_something(connection: Connection) -> bool:
-    return bool(_listed(connection))
-
-
-def _lists_something_of(connection: Connection, directory: str) -> bool:
+def _lists_versions_of(connection: Connection, directory: str) -> bool:
     """Return whether the database's own tables list a group or dataset of the location."""
     paths = StorePaths(directory)
     for kind, name, version in _listed(connection):
@@ -238,7 +232,7 @@ def _lists_something_of(connection: Connection, directory: str) -> bool:
     return False
 
 
-def _holds_something(directory: str) -> bool:
+def _contains_versions(directory: str) -> bool:
     paths = StorePaths(directory)
     for root in (paths.featuregroups, paths.training_datasets):
         for name in files.list_directory(root):
@@ -251,9 +245,9 @@ def _holds_something(directory: str) -> bool:
 def _unknown(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
     known_locations = listing(locations(connection))
     return RegistryError(
-        f"The store at {directory!r} holds feature groups or training datasets, and the registry "
-        f"{without_secrets(url)} knows nothing of them; the stores that it knows: {known_locations}.",
-        hint="give the registry that the store had, or let this one read the tables: "
+        f"The store at {directory!r} contains feature groups or training datasets that the registry "
+        f"{without_secrets(url)} does not know. Its stores: {known_locations}.",
+        hint="pass the registry that the store had, or rebuild this one from the tables: "
         f"featurestore --location {directory} --registry {without_secrets(url)} registry rebuild",
     )
 
@@ -262,6 +256,6 @@ def _copied(original: str, directory: str) -> RegistryError:
     return RegistryError(
         f"The store at {directory!r} is a copy of the one at {original!r}, "
         "and would share its index in the registry.",
-        hint="give the copy an index of its own: "
+        hint="create an index for the copy: "
         f"featurestore --location {directory} --registry ... registry rebuild",
     )

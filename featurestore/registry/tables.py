@@ -26,8 +26,8 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import OutOfRange
 
 metadata = MetaData()
-# Letters of a text to search for.
-MOST_SEARCHED = 1_000
+# The maximum length of a search text.
+MAX_SEARCH_LENGTH = 1_000
 
 featuregroups = Table(
     "featuregroups",
@@ -41,7 +41,7 @@ featuregroups = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("job", String(63)),
     Column("created", BigInteger, nullable=False),
-    # When it was last written, as far as this registry was told.
+    # The last write through this registry.
     Column("changed", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("name", "version", name="uq_featuregroups_name_version"),
     Index("ix_featuregroups_changed", "changed"),
@@ -89,7 +89,7 @@ lineage = Table(
     Index("ix_lineage_source", "source", "source_version"),
 )
 
-# What each aggregate over a window of a group, dataset or view is made of.
+# The definition of each aggregate over a window of a group, dataset or view.
 window_features = Table(
     "window_features",
     metadata,
@@ -108,7 +108,7 @@ window_features = Table(
     Index("ix_window_features_output", "kind", "name", "version"),
 )
 
-# What a search looks through; ids are used once, as the index of SQLite may know ids that are gone.
+# The texts of a search; ids are not reused, since the index of SQLite may contain removed ids.
 search_documents = Table(
     "search_documents",
     metadata,
@@ -124,7 +124,7 @@ search_documents = Table(
     sqlite_autoincrement=True,
 )
 
-# Where rows come from: kind, URI, options, and where the secret is.
+# Registered sources: kind, URI, options, and the reference of the secret.
 sources = Table(
     "sources",
     metadata,
@@ -162,7 +162,7 @@ training_dataset_pins = Table(
     Index("ix_pins_featuregroup", "featuregroup", "version"),
 )
 
-# What each version of a feature view says, as its file does.
+# The definition of each version of a feature view, as in its file.
 feature_views = Table(
     "feature_views",
     metadata,
@@ -204,7 +204,7 @@ intents = Table(
     Index("ix_intents_name", "kind", "name"),
 )
 
-# When each process that writes was last heard of.
+# The last heartbeat of each process that writes.
 owners = Table(
     "owners",
     metadata,
@@ -212,7 +212,7 @@ owners = Table(
     Column("seen", BigInteger, nullable=False),
 )
 
-# Every definition that a job ever had; the highest version is the one that runs.
+# All definitions of a job; the highest version is current.
 job_definitions = Table(
     "job_definitions",
     metadata,
@@ -224,7 +224,7 @@ job_definitions = Table(
     Column("registered", BigInteger, nullable=False),
 )
 
-# Where a job stands, and which process runs it at the moment.
+# The state of a job, and the process that has its lease.
 job_states = Table(
     "job_states",
     metadata,
@@ -279,7 +279,7 @@ windows = Table(
 )
 
 
-# What a monitor found in each window, as its report says it.
+# The report of a monitor for each window.
 monitor_results = Table(
     "monitor_results",
     metadata,
@@ -294,7 +294,7 @@ monitor_results = Table(
     Index("ix_monitor_results_end", "monitor", "window_end"),
 )
 
-# Windows out of bounds that a person accepted. ``subjects`` is a JSON list of [kind, name, start of
+# Windows out of bounds that a user accepted. ``subjects`` is a JSON list of [kind, name, start of
 # the new baseline or null]; a null ``window_start`` accepts all windows that end by ``until``.
 monitor_acceptances = Table(
     "monitor_acceptances",
@@ -309,7 +309,7 @@ monitor_acceptances = Table(
     Index("ix_monitor_acceptances_monitor", "monitor", "until"),
 )
 
-# Where alerts go; ``secret`` is a reference.
+# Destinations of alerts; ``secret`` is a reference.
 alert_channels = Table(
     "alert_channels",
     metadata,
@@ -319,7 +319,7 @@ alert_channels = Table(
     Column("created", BigInteger, nullable=False),
 )
 
-# From the message that something began to the one that it ended.
+# An incident lasts from the message of its beginning to the message of its end.
 incidents = Table(
     "incidents",
     metadata,
@@ -332,7 +332,7 @@ incidents = Table(
     Index("ix_incidents_job", "job", "ended"),
 )
 
-# Messages, written in the transaction that they tell of, and who is sending them.
+# Messages, added in the transaction that they report, and the process that sends them.
 outbox = Table(
     "outbox",
     metadata,
@@ -348,7 +348,7 @@ outbox = Table(
     Index("ix_outbox_next_try", "delivered", "next_try"),
 )
 
-# Runs of experiments, as their run.json tells of them.
+# Runs of experiments, from their run.json.
 experiment_runs = Table(
     "experiment_runs",
     metadata,
@@ -381,7 +381,7 @@ models = Table(
 )
 
 
-# Where stream jobs stand: the next offset of each partition, and the topic's end as it was then.
+# The progress of stream jobs: the next offset and the end offset of each partition.
 stream_offsets = Table(
     "stream_offsets",
     metadata,
@@ -406,7 +406,7 @@ stream_progress = Table(
     Column("looked", BigInteger, nullable=False),
 )
 
-# -- access: who may come in, and what they may do. Rebuilt from access.json, not from tables. ----
+# -- access: users and their rights. Rebuilt from access.json, not from tables. --------------------
 
 # ``role`` is that on the whole store; a user of a provider has its issuer and subject.
 users = Table(
@@ -421,7 +421,7 @@ users = Table(
     UniqueConstraint("issuer", "subject", name="uq_users_identity"),
 )
 
-# Of a token there is its SHA-256 alone.
+# Only the SHA-256 of a token is stored.
 tokens = Table(
     "tokens",
     metadata,
@@ -445,7 +445,7 @@ group_roles = Table(
     Index("ix_group_roles_username", "username"),
 )
 
-# Groups, all versions of each, that only those read who have a role on them.
+# Groups that are readable only with a role on them.
 private_groups = Table(
     "private_groups",
     metadata,
@@ -453,7 +453,7 @@ private_groups = Table(
     Column("created", BigInteger, nullable=False),
 )
 
-# Browsers that are signed in, by the SHA-256 of their cookie.
+# Signed-in browsers, by the SHA-256 of their cookie.
 sign_ins = Table(
     "sign_ins",
     metadata,
@@ -463,7 +463,7 @@ sign_ins = Table(
     Index("ix_sign_ins_username", "username"),
 )
 
-# What limits guessing: failures by user and by address.
+# Failed sign-ins by user and by address, which limit guessing.
 failed_sign_ins = Table(
     "failed_sign_ins",
     metadata,
@@ -473,7 +473,7 @@ failed_sign_ins = Table(
     Index("ix_failed_sign_ins_who", "who", "at"),
 )
 
-# Who changed what; ``how`` is a token, the browser or the command line.
+# Changes; ``how`` is a token, the browser or the command line.
 audit_log = Table(
     "audit_log",
     metadata,
@@ -496,26 +496,26 @@ def is_latest(groups: Table) -> ColumnElement[bool]:
 
 
 def check_search_text(text: str) -> None:
-    """Refuse a text that is longer than a search takes: databases limit patterns, SQLite to 50,000.
+    """Check the length of a search text: databases limit patterns, SQLite to 50,000 characters.
 
     Raises:
-        OutOfRange: It is.
+        OutOfRange: The text is too long.
     """
-    if len(text) > MOST_SEARCHED:
+    if len(text) > MAX_SEARCH_LENGTH:
         raise OutOfRange(
-            f"The text to search for has {len(text):,} letters; a search takes {MOST_SEARCHED:,}.",
+            f"The search text has {len(text):,} characters; the maximum is {MAX_SEARCH_LENGTH:,}.",
             hint=f"search for {text[:20]!r}",
         )
 
 
 def contains_text(connection: Connection, column: Column[str], text: str) -> ColumnElement[bool]:
-    """Return the condition that a column contains a text, in whatever case.
+    """Return the condition that a column contains a text, case ignored.
 
     Raises:
-        OutOfRange: The text is longer than a search takes.
+        OutOfRange: The text is too long.
     """
     check_search_text(text)
     if connection.dialect.name == "sqlite":
-        # Its LIKE leaves case aside by itself, three times as fast as over lower().
+        # Its LIKE ignores the case, three times as fast as lower().
         return column.contains(text, autoescape=True)
     return column.icontains(text, autoescape=True)

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.errors import (
-    TrainingDatasetExists,
-    TrainingDatasetNotFound,
-    did_you_mean,
-    listing,
-)
+from featurestore.errors import TrainingDatasetExists, TrainingDatasetNotFound, did_you_mean
 from featurestore.model.arguments import check_version
-from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry import search_documents
-from featurestore.registry.rows import readable, versions_of
-from featurestore.registry.tables import tags, training_dataset_pins, training_datasets
+from featurestore.model.feature_view import view_source
+from featurestore.model.manifest import Manifest
+from featurestore.model.times import from_micros, parse_moment, to_micros, utc_now
+from featurestore.registry import artifacts, lineage
+from featurestore.registry.artifacts import VersionedTable
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import training_dataset_pins, training_datasets
 
 KIND = "training_dataset"
+
+
+def _suggest_dataset(name: str, names: list[str]) -> str | None:
+    """Return the call for a name that ends in its version, or the most similar name."""
+    match = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
+    if match is not None and match[1] in names:
+        return f"get_training_dataset({match[1]!r}, version={match[2]})"
+    return did_you_mean(name, names, write="{!r}")
+
+
+_TABLE = VersionedTable(
+    kind=KIND,
+    noun="training dataset",
+    table=training_datasets,
+    not_found=TrainingDatasetNotFound,
+    latest_hint="the latest is version {version}",
+    creation_hint="featurestore.create_training_dataset(data, name) makes one",
+    suggest=_suggest_dataset,
+    list_command="featurestore td list",
+)
+versions, remove = _TABLE.versions, _TABLE.remove
 
 
 @dataclass(frozen=True)
@@ -50,9 +70,40 @@ class RegisteredDataset:
     pins: tuple[Pin, ...] = field(default=())
 
 
+def register(connection: Connection, manifest: Manifest) -> None:
+    """Register a finished dataset with its pins, tags and lineage, unless it is registered."""
+    name, version = manifest.name, manifest.version
+    if find(connection, name, version) is not None:
+        return
+    dataset = RegisteredDataset(
+        name=name,
+        version=version,
+        manifest_hash=manifest.content_hash,
+        format=manifest.data_format,
+        rows=sum(split.rows for split in manifest.splits),
+        description=manifest.description,
+        run_id=manifest.run_id,
+        created=parse_moment(manifest.created) if manifest.created else None,
+        pins=pins_of(map(dict, manifest.sources)),
+    )
+    add(connection, dataset)
+    artifacts.replace_tags(connection, KIND, name, version, manifest.tags)
+    inputs: list[Mapping[str, Any]] = [*manifest.sources, *manifest.reads]
+    if manifest.view is not None:
+        source = view_source(str(manifest.view["name"]))
+        inputs.append({"source": source, "version": manifest.view["version"]})
+    run_id = manifest.run_id
+    lineage.add(connection, KIND, name, version, delta_version=None, inputs=inputs, run_id=run_id)
+    lineage.replace_windows(connection, KIND, name, version, manifest.windows)
+
+
 def add(connection: Connection, dataset: RegisteredDataset) -> None:
-    """Register a version with its pins. TrainingDatasetExists when it is there."""
-    if _row(connection, dataset.name, dataset.version) is not None:
+    """Register a version with its pins.
+
+    Raises:
+        TrainingDatasetExists: It is registered already.
+    """
+    if _TABLE.row(connection, dataset.name, dataset.version) is not None:
         raise TrainingDatasetExists(
             f"Training dataset {dataset.name!r} version {dataset.version} exists already.",
             hint="leave version=None for the next version",
@@ -78,101 +129,8 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
         connection.execute(training_dataset_pins.insert(), pins)
 
 
-def find(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset | None:
-    """Return a version (None: the latest), or None when there is no such."""
-    row = _row(connection, name, version)
-    return None if row is None else _dataset(connection, row)
-
-
-def get(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset:
-    """Return a version (None: the latest); TrainingDatasetNotFound lists what there is."""
-    dataset = find(connection, name, version)
-    if dataset is not None:
-        return dataset
-    existing = versions(connection, name)
-    if existing:
-        raise TrainingDatasetNotFound(
-            f"Training dataset {name!r} has no version {version}; "
-            f"it has {', '.join(map(str, existing))}.",
-            hint=f"the latest is version {max(existing)}",
-        )
-    column = training_datasets.c.name
-    names = connection.execute(sa.select(column).distinct().order_by(column)).scalars().all()
-    raise TrainingDatasetNotFound(
-        f"Unknown training dataset {name!r}. Available: {listing(names)}.",
-        hint=_meant(name, names),
-        command=did_you_mean(name, names) or "featurestore td list",
-    )
-
-
-def _meant(name: str, names: Sequence[str]) -> str:
-    """Return the call that a name with its version in it stands for, or the nearest name."""
-    ended = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
-    if ended is not None and ended[1] in names:
-        return f"get_training_dataset({ended[1]!r}, version={ended[2]})"
-    return did_you_mean(name, names, write="{!r}") or (
-        "featurestore.create_training_dataset(data, name) makes one"
-    )
-
-
-def versions(connection: Connection, name: str) -> list[int]:
-    """Return the versions of a dataset, ascending."""
-    columns = training_datasets.c
-    query = sa.select(columns.version).where(columns.name == name).order_by(columns.version)
-    return versions_of(connection, query, f"training dataset {name!r}")
-
-
-def every(
-    connection: Connection, *, limit: int | None = None, offset: int = 0
-) -> list[RegisteredDataset]:
-    """Return versions of datasets, by name and version: all, or one page."""
-    query = sa.select(training_datasets).order_by(
-        training_datasets.c.name, training_datasets.c.version
-    )
-    query = query.limit(limit).offset(offset)
-    return [_dataset(connection, row) for row in connection.execute(query).all()]
-
-
-def pinning(connection: Connection, featuregroup: str, version: int) -> list[tuple[str, int, int]]:
-    """Return the datasets made from a version of a group.
-
-    (dataset, its version, the group's Delta version).
-    """
-    pins = training_dataset_pins.c
-    query = (
-        sa.select(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
-        .join(training_dataset_pins, pins.training_dataset_id == training_datasets.c.id)
-        .where(pins.featuregroup == featuregroup, pins.version == version)
-        .order_by(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
-    )
-    with readable(f"what pins feature group {featuregroup!r} version {version}"):
-        return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
-
-
-def describe(connection: Connection, name: str, version: int, description: str) -> None:
-    """Write the description of a version in place of the one recorded before."""
-    columns = training_datasets.c
-    connection.execute(
-        training_datasets.update()
-        .where(columns.name == name, columns.version == version)
-        .values(description=description)
-    )
-
-
-def remove(connection: Connection, name: str, version: int) -> None:
-    """Forget a version with its pins and tags."""
-    columns = training_datasets.c
-    connection.execute(
-        training_datasets.delete().where(columns.name == name, columns.version == version)
-    )
-    connection.execute(
-        tags.delete().where(tags.c.kind == KIND, tags.c.name == name, tags.c.version == version)
-    )
-    search_documents.remove(connection, KIND, name, version)
-
-
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
-    """Return the pins that a manifest's ``sources`` state."""
+    """Return the pins of a manifest's ``sources``."""
     pins = []
     for each in sources:
         table_id = each.get("table_id")
@@ -187,13 +145,56 @@ def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-def _row(connection: Connection, name: str, version: int | None) -> Row[tuple[object, ...]] | None:
-    query = sa.select(training_datasets).where(training_datasets.c.name == name)
-    if version is None:
-        query = query.order_by(training_datasets.c.version.desc()).limit(1)
-    else:
-        query = query.where(training_datasets.c.version == version)
-    return connection.execute(query).first()
+def find(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset | None:
+    """Return a version (None: the latest), or None if it does not exist."""
+    row = _TABLE.row(connection, name, version)
+    return None if row is None else _dataset(connection, row)
+
+
+def get(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset:
+    """Return a version (None: the latest).
+
+    Raises:
+        TrainingDatasetNotFound: Lists the versions of the dataset, or the datasets.
+    """
+    dataset = find(connection, name, version)
+    if dataset is None:
+        raise _TABLE.missing(connection, name, version)
+    return dataset
+
+
+def every(
+    connection: Connection, *, limit: int | None = None, offset: int = 0
+) -> list[RegisteredDataset]:
+    """Return versions of datasets, by name and version: all, or one page."""
+    query = sa.select(training_datasets).order_by(
+        training_datasets.c.name, training_datasets.c.version
+    )
+    query = query.limit(limit).offset(offset)
+    return [_dataset(connection, row) for row in connection.execute(query).all()]
+
+
+def pinning(connection: Connection, featuregroup: str, version: int) -> list[tuple[str, int, int]]:
+    """Return (dataset, version, Delta version) of the datasets made from a version of a group."""
+    pins = training_dataset_pins.c
+    query = (
+        sa.select(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
+        .join(training_dataset_pins, pins.training_dataset_id == training_datasets.c.id)
+        .where(pins.featuregroup == featuregroup, pins.version == version)
+        .order_by(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
+    )
+    with readable(f"what pins feature group {featuregroup!r} version {version}"):
+        return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
+
+
+def describe(connection: Connection, name: str, version: int, description: str) -> None:
+    """Replace the description of a version."""
+    columns = training_datasets.c
+    connection.execute(
+        training_datasets.update()
+        .where(columns.name == name, columns.version == version)
+        .values(description=description)
+    )
 
 
 def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredDataset:

@@ -15,7 +15,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import Source
 from featurestore.model.times import parse_moment
-from featurestore.registry import featuregroups, features
+from featurestore.registry import featuregroups
 from featurestore.retrieval.resolve import Specs
 from featurestore.session import Session
 
@@ -48,7 +48,7 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     def groups_with(self, column: str) -> list[str]:
         """Return the names of the groups that have a column, in any version."""
         with self._session.registry.reading() as connection:
-            return features.groups_with(connection, column)
+            return featuregroups.groups_with(connection, column)
 
 
 class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):

@@ -257,7 +257,7 @@ def _account_response(
     request: Request, store: FeatureStore, person: Visitor, *, new_token: str | None
 ) -> HTMLResponse:
     with store.session.registry.reading() as connection:
-        tokens = access.every_token(connection, person.name)
+        tokens = access.list_tokens(connection, person.name)
         user = changes.get_user(connection, person.name)
     return page(
         request,

@@ -14,7 +14,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments import catalog
 from featurestore.experiments.run import Run, compare_runs
 from featurestore.registry import experiments as index
-from featurestore.registry import models as model_index
+from featurestore.registry.artifacts import models as model_index
 from featurestore.server import models
 from featurestore.server.charts import curves
 from featurestore.server.guard import Settings, Store

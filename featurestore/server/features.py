@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups import FeatureGroup
 from featurestore.model.names import parse_reference
-from featurestore.registry import features
+from featurestore.registry import featuregroups
 from featurestore.retrieval import explain_features
 from featurestore.server.guard import Store
 from featurestore.server.rendering import csv_of, page
@@ -35,11 +35,13 @@ def list_features(
 ) -> Items:
     """List the columns of the latest version of each group."""
 
-    def read(count: int, skipped: int) -> list[features.RegisteredFeature]:
+    def read(count: int, skipped: int) -> list[featuregroups.RegisteredFeature]:
         with store.session.registry.reading() as connection:
             if not q:
-                return features.latest(connection, limit=skipped + count)[skipped:]
-            return list(islice(features.containing(connection, q), skipped, skipped + count))
+                return featuregroups.latest_features(connection, limit=skipped + count)[skipped:]
+            return list(
+                islice(featuregroups.features_containing(connection, q), skipped, skipped + count)
+            )
 
     return items(
         read, lambda each: {**asdict(each), "reference": each.reference}, limit=limit, offset=offset
@@ -74,7 +76,9 @@ def basket_page(
     suggestions: list[str] = []
     if q.strip():
         with store.session.registry.reading() as connection:
-            candidates = list(islice(features.containing(connection, q.strip()), _MAX_SUGGESTIONS))
+            candidates = list(
+                islice(featuregroups.features_containing(connection, q.strip()), _MAX_SUGGESTIONS)
+            )
         suggestions = [
             candidate.reference
             for candidate in candidates

@@ -18,13 +18,12 @@ from featurestore.lineage.column_origins import (
 from featurestore.model.job import WindowJob
 from featurestore.model.names import parse_group_reference
 from featurestore.registry import (
-    feature_views,
     featuregroups,
-    features,
     jobs,
     overview,
     training_datasets,
 )
+from featurestore.registry.artifacts import feature_views
 from featurestore.registry.overview import GroupFilter
 from featurestore.server import lineage_graph as steps
 from featurestore.server import models
@@ -136,7 +135,7 @@ class FeatureSteps:
         for name, text in registered.spec.inputs.items():
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
                 tables[name] = parse_group_reference(text)
-        names = self._query(features.names, target.name, target.version)
+        names = self._query(featuregroups.feature_names, target.name, target.version)
         return origins_of_query(registered.spec.code, tables, names)
 
     def _datasets(self, node: Node) -> Edges:

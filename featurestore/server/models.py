@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.experiments.models import Model, catalog
-from featurestore.registry import models as index
+from featurestore.registry.artifacts import models as index
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
 from featurestore.store import FeatureStore

@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Match
 from featurestore.model.times import parse_duration
-from featurestore.registry import overview, search_filters
-from featurestore.registry.search_filters import SearchFilter
+from featurestore.registry import overview
+from featurestore.registry.overview import SearchFilter
 from featurestore.server.guard import Store
 from featurestore.server.rendering import AGES, is_partial, page
 from featurestore.server.rest import REFUSALS, Items, Limit, record
@@ -23,11 +23,11 @@ from featurestore.store import FeatureStore
 
 # Kinds that are searched by name only: category in the registry and URL pattern.
 _SEARCHED_BY_NAME = {
-    "training dataset": (search_filters.DATASET, "/datasets/{}"),
-    "feature view": (search_filters.VIEW, "/views/{}"),
-    "job": (search_filters.JOB, "/jobs/{}"),
-    "model": (search_filters.MODEL, "/models/{}"),
-    "experiment": (search_filters.EXPERIMENT, "/experiments?name={}"),
+    "training dataset": (overview.DATASET, "/datasets/{}"),
+    "feature view": (overview.VIEW, "/views/{}"),
+    "job": (overview.JOB, "/jobs/{}"),
+    "model": (overview.MODEL, "/models/{}"),
+    "experiment": (overview.EXPERIMENT, "/experiments?name={}"),
 }
 Kind = Literal[
     "feature group",
@@ -98,7 +98,7 @@ def _search_names(
     connection: Connection, kind: str, text: str, filters: SearchFilter, limit: int
 ) -> list[SearchResult]:
     category, address = _SEARCHED_BY_NAME[kind]
-    names = search_filters.names(connection, category, filters, text=text, limit=limit)
+    names = overview.names(connection, category, filters, text=text, limit=limit)
     return [SearchResult(kind, name, "name", name, address.format(name)) for name in names]
 
 

@@ -35,7 +35,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.secrets import allow_secret
+from featurestore.storage.grants import allow_secret
 
 _SAMPLE_ROWS = 5
 

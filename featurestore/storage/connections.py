@@ -1,29 +1,37 @@
-"""Connections of this process to object stores and HDFS: one for each bucket, opened on first use.
+"""Connections of this process to storages: one for each bucket, opened on first use.
 
-The scheme of a URI selects the class of the connection. The classes are imported lazily, since
-their libraries are optional.
+The scheme of a URI selects the class of the connection: that of object stores, or a plugin of the
+group ``featurestore.storages``. The classes are imported lazily, since their libraries are optional.
+``inspect`` checks a location: reach, write, read, list, conditional puts, clock and removal.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from importlib import import_module
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from featurestore.errors import FeatureStoreError, StorageError, UnsupportedLocation, listing
+from featurestore.plugins import find_plugin, load_plugin
 from featurestore.storage import settings
-from featurestore.storage.location import HDFS, Location, root_of, scheme_of, with_owner
+from featurestore.storage.location import (
+    OBJECT_STORES,
+    Location,
+    root_of,
+    scheme_of,
+    supported_schemes,
+    with_owner,
+)
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
 
-# Module and class by scheme; each takes the URI of a bucket and the options for it.
-_CLASSES = {
-    "s3": ("featurestore.storage.objects", "ObjectStorage"),
-    "gs": ("featurestore.storage.objects", "ObjectStorage"),
-    "az": ("featurestore.storage.objects", "ObjectStorage"),
-    HDFS: ("featurestore.storage.hdfs", "HdfsStorage"),
-}
+# Requests are signed with the time; servers refuse a larger difference.
+_MAX_SKEW_SECONDS = 300
 # Options and connections by scheme and host. Options may hold credentials: they stay in memory and
 # are never written to a file.
 _options: dict[str, dict[str, str]] = {}
@@ -75,10 +83,25 @@ def object_store_for(path: str) -> tuple[ObjectStore, str]:
     root = root_of(path)
     connection = _connections.get(root)
     if connection is None:
-        module, name = _CLASSES[scheme_of(root)]
-        connection = getattr(import_module(module), name)(root, _options.get(root, {}))
-        _connections[root] = connection
+        connection = _connections[root] = _connect(root)
     return connection, path[len(root) + 1 :]
+
+
+def _connect(root: str) -> ObjectStore:
+    """Connect to a bucket or file system, with the options for it."""
+    scheme, options = scheme_of(root), _options.get(root, {})
+    if scheme in OBJECT_STORES:
+        from featurestore.storage.objects import ObjectStorage
+
+        return ObjectStorage(root, options)
+    plugin = find_plugin("storages", scheme)
+    if plugin is None:
+        raise UnsupportedLocation(
+            f"No storage for {scheme}:// is installed. Available: {listing(supported_schemes())}.",
+            hint="install the package that has it",
+        )
+    store: ObjectStore = load_plugin(plugin)(root, options)
+    return store
 
 
 def delta_options(path: str) -> dict[str, str] | None:
@@ -110,6 +133,88 @@ def options_of_connections() -> dict[str, dict[str, str]]:
             options = {**s3_settings.store, **s3_settings.client}
         options_by_root[root] = options
     return options_by_root
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check; ``hint`` is the remedy for a failure."""
+
+    check: str
+    passed: bool
+    detail: str
+    hint: str | None = None
+
+
+def inspect(location: str) -> Iterator[Finding]:
+    """Check what a store needs at a URI; the probe object is removed at the end.
+
+    Checks that need the probe are skipped if it cannot be written.
+    """
+    try:
+        store, folder = object_store_for(location)
+        next(iter(store.list(folder)), None)
+    except FeatureStoreError as error:
+        yield Finding("reach", False, error.message, error.hint)
+        return
+    yield Finding("reach", True, f"{store.root} answers, and lists")
+    probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
+    try:
+        store.put_new(probe, b"first")
+    except StorageError as error:
+        yield Finding("write", False, error.message, error.hint)
+        return
+    yield Finding("write", True, "objects can be written")
+    try:
+        yield _conditional(store, probe)
+        yield _clock(store, probe)
+    finally:
+        with suppress(StorageError):
+            store.remove(probe)
+    yield _removal(store, probe)
+
+
+def _conditional(store: ObjectStore, probe: str) -> Finding:
+    try:
+        store.put_new(probe, b"second")
+    except FileExistsError:
+        return Finding("conditional put", True, "a name is taken once only")
+    except StorageError as error:
+        return Finding("conditional put", False, error.message, error.hint)
+    return Finding(
+        "conditional put",
+        False,
+        "the server overwrites objects despite If-None-Match: writers would lose commits",
+        "use a server that knows If-None-Match: S3 itself, MinIO, Ceph, versitygw",
+    )
+
+
+def _clock(store: ObjectStore, probe: str) -> Finding:
+    try:
+        stored = store.find(probe)
+    except StorageError as error:
+        return Finding("read", False, error.message, error.hint)
+    if stored is None:
+        return Finding(
+            "read", False, "the object just written does not exist", "try another server"
+        )
+    skew = time.time() - stored.modified.timestamp()
+    detail = f"this machine and the server differ by {abs(skew):.0f} s"
+    if abs(skew) > _MAX_SKEW_SECONDS:
+        return Finding("clock", False, detail, "set this machine's clock (NTP)")
+    return Finding("clock", True, detail)
+
+
+def _removal(store: ObjectStore, probe: str) -> Finding:
+    try:
+        is_removed = store.find(probe) is None
+    except StorageError as error:
+        return Finding("delete", False, error.message, error.hint)
+    if is_removed:
+        return Finding("delete", True, "objects can be removed")
+    hint = "allow s3:DeleteObject on the prefix"
+    if store.root.startswith("hdfs://"):
+        hint = "allow this user to write in the folder: hdfs dfs -chmod, -chown"
+    return Finding("delete", False, f"{probe} could not be removed", hint)
 
 
 def _forget_parent() -> None:

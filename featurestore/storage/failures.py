@@ -1,12 +1,37 @@
-"""Errors of the file system as errors of the library, and failures after a write was published."""
+"""Failures of files and requests: their errors, their retries, and those after a publication.
+
+Responses of servers may contain names of keys and signatures, so only their status and code go into
+an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
 from featurestore.errors import PublicationWarning, StorageError, refusal_hint
 from featurestore.model.arguments import warn_caller
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 8
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 5.0
+# Statuses 4xx for which a repeated request may succeed.
+_TRANSIENT_STATUSES = ("408", "409", "425", "429")
+_STATUS = re.compile(r"status code: (?P<status>\d{3})[ \w]*")
+_CODE = re.compile(r"<Code>(?P<code>\w{1,60})</Code>")
+_HINTS = {
+    "401": "check the credentials: the environment, ~/.aws/credentials or storage_options=",
+    "403": "check the credentials and what they allow: read, write, list and delete",
+    "404": "check the name of the bucket; it has to be there",
+    "301": "check the region: storage_options={'region': ...} or $AWS_REGION",
+}
 
 
 @contextmanager
@@ -56,3 +81,100 @@ def warn_published(subject: str, error: BaseException) -> None:
         f"{subject} landed, and then: {reason} Recovery does what is left; do not repeat the write.",
         PublicationWarning,
     )
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How the errors of a client library are handled.
+
+    Args:
+        errors: Returns the error classes of its requests.
+        is_transient: Returns True if a failed request may succeed when it is repeated.
+        failure: Returns the final error for an action on an object.
+    """
+
+    errors: Callable[[], tuple[type[Exception], ...]]
+    is_transient: Callable[[BaseException], bool]
+    failure: Callable[[str, str, BaseException], StorageError]
+
+
+def with_retries(
+    action: str, uri: str, call: Callable[[], Result], *, policy: RetryPolicy | None = None
+) -> Result:
+    """Return the result of an idempotent request, repeated while its failures are transient.
+
+    Args:
+        action: The verb in "Cannot read ...".
+        uri: The URI of the object.
+        call: Sends the request.
+        policy: How its errors are handled; that of object stores by default.
+
+    Raises:
+        FileNotFoundError: The server reports a missing object.
+        StorageError: The failure is permanent, or all attempts failed.
+    """
+    policy = policy or _OBJECT_STORES
+    attempt = 0
+    while True:
+        try:
+            return call()
+        except FileNotFoundError as error:
+            if _code(error) == "NoSuchBucket":
+                raise failure(action, uri, error) from None
+            raise FileNotFoundError(f"{uri!r} does not exist.") from None
+        except StorageError:
+            raise
+        except policy.errors() as error:
+            attempt += 1
+            if attempt == ATTEMPTS or not policy.is_transient(error):
+                raise policy.failure(action, uri, error) from None
+        pause(attempt)
+
+
+def request_errors() -> tuple[type[Exception], ...]:
+    """Return the error classes of requests to object stores."""
+    from obstore.exceptions import BaseError
+
+    return (BaseError, OSError)
+
+
+def pause(attempt: int) -> None:
+    """Wait before a request is repeated, longer after each attempt."""
+    longest = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
+    time.sleep(random.uniform(0.5, 1) * longest)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if a failed request may succeed when it is repeated."""
+    status = _status(error)
+    if status is None:
+        return not isinstance(error, PermissionError)
+    return status.startswith("5") or status in _TRANSIENT_STATUSES
+
+
+def failure(action: str, uri: str, error: BaseException) -> StorageError:
+    """Return the error for a request that failed permanently."""
+    status = _status(error)
+    if status is None:
+        reason = f"the server cannot be reached or did not answer ({type(error).__name__})"
+        hint = "check the endpoint and the network: featurestore doctor"
+    else:
+        code = _code(error)
+        reason = f"the server answered {status}"
+        if code is not None:
+            reason = f"{reason} ({code})"
+        hint = _HINTS.get(status, "try again; nothing is lost")
+    return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
+
+
+def _status(error: BaseException) -> str | None:
+    match = _STATUS.search(str(error))
+    return None if match is None else match["status"]
+
+
+def _code(error: BaseException) -> str | None:
+    match = _CODE.search(str(error))
+    return None if match is None else match["code"]
+
+
+_OBJECT_STORES = RetryPolicy(request_errors, is_transient, failure)

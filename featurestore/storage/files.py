@@ -19,11 +19,10 @@ from typing import IO, Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
-from featurestore.storage import local
+from featurestore.storage import local, storage_for
 from featurestore.storage.failures import reading, writing
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import Location, require_local, scheme_of
-from featurestore.storage.selection import storage_for
 
 _COPY_ATTEMPTS = 10
 _PARALLEL_UPLOADS = 8
@@ -188,7 +187,7 @@ def _names_below(path: str, below: str) -> list[str]:
     root = os.path.join(below, "")
     names = path[len(root) :].split("/") if path.startswith(root) else []
     if not names or any(name in ("", ".", "..") for name in names):
-        raise StorageError(f"Refused to remove {path!r}: it does not lie below {below!r}.")
+        raise StorageError(f"Refused to remove {path!r}: it is not below {below!r}.")
     return names
 
 
@@ -286,10 +285,10 @@ def is_link(path: str) -> bool:
     return storage_for(path).is_link(path)
 
 
-def is_same(left: str, right: str) -> bool:
+def is_same(first_path: str, second_path: str) -> bool:
     """Return True if two paths lead to the same file or directory."""
-    storage = storage_for(left)
-    return storage is storage_for(right) and storage.is_same(left, right)
+    storage = storage_for(first_path)
+    return storage is storage_for(second_path) and storage.is_same(first_path, second_path)
 
 
 def lies_below(path: str, directory: str) -> bool:

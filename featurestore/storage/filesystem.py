@@ -1,29 +1,34 @@
-"""The fsspec file system through which DuckDB reads files below URIs.
+"""Files below URIs for libraries without URI support: a file system for DuckDB, a local mirror.
 
-DuckDB shares one handle among its threads, which seek and then read; in a compressed file a thread
-continues after the read of another thread. So a seek applies to the next read of its thread, and a
-read without a seek continues after the last read of any thread. Size and time of a file are
-requested once.
+DuckDB reads through fsspec. It shares one handle among its threads, which seek and then read; in a
+compressed file a thread continues after the read of another thread. So a seek applies to the next
+read of its thread, and a read without a seek continues after the last read of any thread. Size and
+time of a file are requested once.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
+from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
+from featurestore.storage.failures import writing
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import SCHEMES
+from featurestore.storage.location import supported_schemes
 
 Guard = Callable[[], AbstractContextManager[None]]
 
 _MAX_CACHED = 10_000
+_PARALLEL_FETCHES = 4
 # DuckDB escapes wildcards by brackets.
 _LITERAL = re.compile(r"\[(.)\]")
 
@@ -45,7 +50,7 @@ def file_systems(guard: Guard) -> list[Any]:
     # The base class is imported when it is needed. DuckDB would put the first of several schemes
     # before every path, so each scheme has its own file system.
     systems = []
-    for scheme in SCHEMES:
+    for scheme in supported_schemes():
         system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
         systems.append(system(guard))
     return systems
@@ -94,14 +99,14 @@ class _Files:
         if cached is not None:
             return cached
         store, name = object_store_for(path)
-        stored = store.find(name)
-        if stored is None:
-            raise FileNotFoundError(f"There is no {path!r}.")
+        file = store.find(name)
+        if file is None:
+            raise FileNotFoundError(f"{path!r} does not exist.")
         with self._lock:
-            self._objects[path] = stored
+            self._objects[path] = file
             while len(self._objects) > _MAX_CACHED:
                 self._objects.popitem(last=False)
-        return stored
+        return file
 
 
 class _Handle:
@@ -143,3 +148,48 @@ class _Handle:
 
     def close(self) -> None:
         """Do nothing: no connection is open between two reads."""
+
+
+class Mirror:
+    """The files below a URI when they were listed; fetched ones have the same names locally."""
+
+    def __init__(self, uri: str) -> None:
+        """List the files and create the folder, which ``close`` removes."""
+        self._uri = uri
+        statuses = files.statuses_below(uri)
+        self._sizes = {path[len(uri) + 1 :]: status.size for path, status in statuses}
+        self.folder = files.temporary_directory()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all listed files, fetched or not."""
+        return list(self._sizes)
+
+    def fetch(self, names: Iterable[str]) -> None:
+        """Fetch files that were not fetched yet, several at a time; ignore unknown names.
+
+        Raises:
+            StorageError: A file cannot be read, or has changed since it was listed.
+        """
+        missing_names = [
+            name
+            for name in names
+            if name in self._sizes and not os.path.exists(files.inside(self.folder, name))
+        ]
+        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+            list(pool.map(self._fetch, missing_names))
+
+    def close(self) -> None:
+        """Remove the folder."""
+        files.remove_temporary(self.folder)
+
+    def _fetch(self, name: str) -> None:
+        source, target = f"{self._uri}/{name}", files.inside(self.folder, name)
+        with writing(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "wb") as file:
+                for chunk in files.read_chunks(source):
+                    file.write(chunk)
+                size = file.tell()
+        if size != self._sizes[name]:
+            raise StorageError(f"{source!r} changed while it was read.", hint="read again")

@@ -3,7 +3,7 @@
 A store may come from elsewhere, so code, secrets, servers and commands that it names are used only
 if they were registered on this machine. Registration writes a grant into the state directory
 (``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``); before use the store's
-request is compared with it.
+request is compared with it. A secret reference is resolved only for the address in its grant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from featurestore.errors import ConfigurationError, StorageError
+from featurestore.model.names import SecretReference
 from featurestore.storage import files
+
+_SECRETS = "allowed-secrets"
 
 
 def write_grant(kind: str, location: str, name: str, grant: Mapping[str, Any]) -> None:
@@ -34,3 +38,51 @@ def _path(kind: str, location: str, name: str) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     key = hashlib.sha256(f"{files.resolve(location)}\0{name}".encode()).hexdigest()
     return os.path.join(state, "featurestore", kind, f"{key}.json")
+
+
+def allow_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> None:
+    """Allow a store on this machine to send a secret to the address of a source or channel."""
+    grant = {"location": location, "name": name, "uri": uri, "secret": str(reference)}
+    write_grant(_SECRETS, location, name, grant)
+
+
+def resolve_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> str:
+    """Return the value of a secret reference, without the line end of a file.
+
+    Args:
+        reference: The variable or file of the secret.
+        location: The store that uses it.
+        name: The registered name of the source or channel.
+        uri: The address to which it will be sent.
+
+    Raises:
+        ConfigurationError: The name was not registered with this address and reference on this
+            machine, the variable is not set, or the file cannot be read or is empty. The text
+            contains the reference, never the secret.
+    """
+    grant = find_grant(_SECRETS, location, name)
+    if grant is None or (grant.get("uri"), grant.get("secret")) != (uri, str(reference)):
+        raise ConfigurationError(
+            f"The store at {location} uses the secret {reference} for {name!r}, which was not "
+            "registered with it on this machine.",
+            hint=f"if you trust the store, register {name!r} once more here",
+        )
+    if reference.kind == "env":
+        value = os.environ.get(reference.name, "")
+        advice = f"export {reference.name}=..."
+    else:
+        value = _read_file(reference)
+        advice = f"write the secret into {reference.name}"
+    if not value:
+        raise ConfigurationError(f"The secret {reference} is empty or not set.", hint=advice)
+    return value
+
+
+def _read_file(reference: SecretReference) -> str:
+    try:
+        return files.read_text(os.path.expanduser(reference.name)).rstrip("\r\n")
+    except (StorageError, OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"The secret {reference} cannot be read: {type(error).__name__}.",
+            hint=f"is {reference.name} there, readable for you, and a text?",
+        ) from error

@@ -1,18 +1,21 @@
 """Interfaces of storages: ``Storage`` for files by path, ``ObjectStore`` for objects by name.
 
-All files are opened through a ``Storage``, which ``selection.storage_for`` chooses from the path.
+All files are opened through a ``Storage``, which ``storage.storage_for`` chooses from the path.
 ``LocalStorage`` works on directories; ``RemoteStorage`` works on URIs, through the ``ObjectStore``
-of each bucket or HDFS.
+of each bucket or file system. ``fill`` copies responses into buffers of the caller.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Storage(Protocol):
     def is_link(self, path: str) -> bool:
         """Return True if a path is a symbolic link; object stores have none."""
 
-    def is_same(self, left: str, right: str) -> bool:
+    def is_same(self, first_path: str, second_path: str) -> bool:
         """Return True if two paths lead to the same file or directory."""
 
     def lies_below(self, path: str, directory: str) -> bool:
@@ -187,7 +190,7 @@ class ObjectStore(Protocol):
     """Objects by name below one root: a bucket, or the root of an HDFS.
 
     Names are relative, with ``/`` between their parts; no part is empty, ``.`` or ``..``; other
-    names are refused. There are no directories: a folder exists while it contains an
+    names are refused. Directories do not exist: a folder exists while it contains an
     object, and no object has the name of a folder. Nothing is renamed, appended to or locked, so that
     every server can keep these guarantees:
 
@@ -285,3 +288,32 @@ class ObjectStore(Protocol):
         With ``after`` only names that are greater; the full name of an object, which need not
         exist. Objects that are written meanwhile may be missing.
         """
+
+
+def total_bytes(buffers: Sequence[memoryview]) -> int:
+    """Return the number of bytes that fill all buffers."""
+    return sum(len(buffer) for buffer in buffers)
+
+
+def fill(buffers: Sequence[memoryview], chunks: Iterable[Buffer]) -> bool:
+    """Copy chunks into buffers, one after the other; return True if all buffers are full.
+
+    >>> first, second = bytearray(2), bytearray(3)
+    >>> fill([memoryview(first), memoryview(second)], [b"abc", b"de"])
+    True
+    >>> bytes(first), bytes(second)
+    (b'ab', b'cde')
+    """
+    remaining_buffers = iter(buffers)  # no buffer is empty
+    target = memoryview(b"")
+    for chunk in chunks:
+        source = memoryview(chunk)
+        while source:
+            if not target:
+                target = next(remaining_buffers, target)
+                if not target:
+                    return True
+            count = min(len(target), len(source))
+            target[:count] = source[:count]
+            target, source = target[count:], source[count:]
+    return not target and next(remaining_buffers, None) is None

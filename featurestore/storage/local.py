@@ -89,10 +89,10 @@ class LocalStorage:
         folder = os.path.dirname(path)
         temporary = _temporary_path(path)
         try:
-            with ExitStack() as opened:
+            with ExitStack() as resources:
                 with writing(path):
                     make_directory(folder)
-                    file = opened.enter_context(open(temporary, "wb", buffering=0))
+                    file = resources.enter_context(open(temporary, "wb", buffering=0))
                 yield _EarlyWriteback(file)
                 with writing(path):
                     os.fsync(file.fileno())
@@ -157,9 +157,9 @@ class LocalStorage:
     def is_link(self, path: str) -> bool:
         return os.path.islink(path)
 
-    def is_same(self, left: str, right: str) -> bool:
+    def is_same(self, first_path: str, second_path: str) -> bool:
         try:
-            return os.path.samefile(left, right)
+            return os.path.samefile(first_path, second_path)
         except OSError:
             return False
 
@@ -201,11 +201,11 @@ class LocalStorage:
         return datetime.now(UTC)
 
     def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
-        with ExitStack() as opened:
+        with ExitStack() as handles:
             try:
-                parent = _open_directory(below, None, opened)
+                parent = _open_directory(below, None, handles)
                 for name in names[:-1]:
-                    parent = _open_directory(name, parent, opened)
+                    parent = _open_directory(name, parent, handles)
                 status = os.stat(names[-1], dir_fd=parent, follow_symlinks=False)
                 if stat.S_ISDIR(status.st_mode):
                     _remove_tree(names[-1], parent)
@@ -271,11 +271,11 @@ class _EarlyWriteback:
         self._size = self._started = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        written = self._file.write(data)
-        self._size += written
+        count = self._file.write(data)
+        self._size += count
         if self._size - self._started >= _WRITEBACK_BYTES:
             self._start_writeback()
-        return written
+        return count
 
     def _start_writeback(self) -> None:
         """Let the kernel write the newest bytes.
@@ -311,9 +311,9 @@ def sync(paths: Iterable[str]) -> None:
 
     Several at a time, each directory once.
     """
-    written = list(paths)
-    folders = sorted({os.path.dirname(path) for path in written})
-    for batch in (written, folders):
+    files = list(paths)
+    folders = sorted({os.path.dirname(path) for path in files})
+    for batch in (files, folders):
         if len(batch) == 1:
             sync_path(batch[0])
         elif batch:
@@ -357,7 +357,7 @@ def _refusal(error: OSError) -> str:
     return f"{error.strerror} ({error.filename})"
 
 
-def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
+def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:
     """Open a directory by its name in an open one; refuse a symbolic link."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     if parent is not None:
@@ -366,7 +366,7 @@ def _open_directory(name: str, parent: int | None, opened: ExitStack) -> int:
             raise FileNotFoundError(name)  # a file has no files below it
         flags |= os.O_NOFOLLOW
     handle = os.open(name, flags, dir_fd=parent)
-    opened.callback(os.close, handle)
+    handles.callback(os.close, handle)
     return handle
 
 

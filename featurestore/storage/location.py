@@ -1,4 +1,4 @@
-"""Parse locations: absolute paths of this machine, and URIs of object stores and HDFS.
+"""Parse locations: absolute paths of this machine, and URIs of object stores and other storages.
 
 This module parses only; ``connections`` opens. A URI is text, not a path: ``normpath`` and
 ``PurePath`` would change it. Paths below a location are made with ``os.path.join``, which keeps it.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from featurestore.errors import InvalidArgument, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
+from featurestore.plugins import find_plugin, plugin_names
 
 _SEPARATOR = "://"
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
@@ -24,8 +25,8 @@ _SCHEME_ALIASES = {
     "abfs": "az",
     "abfss": "az",
 }
+OBJECT_STORES = ("s3", "gs", "az")
 HDFS = "hdfs"
-SCHEMES = ("s3", "gs", "az", HDFS)
 _EXAMPLES = {HDFS: "hdfs://namenode:port/path"}
 
 
@@ -49,7 +50,7 @@ class Location:
         match = _URI.fullmatch(text)
         scheme = match["scheme"] if match is not None else ""
         scheme = _SCHEME_ALIASES.get(scheme, scheme)
-        if match is None or scheme not in SCHEMES:
+        if match is None or not is_supported(scheme):
             raise UnsupportedLocation(
                 f"location={_without_password(text)!r} is not a location that the store supports.",
                 hint="a directory of this machine, also one where another file system is mounted, "
@@ -71,8 +72,24 @@ class Location:
 
     @property
     def bucket(self) -> str:
-        """The bucket or container; for HDFS the namenode and its port, or the cluster."""
+        """The bucket or container; on HDFS the namenode and its port, or the cluster."""
         return self.text.partition(_SEPARATOR)[2].partition("/")[0]
+
+
+def is_supported(scheme: str) -> bool:
+    """Return True for an object store, or an installed storage of this scheme.
+
+    Storages are entry points of the group ``featurestore.storages``, named by their scheme.
+
+    >>> is_supported("s3"), is_supported("ftp")
+    (True, False)
+    """
+    return scheme in OBJECT_STORES or find_plugin("storages", scheme) is not None
+
+
+def supported_schemes() -> tuple[str, ...]:
+    """Return the schemes of object stores and of installed storages."""
+    return (*OBJECT_STORES, *plugin_names("storages"))
 
 
 def is_uri(text: str) -> bool:
@@ -100,8 +117,8 @@ def root_of(path: str) -> str:
     >>> root_of("s3://models/features/x")
     's3://models'
     """
-    scheme, _, rest = path.partition(_SEPARATOR)
-    return f"{scheme}{_SEPARATOR}{rest.partition('/')[0]}"
+    scheme, _, tail = path.partition(_SEPARATOR)
+    return f"{scheme}{_SEPARATOR}{tail.partition('/')[0]}"
 
 
 def absolute(path: str) -> str:
@@ -135,8 +152,8 @@ def with_owner(location: str, owner: str) -> str:
     >>> with_owner("s3://models/features", "shop")
     's3://shop@models/features'
     """
-    scheme, _, rest = without_owner(location).partition(_SEPARATOR)
-    return f"{scheme}{_SEPARATOR}{owner}@{rest}"
+    scheme, _, tail = without_owner(location).partition(_SEPARATOR)
+    return f"{scheme}{_SEPARATOR}{owner}@{tail}"
 
 
 def without_owner(path: str) -> str:
@@ -145,19 +162,19 @@ def without_owner(path: str) -> str:
     >>> without_owner("s3://shop@models/features"), without_owner("s3://models/a@b")
     ('s3://models/features', 's3://models/a@b')
     """
-    scheme, separator, rest = path.partition(_SEPARATOR)
-    host, slash, name = rest.partition("/")
+    scheme, separator, tail = path.partition(_SEPARATOR)
+    host, slash, name = tail.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{name}"
 
 
-def require_local(path: str, what: str, hint: str) -> None:
+def require_local(path: str, action: str, hint: str) -> None:
     """Refuse an operation that works on directories only, before it writes anything.
 
     Raises:
         UnsupportedLocation: The path is a URI.
     """
     if is_uri(path):
-        raise UnsupportedLocation(f"{what} below {path} are not possible yet.", hint=hint)
+        raise UnsupportedLocation(f"{action} below {path} are not possible yet.", hint=hint)
 
 
 def _without_password(text: str) -> str:

@@ -1,13 +1,22 @@
-"""The manifest file of a training dataset: written last, checked whenever it is read."""
+"""Files of a training dataset: its manifest, and its description and tags.
+
+The manifest is written last and checked whenever it is read. Description and tags may change after
+the export, so they are in a second file, which lets a store be moved and its registry rebuilt.
+Without that file the values of the manifest apply.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from featurestore.errors import TrainingDatasetNotFound, WriteConflict
+from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteConflict
+from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
+
+ANNOTATIONS_FILE = "described.json"
 
 
 def manifest_path(directory: str) -> str:
@@ -51,3 +60,37 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
             f"{directory!r} has a manifest already: another export published this version.",
             hint="export again; leave version= out to make the next one",
         )
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Description and tags of a training dataset."""
+
+    description: str
+    tags: Mapping[str, str]
+
+
+def read_annotations(directory: str, manifest: Manifest) -> Annotations:
+    """Return the annotations of the dataset in a directory.
+
+    Raises:
+        DatasetDamaged: The file is damaged.
+    """
+    path = os.path.join(directory, ANNOTATIONS_FILE)
+    if not files.exists(path):
+        return Annotations(manifest.description, manifest.tags)
+    try:
+        data = JsonObject.from_value(files.read_json(path))
+        return Annotations(data.text("description"), data.object("tags").each(JsonObject.text))
+    except MalformedJson as error:
+        raise DatasetDamaged(
+            f"{path!r} is damaged: {error}.",
+            hint="remove it; then the values of the manifest apply",
+        ) from error
+
+
+def write_annotations(directory: str, annotations: Annotations) -> None:
+    """Write the annotations of a dataset and replace earlier ones."""
+    path = os.path.join(directory, ANNOTATIONS_FILE)
+    data = {"description": annotations.description, "tags": dict(annotations.tags)}
+    files.write_json(path, data)

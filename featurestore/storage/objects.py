@@ -11,12 +11,10 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import StorageError, missing_extra
-from featurestore.storage import retry
-from featurestore.storage.buffers import fill, total_bytes
-from featurestore.storage.failures import reading
-from featurestore.storage.interface import StoredObject, Writer
+from featurestore.storage import failures
+from featurestore.storage.failures import reading, with_retries
+from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name, without_owner
-from featurestore.storage.retry import with_retries
 from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ _LIST_PAGE = 1000
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 # Except the parts of a large upload: only obstore can repeat a part instead of the whole upload.
 _PART_RETRIES = {
-    "max_retries": retry.ATTEMPTS - 1,
+    "max_retries": failures.ATTEMPTS - 1,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2)},
 }
@@ -108,7 +106,7 @@ class ObjectStorage:
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         uri = self._uri(name)
-        for attempt in range(1, retry.ATTEMPTS + 1):
+        for attempt in range(1, failures.ATTEMPTS + 1):
             try:
                 put(self._store, name, data, mode="create", use_multipart=False)
                 return
@@ -117,11 +115,11 @@ class ObjectStorage:
                 if self._has_content(name, data):
                     return
                 raise FileExistsError(f"There is {uri!r} already.") from None
-            except retry.request_errors() as error:
+            except failures.request_errors() as error:
                 # The object may exist already; then the next attempt finds its own bytes.
-                if attempt == retry.ATTEMPTS or not retry.is_transient(error):
-                    raise retry.failure("write", uri, error) from None
-            retry.pause(attempt)
+                if attempt == failures.ATTEMPTS or not failures.is_transient(error):
+                    raise failures.failure("write", uri, error) from None
+            failures.pause(attempt)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
@@ -156,7 +154,7 @@ class ObjectStorage:
             metadata = with_retries("find", self._uri(name), partial(head, self._store, name))
         except FileNotFoundError:
             return None
-        return _stored(metadata)
+        return _to_stored_object(metadata)
 
     def remove(self, name: str) -> bool:
         exists = self.find(name) is not None
@@ -167,8 +165,8 @@ class ObjectStorage:
     def remove_below(self, folder: str) -> int:
         removed = 0
         names: list[str] = []
-        for stored in self.list(check_name(folder)):
-            names.append(stored.name)
+        for child in self.list(check_name(folder)):
+            names.append(child.name)
             if len(names) == _LIST_PAGE:
                 self._delete(names)
                 removed += len(names)
@@ -184,16 +182,16 @@ class ObjectStorage:
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
         uri = self._folder_uri(folder)
         last = after
-        for attempt in range(1, retry.ATTEMPTS + 1):
+        for attempt in range(1, failures.ATTEMPTS + 1):
             try:
-                for stored in self._list(folder, last):
-                    yield stored
-                    last = stored.name
+                for child in self._list(folder, last):
+                    yield child
+                    last = child.name
                 return
-            except retry.request_errors() as error:
-                if attempt == retry.ATTEMPTS or not retry.is_transient(error):
-                    raise retry.failure("list", uri, error) from None
-            retry.pause(attempt)
+            except failures.request_errors() as error:
+                if attempt == failures.ATTEMPTS or not failures.is_transient(error):
+                    raise failures.failure("list", uri, error) from None
+            failures.pause(attempt)
 
     def _uri(self, name: str) -> str:
         return f"{without_owner(self.root)}/{check_name(name)}"
@@ -219,7 +217,7 @@ class ObjectStorage:
             with_retries("write", uri, call)
         except FileNotFoundError as error:
             raise StorageError(
-                f"Cannot write {uri!r}: there is no such bucket.",
+                f"Cannot write {uri!r}: the bucket does not exist.",
                 hint="make the bucket, or check its name",
             ) from error
 
@@ -240,7 +238,7 @@ class ObjectStorage:
         )
         for page in pages:
             for each in page:
-                yield _stored(each)
+                yield _to_stored_object(each)
 
     def _delete(self, names: Sequence[str]) -> None:
         from obstore import delete
@@ -275,7 +273,7 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
     )
 
 
-def _stored(metadata: Mapping[str, Any]) -> StoredObject:
+def _to_stored_object(metadata: Mapping[str, Any]) -> StoredObject:
     modified = metadata["last_modified"]
     tag = metadata["e_tag"] or metadata["version"] or str(modified)
     return StoredObject(metadata["path"], metadata["size"], modified, tag)

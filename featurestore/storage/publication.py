@@ -13,9 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.storage import files, local
+from featurestore.storage import files, local, storage_for
 from featurestore.storage.failures import after_publication, writing
-from featurestore.storage.selection import storage_for
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -152,10 +152,10 @@ class RemoteStorage:
         return _listing_that_covers(path) is None and self.is_directory(path)
 
     def status(self, path: str) -> FileStatus:
-        stored = _find(path)
-        if stored is None:
-            raise FileNotFoundError(f"There is no {path!r}.")
-        return _status(stored)
+        file = _find(path)
+        if file is None:
+            raise FileNotFoundError(f"{path!r} does not exist.")
+        return _status(file)
 
     def is_readable(self, path: str) -> bool:
         return self.exists(path)
@@ -170,8 +170,8 @@ class RemoteStorage:
     def is_link(self, path: str) -> bool:
         return False
 
-    def is_same(self, left: str, right: str) -> bool:
-        return left == right
+    def is_same(self, first_path: str, second_path: str) -> bool:
+        return first_path == second_path
 
     def lies_below(self, path: str, directory: str) -> bool:
         relative = path.removeprefix(f"{directory}/")
@@ -201,8 +201,8 @@ class RemoteStorage:
 
     def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
         store, name = object_store_for(directory)
-        for stored in store.list(name):
-            yield f"{store.root}/{stored.name}", _status(stored)
+        for file in store.list(name):
+            yield f"{store.root}/{file.name}", _status(file)
 
     @contextmanager
     def listed_once(self, directory: str, *, after: str = "") -> Iterator[None]:
@@ -211,8 +211,8 @@ class RemoteStorage:
             yield
             return
         store, name = object_store_for(directory)
-        stored = store.list(name, after=f"{name}/{after}" if after else "")
-        objects = {f"{store.root}/{each.name}": each for each in stored}
+        listed_objects = store.list(name, after=f"{name}/{after}" if after else "")
+        objects = {f"{store.root}/{each.name}": each for each in listed_objects}
         token = _listing.set(_Listing(directory, after, objects))
         try:
             yield
@@ -221,10 +221,10 @@ class RemoteStorage:
 
     def last_written(self, path: str) -> datetime | None:
         store, name = object_store_for(path)
-        stored = store.find(name)
+        file = store.find(name)
         times = [each.modified for each in store.list(name)]
-        if stored is not None:
-            times.append(stored.modified)
+        if file is not None:
+            times.append(file.modified)
         return max(times, default=None)
 
     def current_time(self, location: str) -> datetime:
@@ -233,12 +233,12 @@ class RemoteStorage:
         probe = _probe_name(folder)
         store.put(probe, b"time")
         try:
-            stored = store.find(probe)
+            probe_object = store.find(probe)
         finally:
             store.remove(probe)
-        if stored is None:
+        if probe_object is None:
             raise StorageError(f"The object just written to {location!r} does not exist.")
-        return stored.modified
+        return probe_object.modified
 
     def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
         store, name = object_store_for(path)
@@ -298,8 +298,8 @@ def _find(path: str) -> StoredObject | None:
     return store.find(name) if name else None
 
 
-def _status(stored: StoredObject) -> FileStatus:
-    return FileStatus(stored.size, int(stored.modified.timestamp() * 1e9), stored.etag)
+def _status(file: StoredObject) -> FileStatus:
+    return FileStatus(file.size, int(file.modified.timestamp() * 1e9), file.etag)
 
 
 def _probe_name(folder: str) -> str:

@@ -72,7 +72,9 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
             value = _from_environment(key)
         if value:
             store[key] = value
-    if not any(key in store for key in _CREDENTIALS) and not _has_platform():
+    if not any(key in store for key in _CREDENTIALS) and not any(
+        name in os.environ for name in _PLATFORM
+    ):
         store.update(_from_file("credentials", _CREDENTIALS))
     if "aws_region" not in store:
         store["aws_region"] = _from_file("config", ("region",)).get("region", "us-east-1")
@@ -123,12 +125,12 @@ def _s3a_provider(values: Mapping[str, str]) -> str | None:
 def _s3a_proxy(url: str | None) -> dict[str, str]:
     if url is None:
         return {}
-    parts = urlsplit(url)
-    proxy = {"proxy.host": parts.hostname or "", "proxy.port": str(parts.port or 80)}
-    if parts.username is not None:
-        proxy["proxy.username"] = unquote(parts.username)
-    if parts.password is not None:
-        proxy["proxy.password"] = unquote(parts.password)
+    address = urlsplit(url)
+    proxy = {"proxy.host": address.hostname or "", "proxy.port": str(address.port or 80)}
+    if address.username is not None:
+        proxy["proxy.username"] = unquote(address.username)
+    if address.password is not None:
+        proxy["proxy.password"] = unquote(address.password)
     return proxy
 
 
@@ -147,10 +149,10 @@ def check_options(
             key = f"aws_{key}"
         key = _ALIASES.get(key, key)
         if key not in _S3 and key not in _CLIENT:
-            known = (*_S3, *_CLIENT)
+            known_options = (*_S3, *_CLIENT)
             raise ConfigurationError(
                 f"{argument}= has {name!r}, which is not known.",
-                hint=did_you_mean(key, known) or f"there are {', '.join(known)}",
+                hint=did_you_mean(key, known_options) or f"there are {', '.join(known_options)}",
             )
         checked[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return checked
@@ -165,10 +167,6 @@ def _from_environment(key: str) -> str | None:
         if os.environ.get(name):
             return os.environ[name]
     return None
-
-
-def _has_platform() -> bool:
-    return any(name in os.environ for name in _PLATFORM)
 
 
 def _from_file(name: str, keys: tuple[str, ...]) -> dict[str, str]:

@@ -25,16 +25,16 @@ class BatchFile:
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
         files.make_directory(directory)
-        with ExitStack() as opened:
+        with ExitStack() as resources:
             with writing(directory):
                 handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
                 os.close(handle)
-                opened.callback(self._unlink)
+                resources.callback(self._unlink)
                 # A batch of many columns consists of many small writes.
                 sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
-            self._sink = opened.enter_context(sink)
+            self._sink = resources.enter_context(sink)
             self._writer = pa.ipc.new_file(self._sink, schema)
-            self._opened = opened.pop_all()
+            self._resources = resources.pop_all()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch."""
@@ -52,7 +52,7 @@ class BatchFile:
 
     def close(self) -> None:
         """Close the file; batches that were read remain valid."""
-        self._opened.close()
+        self._resources.close()
 
     def _finish(self, open_file: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
         with writing(self._path):

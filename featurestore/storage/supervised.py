@@ -28,7 +28,7 @@ class SupervisedProcess:
     def __init__(
         self,
         command: Sequence[str],
-        given: bytes,
+        standard_input: bytes,
         *,
         log: str,
         environment: Mapping[str, str],
@@ -46,7 +46,7 @@ class SupervisedProcess:
                 cwd=directory,
                 start_new_session=True,  # Ctrl-C ends the caller, which then ends its workers
             )
-        self._send(len(given).to_bytes(8, "big") + given)
+        self._send(len(standard_input).to_bytes(8, "big") + standard_input)
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None

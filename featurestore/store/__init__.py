@@ -1,4 +1,4 @@
-"""FeatureStore, the facade: each method calls one package; the calls of a family are a module."""
+"""Connections to stores: ``connect`` opens a ``FeatureStore``, whose calls ``facade`` composes."""
 
 from __future__ import annotations
 
@@ -14,49 +14,15 @@ from featurestore.model.arguments import with_suggestions
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.publication import is_durable
-from featurestore.storage.selection import storage_for
-from featurestore.store.feature_views import FeatureViewCalls
-from featurestore.store.featuregroups import FeatureGroupCalls
-from featurestore.store.features import FeatureCalls
-from featurestore.store.insight import InsightCalls
-from featurestore.store.models import ModelCalls
-from featurestore.store.monitors import AlertCalls, MonitorCalls
-from featurestore.store.sources import SourceCalls
-from featurestore.store.training_datasets import TrainingDatasetCalls
+from featurestore.store.facade import FeatureStore
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
 
 __all__ = ["FeatureStore", "connect"]
-
-
-class FeatureStore(
-    FeatureGroupCalls,
-    FeatureCalls,
-    FeatureViewCalls,
-    TrainingDatasetCalls,
-    InsightCalls,
-    MonitorCalls,
-    ModelCalls,
-    AlertCalls,
-    SourceCalls,
-):
-    """A connection to one store.
-
-    Every call exists as a function of the module ``featurestore``, too.
-    """
-
-    def __enter__(self) -> FeatureStore:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"FeatureStore(location={self.location!r}, engine={self.engine!r})"
 
 
 @with_suggestions
@@ -105,7 +71,10 @@ def connect(
         location=location, engine=engine_name, registry=registry, durability=durability
     )
     if is_address(settings.location):
-        _current.store = _connect_remotely(settings.location, token)
+        from featurestore.store.remote import RemoteFeatureStore
+
+        token = token or os.environ.get("FEATURESTORE_TOKEN")
+        _current.store = RemoteFeatureStore(settings.location, token=token)
         return _current.store
     if token is not None:
         raise InvalidArgument(
@@ -138,9 +107,3 @@ def connect(
         recover(session)
     _current.store = FeatureStore(session)
     return _current.store
-
-
-def _connect_remotely(address: str, token: str | None) -> FeatureStore:
-    from featurestore.store.remote import RemoteFeatureStore
-
-    return RemoteFeatureStore(address, token=token or os.environ.get("FEATURESTORE_TOKEN"))

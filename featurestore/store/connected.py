@@ -9,8 +9,6 @@ from featurestore.model.arguments import suggest_arguments
 if TYPE_CHECKING:
     from featurestore.session import Session
 
-__all__ = ["StoreBase"]
-
 
 class StoreBase:
     """A connection to one store."""

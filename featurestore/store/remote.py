@@ -22,9 +22,9 @@ from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.storage import files
-from featurestore.storage.shardcache import write_checked
-from featurestore.store import FeatureStore
+from featurestore.storage.shards import write_checked
 from featurestore.store.connected import StoreBase
+from featurestore.store.facade import FeatureStore
 from featurestore.store.remote_handles import (
     Recipe,
     RemoteFeatureGroup,

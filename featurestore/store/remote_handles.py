@@ -36,7 +36,7 @@ T = TypeVar("T")
 def unsupported(address: str, feature: str, *, hint: str | None = None) -> UnsupportedRemotely:
     """Return the error for a feature that needs the store's files."""
     return UnsupportedRemotely(
-        f"{feature} needs the files of the store, and {address} serves what can be read of it.",
+        f"{feature} needs the files of the store, which {address} does not serve.",
         hint=hint or "connect where the store's directory or bucket can be reached",
     )
 

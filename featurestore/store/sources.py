@@ -142,7 +142,7 @@ class SourceCalls(StoreBase):
             tags: Texts to find the group by.
             expectations: As of ``create_featuregroup``; ``validate_featuregroup`` checks them.
             snapshots: "training" copies the rows that a training dataset uses into the store, so
-                that it can be made again; "never" keeps no copy, and the dataset says so.
+                that it can be exported again; "never" keeps no copy, which the dataset records.
 
         Raises:
             SourceNotFound: No source of this name is registered.
@@ -223,9 +223,9 @@ class SourceCalls(StoreBase):
     ) -> SourceFrame:
         """Return a lazy frame over a table, a query or files of a source.
 
-        It is data and labels wherever a dataframe is taken. Each reading sees one consistent
-        state, and only the columns that are needed leave the source. What was read is in the commit
-        of a group that is made of it, and in its lineage.
+        It serves as data or labels wherever a dataframe does. Each reading sees one consistent
+        state, and only the required columns leave the source. The commit of a group made from the
+        table records what was read, and so does the lineage.
 
         Args:
             name: The source.

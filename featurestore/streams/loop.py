@@ -26,7 +26,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import MicroBatch, StreamSource, Topic
 from featurestore.registry import featuregroups
-from featurestore.registry import streams as registered
+from featurestore.registry import jobs as registered_jobs
 from featurestore.session import Session
 from featurestore.storage.failures import after_publication
 from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
@@ -157,7 +157,7 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
     """Read the new records of the topic; start again from the table if overtaken."""
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
-        last_identity = registered.topic_id(connection, run.spec.name)
+        last_identity = registered_jobs.topic_id(connection, run.spec.name)
     for _ in range(_MAX_OVERTAKEN):
         state = read_snapshot(group.path)
         check_identity(state, run.stream, topic, last_identity)
@@ -288,8 +288,8 @@ def _record_progress(
         rate = run.progress.rows / run.progress.seconds
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.transaction() as connection:
-        registered.record_offsets(connection, run.spec.name, topic.name, offsets, ends=ends)
-        registered.record_progress(
+        registered_jobs.record_offsets(connection, run.spec.name, topic.name, offsets, ends=ends)
+        registered_jobs.record_progress(
             connection,
             run.spec.name,
             topic_id=topic.identity,

@@ -11,12 +11,13 @@ from featurestore.model.display import Listing
 from featurestore.model.featuregroup import check_tags
 from featurestore.recovery import datasets, liveness, recover, remove_unclaimed_stages
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import models, training_datasets
+from featurestore.registry import training_datasets
+from featurestore.registry.artifacts import models
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.annotations import Annotations, read_annotations, write_annotations
 from featurestore.storage.failures import after_publication
+from featurestore.storage.manifests import Annotations, read_annotations, write_annotations
 from featurestore.training.dataset import TrainingDataset
 
 

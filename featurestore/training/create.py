@@ -36,10 +36,9 @@ from featurestore.registry import reports
 from featurestore.registry.training_datasets import KIND
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.failures import after_publication
 from featurestore.storage.manifests import write_manifest
-from featurestore.storage.selection import storage_for
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
 from featurestore.training.export.manifest import (
@@ -284,7 +283,7 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
         return
     report = replace(report, version=manifest.version, run_id=manifest.run_id)
     with session.registry.transaction() as connection:
-        reports.add_validation(connection, KIND, report_to_json(report))
+        reports.add_validation_report(connection, KIND, report_to_json(report))
 
 
 class ExportProgress:

@@ -16,13 +16,11 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, source_text
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
-from featurestore.storage import files
-from featurestore.storage.annotations import read_annotations
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.location import require_local
-from featurestore.storage.manifests import read_manifest
-from featurestore.storage.selection import storage_for
-from featurestore.storage.shardcache import DEFAULT_CACHE_BYTES, cache_at
+from featurestore.storage.manifests import read_annotations, read_manifest
+from featurestore.storage.shards import DEFAULT_CACHE_BYTES, cache_at
 from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:

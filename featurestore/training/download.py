@@ -10,7 +10,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
-from featurestore.storage.shardcache import write_checked
+from featurestore.storage.shards import write_checked
 
 ByteReader = Callable[[str], Iterator[bytes]]
 """Yields the bytes of a file, by its path relative to the dataset."""

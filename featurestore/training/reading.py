@@ -24,7 +24,7 @@ from featurestore.plugins.format import find_format
 from featurestore.readers.class_weights import balanced_weights
 from featurestore.readers.columns import to_numpy, value_form
 from featurestore.readers.transformed import label_codes
-from featurestore.storage.shardcache import local_path
+from featurestore.storage.shards import local_path
 
 if TYPE_CHECKING:
     from featurestore.registry import Registry

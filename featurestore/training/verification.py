@@ -23,8 +23,7 @@ from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, M
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
-from featurestore.storage.shardcache import local_path
-from featurestore.storage.shardfile import PIECE_BYTES, digest_of, is_temporary
+from featurestore.storage.shards import PIECE_BYTES, digest_of, is_temporary, local_path
 from featurestore.training.export.assignment import SplitRule, assign_groups
 from featurestore.training.reading import split_batches
 from featurestore.transform.fitted import TRANSFORMATIONS

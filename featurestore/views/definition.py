@@ -34,7 +34,7 @@ from featurestore.model.times import utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import feature_views
+from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.planner import LabelTime

@@ -29,7 +29,7 @@ from featurestore.errors import (
 from featurestore.featuregroups import maintenance
 from featurestore.recovery import liveness, pins
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import intents, manifests, training_datasets
+from featurestore.registry import intents, training_datasets
 from featurestore.registry.training_datasets import Pin, RegisteredDataset
 from tests.on_spark import spark_in_soak
 
@@ -88,7 +88,7 @@ def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
     frame = duckdb_store.get_featuregroup("g", as_of=2)
     duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
     with duckdb_store.session.registry.transaction() as connection:
-        manifests.remove(connection, "d", 1)
+        training_datasets.remove(connection, "d", 1)
     duckdb_store.vacuum_featuregroup("g", retain="0s")
     assert values(duckdb_store, as_of=2) == [0, 1]
     with pytest.raises(PinnedByTrainingDataset, match="'d version 1'"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore.storage.shardfile import ShardFile, digest_of
+from featurestore.storage.shards import ShardFile, digest_of
 
 MIB = 1 << 20
 

@@ -213,7 +213,7 @@ def test_a_damaged_definition_hides_no_other_job(city: FeatureStore, define: Def
     with city.session.registry.transaction() as connection:
         damaged = job_definitions.c.name == "one"
         connection.execute(job_definitions.update().where(damaged).values(spec='{"name": 7}'))
-    with pytest.warns(UserWarning, match="'one' is left out"):
+    with pytest.warns(UserWarning, match="'one' is skipped"):
         assert [status.name for status in city.get_jobs()] == ["two"]
     with pytest.raises(RegistryError, match="'one' cannot be read"):
         city.run_job("one")

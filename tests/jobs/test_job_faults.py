@@ -18,8 +18,7 @@ import pytest
 
 from featurestore.errors import JobFailed, JobLeased
 from featurestore.recovery import liveness
-from featurestore.registry import jobs
-from featurestore.registry import owners as heartbeats
+from featurestore.registry import intents, jobs
 from featurestore.store import FeatureStore
 from tests.jobs import killing
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job
@@ -134,7 +133,7 @@ def test_a_lease_of_another_machine_is_lost_by_silence(
     city.register_jobs(define(sql_job()))
     other = "another-host.1.ffffffff.00000000"
     with city.session.registry.transaction() as connection:
-        heartbeats.record(connection, other)
+        intents.record_heartbeat(connection, other)
         assert liveness.acquire(connection, city.location, "demand", f"{other}/1") is None
     clock.now += timedelta(seconds=59)
     with pytest.raises(JobLeased, match="another-host"):

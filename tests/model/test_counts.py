@@ -183,7 +183,7 @@ def test_references_to_huge_versions_are_refused(duckdb_store: FeatureStore, dig
 
 
 def test_search_text_longer_than_databases_take_is_refused(duckdb_store: FeatureStore) -> None:
-    with pytest.raises(OutOfRange, match="50,000 letters; a search takes 1,000"):
+    with pytest.raises(OutOfRange, match="50,000 characters; the maximum is 1,000"):
         duckdb_store.search("x" * 50_000)
     assert duckdb_store.search("x" * 1_000) == []
 

@@ -8,7 +8,7 @@ import pytest
 
 from featurestore.errors import ConfigurationError, InvalidArgument
 from featurestore.model.names import parse_secret
-from featurestore.storage.secrets import allow_secret, resolve_secret
+from featurestore.storage.grants import allow_secret, resolve_secret
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ from featurestore.plugins.engine import TableWrite
 from featurestore.recovery import liveness, recover
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, intents
-from featurestore.registry import owners as heartbeats
 from featurestore.store import FeatureStore
 
 TABLE = pa.table({"x": [1, 2]})
@@ -238,7 +237,7 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
     store = duckdb_store
     elsewhere = another_owner(store, machine="ffffffff")
     with store.session.registry.transaction() as connection:
-        heartbeats.record(connection, elsewhere)
+        intents.record_heartbeat(connection, elsewhere)
     path = half_created(store, owner=elsewhere)
     now = times.utc_now()
     monkeypatch.setattr(times, "clock", lambda: now + dt.timedelta(seconds=59))
@@ -255,7 +254,7 @@ def test_heartbeats_come_while_a_write_is_in_flight(
 ) -> None:
     monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", 0.001)
     beats = threading.Semaphore(0)
-    monkeypatch.setattr(heartbeats, "record", lambda connection, name: beats.release())
+    monkeypatch.setattr(intents, "record_heartbeat", lambda connection, name: beats.release())
     with in_flight(duckdb_store.session, kind="write", name="g", version=1):
         for _ in range(3):
             assert beats.acquire(timeout=60)

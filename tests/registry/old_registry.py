@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import (
+    artifacts,
     featuregroups,
     lineage,
     open_registry,
     reports,
-    tags,
     training_datasets,
 )
-from featurestore.registry.database import head_revision
+from featurestore.registry.migrations import head_revision
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 SPEC = FeatureGroupSpec(
@@ -53,12 +53,12 @@ def fill(directory: str) -> None:
             delta_version=1,
             description="Speeds of roads",
         )
-        tags.replace(connection, "featuregroup", "speeds", 1, {"team": "roads"})
+        artifacts.replace_tags(connection, "featuregroup", "speeds", 1, {"team": "roads"})
         lineage.add(
             connection, "featuregroup", "speeds", 1, delta_version=1, job="speeds", run_id="r1",
             inputs=[{"featuregroup": "raw", "version": 1, "delta_version": 4}],
         )  # fmt: skip
-        reports.add_validation(connection, "featuregroup", REPORT)
+        reports.add_validation_report(connection, "featuregroup", REPORT)
         dataset = training_datasets.RegisteredDataset(
             "rides", 1, "0" * 64, "tfrecord", 10,
             pins=(training_datasets.Pin("speeds", 1, 1, "t-1"),),

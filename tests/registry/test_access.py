@@ -37,10 +37,10 @@ PASSWORD = "a horse on a hill"
 def known(store: FeatureStore) -> dict[str, Any]:
     with store.session.registry.reading() as connection:
         return {
-            "users": access.every_user(connection),
-            "tokens": access.every_token(connection),
+            "users": access.list_users(connection),
+            "tokens": access.list_tokens(connection),
             "roles": access.roles_on(connection, "salaries"),
-            "private": access.private(connection),
+            "private": access.private_groups_of_store(connection),
         }
 
 

@@ -13,8 +13,7 @@ from featurestore.errors import JobLeased
 from featurestore.model import times
 from featurestore.recovery import liveness
 from featurestore.recovery.liveness import HEARTBEAT_TIMEOUT, is_alive
-from featurestore.registry import jobs, tables
-from featurestore.registry import owners as heartbeats
+from featurestore.registry import intents, jobs, tables
 from featurestore.store import FeatureStore
 from tests.attacks.hourly_job import JOB
 from tests.attacks.test_clocks import insert
@@ -37,7 +36,7 @@ def store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
 def lease(store: FeatureStore) -> None:
     """Record the heartbeat of another host, which takes the lease of the job."""
     with store.session.registry.transaction() as connection:
-        heartbeats.record(connection, OTHER)
+        intents.record_heartbeat(connection, OTHER)
         jobs.set_lease(connection, "hourly", f"{OTHER}/1")
 
 
@@ -94,7 +93,7 @@ def test_a_connect_corrects_heartbeats_of_the_future(store: FeatureStore) -> Non
     url = None if store.session.registry.dialect == "sqlite" else store.session.registry.url
     featurestore.connect(store.location, registry=url).close()
     with store.session.registry.reading() as connection:
-        assert not heartbeats.has_future(connection)
+        assert not intents.has_future_heartbeats(connection)
         assert is_alive(connection, store.location, OTHER)
     move(store, -HEARTBEAT_TIMEOUT)
     with store.session.registry.reading() as connection:
@@ -107,6 +106,6 @@ def test_a_living_host_stays_alive_when_the_clock_is_set_back(store: FeatureStor
     for _ in range(3):
         assert is_leased(store)
         with store.session.registry.transaction() as connection:
-            heartbeats.record(connection, OTHER)
+            intents.record_heartbeat(connection, OTHER)
         move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
     assert is_leased(store)

@@ -16,7 +16,8 @@ import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import open_registry
-from featurestore.registry.database import head_revision, inspect, migrate, revision, upgrade
+from featurestore.registry.database import inspect, revision
+from featurestore.registry.migrations import head_revision, migrate, upgrade
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 
@@ -76,10 +77,10 @@ def test_the_chain_of_migrations_has_one_end() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
-    from featurestore.registry import database
+    from featurestore.registry import migrations
 
     settings = Config()
-    settings.set_main_option("script_location", database._MIGRATIONS)
+    settings.set_main_option("script_location", migrations.DIRECTORY)
     assert ScriptDirectory.from_config(settings).get_heads() == [head_revision()]
 
 
@@ -112,11 +113,11 @@ def test_a_newer_registry_is_refused(tmp_path: Path, registry_url: str | None) -
 @pytest.mark.parametrize("old", sorted(ASSETS.glob("*.db")), ids=lambda path: path.stem)
 def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old: Path) -> None:
     from featurestore.registry import (
+        artifacts,
         featuregroups,
         intents,
         lineage,
         reports,
-        tags,
         training_datasets,
     )
 
@@ -131,10 +132,10 @@ def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old
             "Speeds of roads",
             ("zone",),
         )
-        assert tags.of(connection, "featuregroup", "speeds", 1) == {"team": "roads"}
+        assert artifacts.tags_of(connection, "featuregroup", "speeds", 1) == {"team": "roads"}
         assert training_datasets.get(connection, "rides").pins[0].featuregroup == "speeds"
         assert lineage.results(connection, "raw")[0].name == "speeds"
-        assert len(reports.validations(connection, "featuregroup", "speeds", 1)) == 1
+        assert len(reports.validation_reports_of(connection, "featuregroup", "speeds", 1)) == 1
         assert intents.every(connection) == []
     registry.close()
 

@@ -22,7 +22,7 @@ from featurestore.cli.main import main
 from featurestore.errors import DataWarning, JobFailed, ValidationFailed
 from featurestore.featuregroups.write import Write, insert
 from featurestore.recovery.rebuild import NOT_RESTORED, rebuild
-from featurestore.registry import featuregroups, features, lineage, tags, training_datasets
+from featurestore.registry import artifacts, featuregroups, lineage, training_datasets
 from featurestore.store import FeatureStore
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -46,8 +46,12 @@ def known(store: FeatureStore) -> dict[str, Any]:
                 )
                 for g in groups
             ],
-            "features": features.latest(connection),
-            "tags": [tags.every(connection, kind) for kind in ("featuregroup", "training_dataset")],
+            "features": featuregroups.latest_features(connection),
+            "tags": [
+                artifacts.tags_of(connection, kind, each.name, each.version)
+                for kind, registered in (("featuregroup", groups), ("training_dataset", datasets))
+                for each in registered
+            ],
             "lineage": [
                 lineage.sources(connection, "featuregroup", g.name, g.version) for g in groups
             ]

@@ -114,7 +114,7 @@ def test_rows_at_a_time_out_of_range_is_refused(client: TestClient, time: str) -
 def test_search_of_a_long_text_is_refused(client: TestClient) -> None:
     answer = client.get("/search", params={"q": LONG})
     assert answer.status_code == 422
-    assert "a search takes 1,000" in answer.text
+    assert "the maximum is 1,000" in answer.text
 
 
 def test_missing_version_of_a_time_names_no_path(

@@ -91,7 +91,7 @@ def changes_in(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
         entries = connection.exec_driver_sql("select id, action, subject, who from audit_log")
         state = [str(tuple(entry)) for entry in entries]
-        state.append(str(access.every_token(connection, "ann")))
+        state.append(str(access.list_tokens(connection, "ann")))
         state.append(str(access.find_user(connection, "ann")))
         state.append(str(jobs.get(connection, "raise_pay").paused))
     return [*state, str(store.featuregroup("visits").delta_version)]

@@ -59,7 +59,7 @@ from featurestore.store.remote_handles import record_as
 from featurestore.training.verification import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.failures import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
-from featurestore_connectors.remote.client import HttpClient, request_body
+from featurestore_connectors.remote import HttpClient, request_body
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 ROOT = Actor("root", "test")

@@ -30,7 +30,7 @@ from featurestore.external.reading import grant_address, grant_name
 from featurestore.model.names import parse_secret
 from featurestore.model.source import SourceSpec, kind_of
 from featurestore.registry import lineage
-from featurestore.storage.secrets import resolve_secret
+from featurestore.storage.grants import resolve_secret
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 

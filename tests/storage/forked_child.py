@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from featurestore.storage import connections
-from featurestore.storage.hdfs import HdfsStorage
+from featurestore_connectors.hdfs import HdfsStorage
 
 DATA = bytes(range(256)) * 2_000
 

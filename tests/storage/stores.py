@@ -13,9 +13,9 @@ import pytest
 
 from featurestore.errors import ValidationFailed
 from featurestore.storage.connections import object_store_for
-from featurestore.storage.hdfs import HdfsStorage
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
+from featurestore_connectors.hdfs import HdfsStorage
 
 Connect = Callable[..., FeatureStore]
 # For tests of ``place`` that show nothing on HDFS which others do not: there they run in `make soak`.

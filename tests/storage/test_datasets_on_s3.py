@@ -26,8 +26,8 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.recovery import liveness
-from featurestore.storage import retry
-from featurestore.storage.shardcache import ShardCache
+from featurestore.storage import failures
+from featurestore.storage.shards import ShardCache
 from featurestore.training.catalog import clean_all
 from featurestore.training.dataset import TrainingDataset
 from tests.object_server import ObjectServer, options_for
@@ -318,7 +318,7 @@ def test_an_export_works_over_a_faulty_network(
     rate: float,
 ) -> None:
     """Every dataset that was acknowledged is there, and every one that is there is whole."""
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     expected = export(store)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import connections, inspection, retry
+from featurestore.storage import connections, failures
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
@@ -66,7 +66,7 @@ def test_a_server_without_conditional_puts_is_found_out(
 ) -> None:
     connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
-    found = {each.check: each for each in inspection.inspect(f"{bucket}/a")}
+    found = {each.check: each for each in connections.inspect(f"{bucket}/a")}
     assert not found["conditional put"].passed
     assert "If-None-Match" in str(found["conditional put"].hint)
 
@@ -91,7 +91,7 @@ def test_doctor_says_what_is_wrong_with_hdfs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     monkeypatch.setenv("HADOOP_USER_NAME", "nobody-special")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("of-others"))

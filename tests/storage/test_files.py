@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import StorageError
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.publication import Publication
-from featurestore.storage.selection import storage_for
 
 
 @pytest.fixture(params=["disk", "s3"])

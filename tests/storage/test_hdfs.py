@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import ConfigurationError, StorageError
-from featurestore.storage import hdfs_client, retry
-from featurestore.storage.hdfs import HdfsStorage
+from featurestore.storage import failures
+from featurestore_connectors.hdfs import HdfsStorage, client
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ROOT, free_port
 
@@ -40,7 +40,7 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(
     storage.put(f"{folder}/inner/kept", b"1")
     program = (
         "import os, sys\n"
-        "from featurestore.storage.hdfs import HdfsStorage\n"
+        "from featurestore_connectors.hdfs import HdfsStorage\n"
         "storage = HdfsStorage(sys.argv[1], {})\n"
         "with storage.writer(sys.argv[2] + '/alone/new') as writer:\n"
         "    writer.write(bytes(100_000))\n"
@@ -94,7 +94,7 @@ def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(
         rename(source, target, overwrite)
 
     monkeypatch.setattr(storage._client, "rename", twice)
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     storage.put_new(f"{folder}/claim", b"mine")
     with pytest.raises(FileExistsError):
         storage.put_new(f"{folder}/claim", b"yours")
@@ -109,7 +109,7 @@ def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(
 def test_what_passes_is_tried_again(
     storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     failed: list[str] = []
     for name in ("create", "rename", "read", "get_file_info", "list_status"):
         call = getattr(storage._client, name)
@@ -142,7 +142,7 @@ def test_errors_name_object_and_action_and_what_to_do(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     storage.put(f"{folder}/file", b"1")
     secret = {"hadoop.security.some.password": "91bc44de"}
     unreachable = HdfsStorage(f"hdfs://127.0.0.1:{free_port()}", secret)
@@ -187,4 +187,4 @@ def test_the_settings_of_a_cluster_are_read_where_hadoop_has_them(
 ) -> None:
     (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("cluster"))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    assert hdfs_client.open_client("hdfs://cluster", {}).get_file_info("/").isdir
+    assert client.open_client("hdfs://cluster", {}).get_file_info("/").isdir

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import StorageError
-from featurestore.storage import retry
+from featurestore.storage import failures
 from featurestore.storage.objects import ObjectStorage
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import FAULTS, faulty
@@ -21,7 +21,7 @@ _WRITERS = 4
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real pauses would only make the tests slow."""
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
 
 
 def test_a_lost_answer_to_a_conditional_put_is_found_out(
@@ -85,7 +85,7 @@ def test_failing_requests_are_retried_by_one_party_only(
         arguments = (b"data",) if call.startswith("put") else ()
         with pytest.raises(StorageError, match="503"):
             getattr(storage, call)("name", *arguments)
-        assert proxy.requests.total() == retry.ATTEMPTS
+        assert proxy.requests.total() == failures.ATTEMPTS
 
 
 @pytest.mark.parametrize("kind", ["503", "cut"])
@@ -162,7 +162,9 @@ def test_errors_name_object_and_action_and_no_credentials(
     places = {
         "(SignatureDoesNotMatch|AccessDenied|403)": ObjectStorage(bucket, wrong),
         "cannot be reached": ObjectStorage(bucket, options_for(f"http://127.0.0.1:{free_port()}")),
-        "no such bucket|NoSuchBucket": ObjectStorage("s3://absent", object_server.options),
+        "the bucket does not exist|NoSuchBucket": ObjectStorage(
+            "s3://absent", object_server.options
+        ),
     }
     for reason, storage in places.items():
         for call in (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from featurestore.storage.hdfs import HdfsStorage
 from featurestore.storage.objects import ObjectStorage
 from featurestore.testing.storage_conformance import StorageConformance
+from featurestore_connectors.hdfs import HdfsStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
 

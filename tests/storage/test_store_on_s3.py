@@ -29,7 +29,7 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage import retry
+from featurestore.storage import failures
 from featurestore.store import FeatureStore
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer, free_port, options_for
 from tests.storage.faulty_proxy import STALE, faulty
@@ -176,7 +176,7 @@ def test_credentials_are_written_down_nowhere(
 def test_a_store_works_on_over_a_faulty_network(
     connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.002)
+    monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     store = connect()
     store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
     landed = 10

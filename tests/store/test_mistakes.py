@@ -275,7 +275,7 @@ STORES: list[Row] = [
     ("registry of another kind", lambda w: featurestore.connect(w.place / "new", registry="mysql://host/db"),
      ConfigurationError, ("sqlite and postgresql", "registry='postgresql://")),
     ("no such folder", lambda w: featurestore.connect(w.place / "new", registry="sqlite:////no/such/r.db"), RegistryError,
-     ("'/no/such'", "make it first")),
+     ("'/no/such'", "create it first")),
     ("location below a file", lambda w: featurestore.connect("/dev/null/store"), LocationNotWritable,
      ("'/dev/null/store'", "$FEATURESTORE_LOCATION")),
 ]  # fmt: skip

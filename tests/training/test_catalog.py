@@ -13,7 +13,7 @@ from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, PinnedByTrainingDataset, TrainingDatasetNotFound
 from featurestore.recovery import datasets, liveness
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import intents, tags
+from featurestore.registry import artifacts, intents
 from featurestore.registry.training_datasets import KIND
 from featurestore.training.catalog import clean_all
 
@@ -32,7 +32,7 @@ def test_a_finished_dataset_that_was_not_registered_is_found_again(
     assert again.get_training_dataset("d").manifest == made.manifest
     assert [each.name for each in again.get_training_datasets()] == ["d"]
     with registry.reading() as connection:
-        assert tags.of(connection, KIND, "d", 1) == {"team": "risk"}
+        assert artifacts.tags_of(connection, KIND, "d", 1) == {"team": "risk"}
 
 
 def leave_dead(store: FeatureStore, kind: str, version: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage.annotations import ANNOTATIONS_FILE
+from featurestore.storage.manifests import ANNOTATIONS_FILE
 from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_tags_and_descriptions_change_after_the_export(duckdb_store: FeatureStor
 
 
 def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore) -> None:
-    from featurestore.registry import tags, training_datasets
+    from featurestore.registry import artifacts, training_datasets
 
     dataset = export(duckdb_store)
     duckdb_store.add_training_dataset_tag("d", "owner", "ops")
@@ -100,7 +100,7 @@ def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore
     rebuild(session.location)
     with session.registry.reading() as connection:
         assert training_datasets.get(connection, "d").description == "later"
-        assert tags.of(connection, training_datasets.KIND, "d", 1) == {"owner": "ops"}
+        assert artifacts.tags_of(connection, training_datasets.KIND, "d", 1) == {"owner": "ops"}
     Path(dataset.path, ANNOTATIONS_FILE).write_text('{"description": 1}')
     with pytest.raises(DatasetDamaged, match=ANNOTATIONS_FILE):
         _ = dataset.tags

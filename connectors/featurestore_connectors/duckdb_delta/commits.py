@@ -40,11 +40,10 @@ from featurestore.errors import (
     refusal_hint,
 )
 from featurestore.model.times import to_micros, utc_now
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options
 from featurestore.storage.failures import after_publication
 from featurestore.storage.publication import Publication, make_directory
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40

@@ -28,8 +28,8 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files as storage
+from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication, make_directory
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.failures import interruptible
 from featurestore_connectors.duckdb_delta.relations import relation

@@ -33,7 +33,7 @@ from featurestore.plugins.format import (
     find_format,
 )
 from featurestore.plugins.plain import PlainFormat, select_fields, variable_length_columns
-from featurestore.storage.shardfile import ShardFile
+from featurestore.storage.shards import ShardFile
 from featurestore_connectors.petastorm.metadata import (
     METADATA_FILE,
     flatten_batch,

@@ -28,8 +28,8 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.connections import delta_options
+from featurestore.storage.filesystem import Mirror
 from featurestore.storage.location import HDFS, without_owner
-from featurestore.storage.mirror import Mirror
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import (

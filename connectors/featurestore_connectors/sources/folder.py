@@ -35,11 +35,10 @@ from featurestore.plugins.source import (
     SourceQuery,
     SourceSnapshot,
 )
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import without_owner
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.sources import duckdb_rows, locations
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable

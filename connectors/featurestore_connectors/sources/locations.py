@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from featurestore.errors import InvalidArgument, SourceUnavailable, StorageError, listing
 from featurestore.model.paths import is_relative_path
 from featurestore.plugins.source import SourceConfig
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import Location, without_owner
-from featurestore.storage.selection import storage_for
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # Settings that redirect requests: credentials of the environment are not sent to such servers.

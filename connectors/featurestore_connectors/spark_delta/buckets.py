@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation
+from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of, s3a_options
 from featurestore.storage.location import HDFS, Location
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import jars
 from featurestore_connectors.spark_delta.jars import has_class
 from featurestore_connectors.spark_delta.session import check_log_store, session_hint

@@ -27,9 +27,9 @@ from featurestore.plugins.native import (
     RecordTask,
     WritesRecords,
 )
+from featurestore.storage import storage_for
 from featurestore.storage.location import scheme_of
 from featurestore.storage.publication import is_durable
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta import (
     buckets,
     jars,

@@ -22,8 +22,7 @@ from pyarrow import parquet
 
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.plugins.engine import Relation, TableWrite
-from featurestore.storage import files
-from featurestore.storage.selection import storage_for
+from featurestore.storage import files, storage_for
 from featurestore_connectors.spark_delta.commits import CommitSession, Transaction
 from featurestore_connectors.spark_delta.staged import StagedRelation
 

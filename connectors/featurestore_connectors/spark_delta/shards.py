@@ -29,9 +29,9 @@ from featurestore.plugins.native import (
     RecordTask,
     ValueLengths,
 )
+from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of_connections
 from featurestore.storage.publication import make_directory
-from featurestore.storage.selection import storage_for
 from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions

@@ -32,7 +32,7 @@ from featurestore.plugins.native import (
     RecordTail,
     ValueLengths,
 )
-from featurestore.storage.shardfile import ShardFile
+from featurestore.storage.shards import ShardFile
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.fixed import Encoder
 from featurestore_connectors.tfrecord.layout import (

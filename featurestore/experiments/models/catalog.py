@@ -29,7 +29,7 @@ from featurestore.model.registered_model import (
 )
 from featurestore.recovery import models as directories
 from featurestore.recovery.in_flight import in_flight
-from featurestore.registry import models as index
+from featurestore.registry.artifacts import models as index
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import after_publication
@@ -306,7 +306,10 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
 def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
     """Return every version of every model; skip damaged ones with a warning."""
     with session.registry.reading() as connection:
-        model_keys = index.every(connection, name=name)
+        names = index.names(connection) if name is None else [name]
+        model_keys = [
+            (each, number) for each in names for number in index.versions(connection, each)
+        ]
     specs = []
     for model_key in model_keys:
         try:

@@ -27,7 +27,7 @@ from featurestore.model.names import check_name, parse_group_reference
 from featurestore.model.times import parse_duration, parse_moment
 from featurestore.monitoring.metrics import Quality, check_metrics
 from featurestore.recovery import models as directories
-from featurestore.registry import models
+from featurestore.registry.artifacts import models
 from featurestore.session import Session
 
 Duration = timedelta | str

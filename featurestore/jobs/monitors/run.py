@@ -39,7 +39,7 @@ from featurestore.monitoring.profile import Profile, profile_of
 from featurestore.monitoring.rules import RuleResult
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
-from featurestore.registry import jobs, monitors
+from featurestore.registry import jobs, reports
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.training import catalog
@@ -55,17 +55,17 @@ def run_monitor(run: JobRun) -> Run:
 
 def _observe(run: JobRun) -> RunOutput:
     observed = observe(run.session, run.spec, run.windows, run.inputs)
-    reports = observed.reports
+    window_reports = observed.reports
     work = observers.current()
     if work is not None:
-        work.monitor_report = reports[-1]
+        work.monitor_report = window_reports[-1]
 
     def record(connection: Connection) -> None:
-        monitors.record(connection, reports, run_id=run.run_id)
-        _alert(connection, run.spec, reports[-1], observed.back)
+        reports.record_monitor_reports(connection, window_reports, run_id=run.run_id)
+        _alert(connection, run.spec, window_reports[-1], observed.back)
 
-    rows = sum(each.rows for each in reports)
-    return RunOutput(rows, reports[-1].delta_version, None, record)
+    rows = sum(each.rows for each in window_reports)
+    return RunOutput(rows, window_reports[-1].delta_version, None, record)
 
 
 def _alert(
@@ -112,10 +112,10 @@ def observe(
     observation = Observation(session, spec, inputs)
     chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
-    reports = [observation.report(chain) for chain in chains]
-    for index in range(len(reports) - 1):
-        reports[index] = replace(reports[index], shares=())
-    return Observed(reports, observation.back_within_bounds(chains[-1], reports[-1]))
+    window_reports = [observation.report(chain) for chain in chains]
+    for index in range(len(window_reports) - 1):
+        window_reports[index] = replace(window_reports[index], shares=())
+    return Observed(window_reports, observation.back_within_bounds(chains[-1], window_reports[-1]))
 
 
 class Observation:
@@ -209,11 +209,11 @@ class Observation:
     @cached_property
     def _baselines(self) -> Baselines:
         with self._session.registry.reading() as connection:
-            reports = monitors.out_of_bounds(connection, self._spec.name)
-            acceptances = monitors.acceptances(connection, self._spec.name)
+            past_reports = reports.monitor_reports_out_of_bounds(connection, self._spec.name)
+            acceptances = reports.acceptances(connection, self._spec.name)
             registered = jobs.registered_at(connection, self._spec.name)
         history = History(self._confirming_windows, acceptances)
-        for report in reports:
+        for report in past_reports:
             history.record(report.window, report.findings)
         return Baselines(
             baseline=self.watched.baseline,
@@ -381,7 +381,7 @@ class Observation:
         if not self.watched.schema or window != self._latest_window:
             return []
         with self._session.registry.reading() as connection:
-            last_report = monitors.newest(connection, self._spec.name)
+            last_report = reports.newest_monitor_report(connection, self._spec.name)
         spec = self._group.spec
         if (
             last_report is None

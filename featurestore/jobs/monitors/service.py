@@ -22,7 +22,7 @@ from featurestore.model.display import Listing
 from featurestore.model.monitor_report import Acceptance, MonitorReport, acceptable_subjects
 from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring.page import MonitorPage
-from featurestore.registry import audit_log, jobs, monitors, runs
+from featurestore.registry import audit_log, jobs, reports, runs
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
@@ -71,7 +71,7 @@ def get_monitors(session: Session) -> list[MonitorStatus]:
     """Return every registered monitor with its latest report, by name."""
     with session.registry.reading() as connection:
         statuses = [
-            MonitorStatus(job, monitors.newest(connection, job.spec.name))
+            MonitorStatus(job, reports.newest_monitor_report(connection, job.spec.name))
             for job in jobs.every(connection)
             if job.spec.kind == "monitor"
         ]
@@ -111,7 +111,7 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
     """
     job = get_monitor(session, name)
     with session.registry.reading() as connection:
-        recorded = monitors.of_window(connection, name, window)
+        recorded = reports.monitor_report_of_window(connection, name, window)
     if recorded is None:
         raise InvalidArgument(
             f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
@@ -143,17 +143,17 @@ def accept(
     accepted_window = None if window is None else resolve_window(job, window)
     end = None if until is None else parse_moment(until, argument="until")
     with session.registry.transaction() as connection:
-        newest = monitors.newest(connection, name)
+        newest = reports.newest_monitor_report(connection, name)
         if accepted_window is not None:
             end = accepted_window.end
         elif end is None and newest is not None:
             end = newest.window.end
-        reports = [] if end is None else _to_accept(connection, name, accepted_window, end)
+        accepted_reports = [] if end is None else _to_accept(connection, name, accepted_window, end)
         confirm, last = 1, None
         if spec.watched is not None:
             confirm, last = spec.watched.confirm, spec.watched.baseline.last
         subjects = acceptable_subjects(
-            reports, confirm=confirm, restart=accepted_window is None, last=last
+            accepted_reports, confirm=confirm, restart=accepted_window is None, last=last
         )
         if not subjects or end is None:
             raise InvalidArgument(
@@ -163,7 +163,7 @@ def accept(
                 command=f"featurestore monitor history {name}",
             )
         acceptance = Acceptance(name, accepted_window, end, subjects, note, times.utc_now())
-        monitors.add_acceptance(connection, acceptance)
+        reports.add_acceptance(connection, acceptance)
         audit_log.add(connection, actor, "accept monitor", name, acceptance.to_json())
         if (
             newest is not None
@@ -183,13 +183,13 @@ def _to_accept(
 ) -> list[MonitorReport]:
     """Return the reports of the windows that an acceptance covers, oldest first."""
     if accepted_window is not None:
-        report = monitors.of_window(connection, name, accepted_window)
+        report = reports.monitor_report_of_window(connection, name, accepted_window)
         return [] if report is None else [report]
-    earlier = monitors.acceptances(connection, name)
+    earlier = reports.acceptances(connection, name)
     first = max((each.until for each in earlier if each.window is None), default=None)
     return [
         report
-        for report in reversed(monitors.history(connection, name))
+        for report in reversed(reports.monitor_reports(connection, name))
         if report.window.end <= end and (first is None or report.window.end > first)
     ]
 
@@ -202,10 +202,10 @@ def _range_text(accepted_window: Window | None, end: datetime | None) -> str:
 
 def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
     """Return the page of a monitor's newest window, with the windows before it as timelines."""
-    reports = history(session, name, limit=windows)
-    if not reports:
+    window_reports = history(session, name, limit=windows)
+    if not window_reports:
         raise InvalidArgument(f"Monitor {name!r} has not run yet.", hint=f"check_monitor({name!r})")
-    return MonitorPage(report_of(session, name, reports[0].window), tuple(reports))
+    return MonitorPage(report_of(session, name, window_reports[0].window), tuple(window_reports))
 
 
 def history(
@@ -214,7 +214,7 @@ def history(
     """Return the reports of a monitor, newest window first."""
     get_monitor(session, name)
     with session.registry.reading() as connection:
-        return Listing(monitors.history(connection, name, limit=limit, offset=offset))
+        return Listing(reports.monitor_reports(connection, name, limit=limit, offset=offset))
 
 
 def get_monitor(session: Session, name: str) -> RegisteredJob:
@@ -228,7 +228,7 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
         ]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
-        hint="featurestore job register path/to/monitors.py",
+        hint="featurestore job register path/to/reports.py",
     )
 
 
@@ -236,7 +236,7 @@ def get_acceptances(session: Session, name: str) -> list[Acceptance]:
     """Return the acceptances of a monitor, oldest first."""
     get_monitor(session, name)
     with session.registry.reading() as connection:
-        return monitors.acceptances(connection, name)
+        return reports.acceptances(connection, name)
 
 
 def _latest(job: RegisteredJob) -> Window:

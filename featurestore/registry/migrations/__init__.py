@@ -1,5 +1,127 @@
-"""The migrations of the registry's tables.
+"""Creation and upgrades of the registry's tables.
 
 A file of ``versions`` is named by its revision: ``0101_jobs.py`` has revision "0101" and follows
-"0100". A released file is never changed.
+"0100". A released file is never changed. A new registry gets its tables at once instead of one
+migration after the other; a test compares the two.
 """
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import RegistryError, RegistryTooNew, listing
+from featurestore.registry import search_documents, tables
+from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from featurestore.registry.database import Registry
+
+DIRECTORY = os.path.dirname(os.path.abspath(__file__))
+# Any constant works; it only has to be the same in every process that upgrades one Postgres
+# database.
+_UPGRADE_LOCK = 4_918_274_610
+
+# The table in which Alembic stores the revision of a database, under the name of its key.
+_revision_table = sa.Table(
+    "alembic_version",
+    sa.MetaData(),
+    sa.Column("version_num", sa.String(32), nullable=False),
+    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+
+@cache
+def known_revisions() -> list[str]:
+    """Return the revisions that this release knows, oldest first."""
+    names = files.list_directory(os.path.join(DIRECTORY, "versions"))
+    numbered = [name for name in names if name.endswith(".py") and name[0].isdigit()]
+    return sorted(name.split("_")[0] for name in numbered)
+
+
+def head_revision() -> str:
+    """Return the newest revision of this release."""
+    return known_revisions()[-1]
+
+
+def current_revision(connection: Connection) -> str | None:
+    """Return the revision that a database is stamped with, or None when it is empty."""
+    if connection.dialect.name == "sqlite":
+        statement = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
+    else:
+        statement = "select 1 where to_regclass('alembic_version') is not null"
+    if connection.execute(sa.text(statement)).first() is None:
+        return None
+    row = connection.execute(sa.select(_revision_table.c.version_num)).first()
+    return None if row is None else str(row[0])
+
+
+def upgrade(registry: Registry) -> str:
+    """Upgrade the database to this release's revision, under a lock; return that revision.
+
+    Raises:
+        RegistryTooNew: It is stamped with a revision after those that this release knows.
+        RegistryError: It is stamped with a revision from before the first release.
+    """
+    head = head_revision()
+    with registry.upgrading() as connection:
+        if registry.dialect == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
+        # Read under the lock: another process may have upgraded while this one waited.
+        revision = current_revision(connection)
+        if revision is not None and revision > head:
+            raise RegistryTooNew(
+                f"The registry {registry.url} has revision {revision}; "
+                f"this release knows revisions up to {head}.",
+                hint="pip install --upgrade featurestore",
+            )
+        if revision is not None and revision not in known_revisions():
+            is_server = registry.dialect != "sqlite"
+            rebuild = "featurestore registry rebuild"
+            raise RegistryError(
+                f"The registry {registry.url} has revision {revision}, from before the first release; "
+                f"this release knows {listing(known_revisions())}.",
+                hint=f"empty the database, then {rebuild}" if is_server else rebuild,
+            )
+        if revision is None:
+            create_tables(connection, head)
+        elif revision != head:
+            migrate(connection)
+    return head
+
+
+def migrate(connection: Connection) -> None:
+    """Run the migrations that the database does not have yet."""
+    from alembic import command
+    from alembic.config import Config
+
+    settings = Config()
+    settings.set_main_option("script_location", DIRECTORY.replace("%", "%%"))
+    settings.attributes["connection"] = connection
+    command.upgrade(settings, "head")
+
+
+def create_tables(connection: Connection, revision: str) -> None:
+    """Create every table in an empty database, and stamp it with the newest revision."""
+    for statement in _creation_statements(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+    search_documents.create_index(connection)
+    connection.execute(_revision_table.insert().values(version_num=revision))
+
+
+@cache
+def _creation_statements(dialect: str) -> list[str]:
+    """Return the statements that create the tables, compiled once in a process."""
+    statements: list[str] = []
+
+    def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:
+        statements.append(str(statement.compile(dialect=recorder.dialect)))
+
+    recorder = sa.create_mock_engine(f"{dialect}://", collect)
+    for metadata in (tables.metadata, _revision_table.metadata):
+        metadata.create_all(recorder, checkfirst=False)
+    return statements

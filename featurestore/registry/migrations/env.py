@@ -1,4 +1,4 @@
-"""How Alembic runs here: on the connection that the registry hands over, inside its transaction."""
+"""The environment of Alembic: it runs inside the transaction of the registry's connection."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
-from featurestore.registry.locking import lock
+from featurestore.registry.rows import lock
 from featurestore.server.access import visitors
 from featurestore.server.access.secrets import TOKEN_PREFIX, digest, hash_password, new_secret
 from featurestore.session import Session
@@ -102,7 +102,7 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
     """
     with access_transaction(session) as connection:
         user = get_user(connection, name)
-        if user.role == visitors.ADMIN and len(access.every_user(connection)) > 1:
+        if user.role == visitors.ADMIN and len(access.list_users(connection)) > 1:
             _check_another_admin(connection, name)
         access.remove_user(connection, name)
         audit_log.add(connection, actor, "remove user", name)
@@ -204,7 +204,7 @@ def get_user(connection: Connection, name: str) -> User:
     matching_user = access.find_user(connection, name)
     if matching_user is not None:
         return matching_user
-    user_names = [user.name for user in access.every_user(connection)]
+    user_names = [user.name for user in access.list_users(connection)]
     raise UserNotFound(
         f"Unknown user {name!r}. Available: {listing(user_names)}.",
         hint=did_you_mean(name, user_names) or f"featurestore user add {name}",
@@ -217,7 +217,7 @@ def _check_another_admin(connection: Connection, name: str) -> None:
     Raises:
         NotAllowed: The user is the last admin.
     """
-    for user in access.every_user(connection):
+    for user in access.list_users(connection):
         if user.role == visitors.ADMIN and user.name != name:
             return
     raise NotAllowed(
@@ -227,7 +227,7 @@ def _check_another_admin(connection: Connection, name: str) -> None:
 
 def _check_group(connection: Connection, group: str) -> None:
     # A deleted private group stays private, so that creating it again does not publish it.
-    if group in access.private(connection):
+    if group in access.private_groups_of_store(connection):
         return
     if not featuregroups.versions(connection, group):
         known = featuregroups.names(connection)

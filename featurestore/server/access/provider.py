@@ -24,7 +24,7 @@ from featurestore.server.access import changes
 from featurestore.server.access.secrets import new_secret
 from featurestore.server.settings import Provider
 from featurestore.session import Session
-from featurestore.storage.secrets import allow_secret, resolve_secret
+from featurestore.storage.grants import allow_secret, resolve_secret
 
 if TYPE_CHECKING:
     from authlib.integrations.requests_client import OAuth2Session

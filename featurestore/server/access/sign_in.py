@@ -16,7 +16,7 @@ from featurestore.errors import NotSignedIn, TooManyAttempts
 from featurestore.model.times import utc_now
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import Actor
-from featurestore.registry.locking import lock
+from featurestore.registry.rows import lock
 from featurestore.server.access.secrets import digest, is_password, new_secret
 from featurestore.session import Session
 
@@ -153,7 +153,7 @@ def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
         (f"% {network}", _ADDRESS_LIMIT),
         (f"{account} %", _ACCOUNT_LIMIT),
     ):
-        matching = access.attempts(connection, pattern)
+        matching = access.count_attempts(connection, pattern)
         if not matching:
             continue
         numbers = [number for number, _ in matching.values()]

@@ -147,7 +147,7 @@ def check_has_users(session: Session) -> None:
     """
     with session.registry.transaction() as connection:
         record_files.restore_access(connection, session.location)
-        if not access.every_user(connection):
+        if not access.list_users(connection):
             raise NotAllowed(
                 "The store has no users who could sign in.",
                 hint=f"featurestore --location {session.location} user add NAME --role admin",

@@ -30,7 +30,7 @@ from featurestore.plugins.native import (
 )
 from featurestore.statistics import StatisticsState
 from featurestore.storage import files
-from featurestore.storage.shardfile import is_temporary
+from featurestore.storage.shards import is_temporary
 from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HASH, row_hashes
 from featurestore.training.export.hashed_rows import HashedRows, engine_assigned_rows

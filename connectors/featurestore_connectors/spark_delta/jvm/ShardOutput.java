@@ -21,7 +21,7 @@ import java.util.UUID;
 /**
  * A file that is whole or absent: hashed as it grows, under a temporary name until it is published.
  *
- * <p>{@code featurestore.storage.shardfile} does the same, with the same names.
+ * <p>{@code featurestore.storage.shards} does the same, with the same names.
  */
 final class ShardOutput implements Closeable {
   private static final int PIECE_BYTES = 1 << 20;

@@ -1,4 +1,4 @@
-"""Local copies of shards, for readers of files that cannot read objects.
+"""Shard files: writing with a digest, and local copies for readers that cannot read objects.
 
 A cache is a folder that all processes of a machine may share: each shard is fetched once, checked
 against its SHA-256 while it arrives, and named by it. The least recently used copies are evicted
@@ -17,13 +17,21 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
-from featurestore.storage import files
+from featurestore.plugins.format import WrittenFile
+from featurestore.storage import files, storage_for
 from featurestore.storage.failures import writing
-from featurestore.storage.selection import storage_for
 
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+PIECE_BYTES = 1 << 20
+_PREFIX_DIGITS = 8
+_TEMPORARY = ".tmp"
 DEFAULT_CACHE_BYTES = 20 * 10**9
 _LOCKS = "locks"
 _SHA256_DIGITS = 64
@@ -53,16 +61,18 @@ class ShardCache:
         """
         copies = self._copies(shard)
         target = copies[-1][1]
-        with ExitStack() as opened:
+        with ExitStack() as handles:
             while True:
                 self._fetch(directory, shard, copies)
-                handle = _open_with_shared_lock(target)
+                handle = _open(target)
+                if handle is not None:
+                    fcntl.flock(handle, fcntl.LOCK_SH)
                 if handle is None:
                     continue
                 # Another process may have evicted a copy before the lock.
                 is_complete = all(_has_size(path, file.bytes) for file, path in copies)
                 if is_complete and _is_same(handle, target):
-                    opened.callback(os.close, handle)
+                    handles.callback(os.close, handle)
                     break
                 os.close(handle)
             yield target
@@ -214,14 +224,6 @@ def _open(path: str) -> int | None:
         return None
 
 
-def _open_with_shared_lock(path: str) -> int | None:
-    """Open a copy and lock it against eviction; None if it was evicted."""
-    handle = _open(path)
-    if handle is not None:
-        fcntl.flock(handle, fcntl.LOCK_SH)
-    return handle
-
-
 def _is_same(handle: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
@@ -234,3 +236,102 @@ def _has_size(path: str, size: int) -> bool:
         return os.stat(path).st_size == size
     except FileNotFoundError:
         return False
+
+
+class FileDigest:
+    """SHA-256 of a stream of bytes, and of its first 1, 2, ... MiB.
+
+    The final hash detects damage, the prefixes locate it. They cost nothing, since SHA-256 reads
+    from front to back. Eight digits of each are stored.
+    """
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._until_prefix = PIECE_BYTES
+        self.prefixes: list[str] = []
+
+    def update(self, view: memoryview) -> None:
+        """Append bytes."""
+        while len(view):
+            block, view = view[: self._until_prefix], view[self._until_prefix :]
+            self._sha256.update(block)
+            self._until_prefix -= len(block)
+            if self._until_prefix == 0:
+                self.prefixes.append(self._sha256.copy().hexdigest()[:_PREFIX_DIGITS])
+                self._until_prefix = PIECE_BYTES
+
+    def hexdigest(self) -> str:
+        """Return the SHA-256 of all bytes so far."""
+        return self._sha256.hexdigest()
+
+
+def digest_of(path: str) -> FileDigest:
+    """Return the digest of a file."""
+    digest = FileDigest()
+    for chunk in storage_for(path).read_chunks(path):
+        digest.update(memoryview(chunk))
+    return digest
+
+
+class ShardFile:
+    """The file of a shard: hashed while it grows, under a temporary name until it is complete.
+
+    Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed
+    task leaves either nothing or the complete file. For a URI the object appears then. It has the
+    methods that ``pyarrow`` requires of a sink.
+    """
+
+    def __init__(self, directory: str, path: str) -> None:
+        self.path = path
+        self.size = 0
+        self._final = os.path.join(directory, path)
+        self._digest = FileDigest()
+        self._resources = ExitStack()
+        self.closed = True
+
+    def __enter__(self) -> ShardFile:
+        self._file = self._resources.enter_context(storage_for(self._final).writer(self._final))
+        self.closed = False
+        return self
+
+    def write(self, data: Any) -> int:
+        """Append bytes or anything with a contiguous buffer; return their number."""
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        count = 0
+        with writing(self._final):
+            while count < len(view):
+                count += self._file.write(view[count:])
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Return the number of bytes written so far."""
+        return self.size
+
+    def flush(self) -> None:
+        """Do nothing: writes are not buffered."""
+
+    def close(self) -> None:
+        """Do nothing: the ``with`` block closes the file."""
+
+    @property
+    def written(self) -> WrittenFile:
+        """Path, size and SHA-256 of the file."""
+        return WrittenFile(
+            self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes)
+        )
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.closed = True
+        self._resources.__exit__(kind, error, trace)
+
+
+def is_temporary(name: str) -> bool:
+    """Return True for the name that a file has until it is complete."""
+    return name.startswith(".") and name.endswith(_TEMPORARY)

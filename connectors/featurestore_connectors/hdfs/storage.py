@@ -19,14 +19,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import StorageError
-from featurestore.storage import hdfs_failures
-from featurestore.storage.buffers import fill, total_bytes
-from featurestore.storage.failures import reading
-from featurestore.storage.hdfs_client import check_namenode, open_client, recorded_use
-from featurestore.storage.hdfs_failures import LostResponseError
-from featurestore.storage.interface import StoredObject, Writer
+from featurestore.storage.failures import reading, with_retries
+from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name
-from featurestore.storage.retry import with_retries
+from featurestore_connectors.hdfs.client import (
+    POLICY,
+    LostResponseError,
+    check_namenode,
+    client_errors,
+    failure,
+    missing_below_files,
+    open_client,
+    recorded_use,
+)
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
@@ -174,7 +179,7 @@ class HdfsStorage:
             info = self._with_retries("find", name, partial(self._client.get_file_info, path))
         except FileNotFoundError:
             return None
-        return None if info.isdir else _stored(info)
+        return None if info.isdir else _to_stored_object(info)
 
     def remove(self, name: str) -> bool:
         if self.find(name) is None:
@@ -194,7 +199,7 @@ class HdfsStorage:
     def remove_unfinished(self, folder: str, *, before: datetime) -> int:
         removed = 0
         for entry in self._list(folder, recursive=True):
-            if _is_temporary(entry) and _stored(entry).modified < before:
+            if _is_temporary(entry) and _to_stored_object(entry).modified < before:
                 delete = partial(self._client.delete, entry.path)
                 removed += self._with_retries("remove", entry.path[1:], delete)
         return removed
@@ -204,7 +209,7 @@ class HdfsStorage:
             name = entry.path[1:]
             if not entry.isdir:
                 if name > after:
-                    yield _stored(entry)
+                    yield _to_stored_object(entry)
             elif after < f"{name}/" or after.startswith(f"{name}/"):
                 yield from self.list(name, after=after)
 
@@ -223,13 +228,13 @@ class HdfsStorage:
         def attempt() -> Result:
             if time.monotonic() > self._namenode_checked_until:
                 check_namenode(self.root)
-            with recorded_use(), hdfs_failures.missing_below_files():
+            with recorded_use(), missing_below_files():
                 result = call()
             self._namenode_checked_until = time.monotonic() + _NAMENODE_CHECK_INTERVAL
             return result
 
         uri = f"{self.root}/{name}"
-        return with_retries(action, uri, attempt, policy=hdfs_failures.POLICY)
+        return with_retries(action, uri, attempt, policy=POLICY)
 
     def _write(self, name: str, call: Callable[[], Result]) -> Result:
         try:
@@ -322,16 +327,19 @@ class _TemporaryFile:
             info = self._client.get_file_info(self._path)
         except FileNotFoundError:
             return False
-        return self._complete is not None and _stored(info).etag == _stored(self._complete).etag
+        return (
+            self._complete is not None
+            and _to_stored_object(info).etag == _to_stored_object(self._complete).etag
+        )
 
     def __enter__(self) -> _TemporaryFile:
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._published:
-            with suppress(*hdfs_failures.errors()):
+            with suppress(*client_errors()):
                 self._file.close()
-            with suppress(*hdfs_failures.errors()):
+            with suppress(*client_errors()):
                 self._client.delete(self._temporary)
 
 
@@ -345,8 +353,8 @@ class _NamedErrors:
     def write(self, data: bytes | bytearray | memoryview) -> int:
         try:
             return self._file.write(bytes(data))
-        except hdfs_failures.errors() as error:
-            raise hdfs_failures.failure("write", self._uri, error) from None
+        except client_errors() as error:
+            raise failure("write", self._uri, error) from None
 
 
 def _check_complete(reader: Any, size: int) -> None:
@@ -389,7 +397,7 @@ def _merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _stored(info: Any) -> StoredObject:
+def _to_stored_object(info: Any) -> StoredObject:
     modified = datetime.fromtimestamp(info.modification_time / 1000, UTC)
     etag = f"{info.modification_time}-{info.length}"
     return StoredObject(info.path[1:], info.length, modified, etag)

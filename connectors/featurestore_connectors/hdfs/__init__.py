@@ -1,0 +1,5 @@
+"""Stores on HDFS, through hdfs-native."""
+
+from featurestore_connectors.hdfs.storage import HdfsStorage
+
+__all__ = ["HdfsStorage"]

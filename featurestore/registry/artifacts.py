@@ -1,0 +1,333 @@
+"""Versioned objects in the registry: their common calls and tags, feature views and models.
+
+A kind has a table with one row for each version. Tags, lineage, aggregates, search texts and
+validation reports refer to a version by kind, name and number. ``VersionedTable`` serves all kinds;
+feature groups and training datasets, which have more columns, build on it in their own modules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from featurestore.errors import (
+    FeatureStoreError,
+    FeatureViewNotFound,
+    ModelNotFound,
+    did_you_mean,
+    listing,
+)
+from featurestore.model.arguments import check_version
+from featurestore.model.feature_view import FeatureViewSpec, view_source
+from featurestore.model.json_object import MalformedJson
+from featurestore.model.paths import TRAININGDATASETS
+from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_source
+from featurestore.registry import lineage, search_documents, tables
+from featurestore.registry.rows import readable
+from featurestore.registry.tables import featuregroups, is_latest, tags
+
+_DATASET = "training_dataset"
+# The tables whose rows belong to a version, by its kind, name and number.
+_DEPENDENT_TABLES = (
+    tables.tags,
+    tables.lineage,
+    tables.window_features,
+    tables.validation_reports,
+)
+
+
+@dataclass(frozen=True)
+class VersionedTable:
+    """The versions of one kind of object.
+
+    Args:
+        kind: The kind in tags, lineage, aggregates, search texts and reports.
+        noun: The kind in messages.
+        table: A table with the columns ``name`` and ``version``.
+        not_found: The error for an unknown name or version.
+        latest_hint: The hint for an unknown version, with ``{name}`` and ``{version}`` for the latest.
+        creation_hint: The hint for an unknown name without a similar one.
+        suggest: Returns the hint for a name that is similar to others.
+        list_command: The command that lists the names.
+    """
+
+    kind: str
+    noun: str
+    table: sa.Table
+    not_found: type[FeatureStoreError]
+    latest_hint: str
+    creation_hint: str
+    suggest: Callable[[str, list[str]], str | None] = lambda _name, _names: None
+    list_command: str | None = None
+
+    def versions(self, connection: Connection, name: str) -> list[int]:
+        """Return the versions of a name, ascending; empty if it does not exist."""
+        columns = self.table.c
+        query = sa.select(columns.version).where(columns.name == name).order_by(columns.version)
+        # SQLite stores a text in an integer column if another program writes one.
+        with readable(f"the versions of {self.noun} {name!r}"):
+            return [check_version(int(each)) for each in connection.execute(query).scalars()]
+
+    def names(self, connection: Connection) -> list[str]:
+        """Return all names, sorted."""
+        column = self.table.c.name
+        query = sa.select(column).distinct().order_by(column)
+        return [str(name) for name in connection.execute(query).scalars()]
+
+    def every(
+        self, connection: Connection, *conditions: sa.ColumnElement[bool]
+    ) -> list[tuple[str, int]]:
+        """Return name and version of all versions that match conditions, sorted."""
+        columns = self.table.c
+        query = sa.select(columns.name, columns.version).where(*conditions)
+        rows = connection.execute(query.order_by(columns.name, columns.version))
+        return [(str(row.name), check_version(row.version)) for row in rows]
+
+    def row(
+        self, connection: Connection, name: str, version: int | None = None
+    ) -> Row[tuple[object, ...]] | None:
+        """Return the row of a version (None: the latest), or None if it does not exist."""
+        columns = self.table.c
+        query = sa.select(self.table).where(columns.name == name)
+        if version is None:
+            query = query.order_by(columns.version.desc()).limit(1)
+        else:
+            query = query.where(columns.version == version)
+        return connection.execute(query).first()
+
+    def get(self, connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:
+        """Return name and version (None: the latest).
+
+        Raises:
+            FeatureStoreError: ``not_found``, which lists the versions or the names.
+        """
+        existing = self.versions(connection, name)
+        if existing and (version is None or version in existing):
+            return name, existing[-1] if version is None else version
+        raise self.missing(connection, name, version)
+
+    def missing(self, connection: Connection, name: str, version: int | None) -> FeatureStoreError:
+        """Return the error for an unknown name or version."""
+        existing = self.versions(connection, name)
+        if existing:
+            return self.not_found(
+                f"{self.noun.capitalize()} {name!r} has no version {version}; "
+                f"it has {', '.join(map(str, existing))}.",
+                hint=self.latest_hint.format(name=name, version=existing[-1]),
+            )
+        names = self.names(connection)
+        command = self.list_command
+        if command is not None:
+            command = did_you_mean(name, names) or command
+        return self.not_found(
+            f"Unknown {self.noun} {name!r}. Available: {listing(names)}.",
+            hint=self.suggest(name, names) or self.creation_hint,
+            command=command,
+        )
+
+    def remove(self, connection: Connection, name: str, version: int) -> None:
+        """Remove a version with everything that the registry contains about it."""
+        columns = self.table.c
+        is_version = sa.and_(columns.name == name, columns.version == version)
+        connection.execute(self.table.delete().where(is_version))
+        for table in _DEPENDENT_TABLES:
+            belongs = _belongs(table, self.kind, name, version)
+            connection.execute(table.delete().where(belongs))
+        search_documents.remove(connection, self.kind, name, version)
+
+
+def tags_of(connection: Connection, kind: str, name: str, version: int) -> dict[str, str]:
+    """Return the tags of one version, by key."""
+    query = (
+        sa.select(tags.c.key, tags.c.value)
+        .where(_belongs(tags, kind, name, version))
+        .order_by(tags.c.key)
+    )
+    return {row.key: row.value for row in connection.execute(query)}
+
+
+def tags_of_latest_groups(
+    connection: Connection, kind: str, *, names: Collection[str]
+) -> dict[tuple[str, int], dict[str, str]]:
+    """Return the tags of the latest versions of groups as ``{(name, version): {key: value}}``."""
+    tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)
+    query = (
+        sa.select(tags)
+        .join(featuregroups, tagged)
+        .where(tags.c.kind == kind, tags.c.name.in_(names), is_latest(featuregroups))
+        .order_by(tags.c.name, tags.c.key)
+    )
+    tags_by_version: dict[tuple[str, int], dict[str, str]] = {}
+    for row in connection.execute(query):
+        tags_by_version.setdefault((row.name, row.version), {})[row.key] = row.value
+    return tags_by_version
+
+
+def replace_tags(
+    connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]
+) -> None:
+    """Replace the tags of one version."""
+    connection.execute(tags.delete().where(_belongs(tags, kind, name, version)))
+    version_key = {"kind": kind, "name": name, "version": version}
+    rows = [version_key | {"key": key, "value": value} for key, value in values.items()]
+    if rows:
+        connection.execute(tags.insert(), rows)
+    texts = [text for tag in values.items() for text in tag]
+    search_documents.replace(connection, kind, name, version, search_documents.TAG, texts)
+
+
+def _belongs(table: sa.Table, kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
+    columns = table.c
+    return sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
+
+
+class _FeatureViews(VersionedTable):
+    """Feature views, and the groups that they read."""
+
+    def add(self, connection: Connection, spec: FeatureViewSpec) -> None:
+        """Register a version with its tags and the groups that it reads; replace an earlier one."""
+        name, version = spec.name, spec.version
+        self.remove(connection, name, version)
+        values = {"name": name, "version": version, "spec": json.dumps(spec.to_json())}
+        connection.execute(self.table.insert().values(**values))
+        replace_tags(connection, self.kind, name, version, spec.tags)
+        inputs = [{"featuregroup": group, "version": number} for group, number in spec.groups]
+        lineage.add(connection, self.kind, name, version, delta_version=None, inputs=inputs)
+        lineage.replace_windows(connection, self.kind, name, version, spec.windows)
+
+    def reading(
+        self, connection: Connection, group: str, version: int | None = None
+    ) -> list[FeatureViewSpec]:
+        """Return the views that read a group, or one of its versions."""
+        edges, columns = tables.lineage.c, self.table.c
+        readers = (
+            sa.select(edges.name, edges.version)
+            .where(edges.kind == self.kind, edges.source == group)
+            .distinct()
+        )
+        if version is not None:
+            readers = readers.where(edges.source_version == version)
+        query = (
+            sa.select(columns.name, columns.version, columns.spec)
+            .where(sa.tuple_(columns.name, columns.version).in_(readers))
+            .order_by(columns.name, columns.version)
+        )
+        return [_view_spec(row) for row in connection.execute(query)]
+
+    def datasets_of(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
+        """Return name and version of the training datasets that were made from a view."""
+        edges = lineage.results(connection, view_source(name), version)
+        return [(edge.name, edge.version) for edge in edges if edge.kind == _DATASET]
+
+    def used_versions(self, connection: Connection, name: str) -> list[int]:
+        """Return the versions that training datasets were made from, deleted ones included."""
+        return _source_versions(connection, view_source(name))
+
+
+def _view_spec(row: Row[*tuple[Any, ...]]) -> FeatureViewSpec:
+    with readable(f"feature view {row.name!r} version {row.version}"):
+        try:
+            return FeatureViewSpec.from_json(json.loads(row.spec))
+        except MalformedJson as error:
+            raise ValueError(str(error)) from error
+
+
+def _source_versions(connection: Connection, source: str) -> list[int]:
+    versions = [edge.source_version for edge in lineage.results(connection, source)]
+    return [version for version in versions if version is not None]
+
+
+class _Models(VersionedTable):
+    """Registered models: their stage, and the run and dataset that they come from."""
+
+    def add(self, connection: Connection, spec: ModelSpec, annotations: ModelAnnotations) -> None:
+        """Register a version with its tags and lineage; replace an earlier one."""
+        name, version, dataset = spec.name, spec.version, spec.dataset
+        self.remove(connection, name, version)
+        connection.execute(
+            self.table.insert().values(
+                name=name,
+                version=version,
+                stage=annotations.stage,
+                run=spec.run,
+                dataset=dataset["name"],
+                dataset_version=dataset["version"],
+            )
+        )
+        replace_tags(connection, self.kind, name, version, annotations.tags)
+        inputs: list[Mapping[str, Any]] = [
+            {"source": f"{TRAININGDATASETS}/{dataset['name']}", "version": dataset["version"]}
+        ]
+        inputs += [
+            {"featuregroup": group, "version": number} for group, number in spec.features.groups
+        ]
+        lineage.add(
+            connection, self.kind, name, version, delta_version=None, inputs=inputs, run_id=spec.run
+        )
+
+    def get(
+        self,
+        connection: Connection,
+        name: str,
+        version: int | None = None,
+        *,
+        stage: str | None = None,
+    ) -> tuple[str, int]:
+        """Return name and version (None: the latest), of a stage if it is set.
+
+        Raises:
+            ModelNotFound: Lists the versions with their stages, or the names.
+        """
+        columns = self.table.c
+        query = sa.select(columns.version, columns.stage).where(columns.name == name)
+        rows = connection.execute(query.order_by(columns.version)).all()
+        matching = [
+            check_version(row.version)
+            for row in rows
+            if version in (None, row.version) and stage in (None, row.stage)
+        ]
+        if matching:
+            return name, matching[-1]
+        if not rows:
+            raise self.missing(connection, name, version)
+        request = f"version {version}" if stage is None else f"version in stage {stage!r}"
+        existing = listing([f"{row.version} ({row.stage})" for row in rows])
+        raise ModelNotFound(
+            f"Model {name!r} has no {request}; it has {existing}.", hint=self.latest_hint
+        )
+
+    def of_run(self, connection: Connection, run: str) -> list[tuple[str, int]]:
+        """Return name and version of the models that a run trained."""
+        return self.every(connection, self.table.c.run == run)
+
+    def of_dataset(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
+        """Return name and version of the models that were trained on a dataset."""
+        columns = self.table.c
+        return self.every(connection, columns.dataset == name, columns.dataset_version == version)
+
+    def used_versions(self, connection: Connection, name: str) -> list[int]:
+        """Return the versions that made predictions, deleted ones included."""
+        return _source_versions(connection, model_source(name))
+
+
+feature_views = _FeatureViews(
+    kind="feature_view",
+    noun="feature view",
+    table=tables.feature_views,
+    not_found=FeatureViewNotFound,
+    latest_hint="leave version=None for the latest",
+    creation_hint="featurestore.create_feature_view(name, features=[...]) makes one",
+)
+models = _Models(
+    kind="model",
+    noun="model",
+    table=tables.models,
+    not_found=ModelNotFound,
+    latest_hint="version=None takes the latest",
+    creation_hint="experiments.register_model(run, name) makes one",
+)

@@ -18,7 +18,6 @@ from featurestore.model.arguments import check_count
 from featurestore.model.featuregroup import FeatureGroupSpec, check_tags
 from featurestore.model.names import parse_reference
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
-from featurestore.model.window_features import WindowLineage
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import (
     artifacts,
@@ -169,20 +168,16 @@ def _aggregates(query: _Search) -> Iterator[Match]:
         among = query.among
         if kind != featuregroups.KIND:
             among = within(query.connection, kind, query.filters)
-        for name, version, aggregate in _windows(query, kind, among):
-            if query.text in str(aggregate).casefold():
-                reference = reference_format.format(name=name, feature=aggregate.name)
-                yield Match(name, version, "window", str(aggregate), reference)
-
-
-def _windows(
-    query: _Search, kind: str, among: Collection[str] | None
-) -> Iterator[tuple[str, int, WindowLineage]]:
-    field = search_documents.WINDOW
-    for names in search_documents.candidates(
-        query.connection, kind, field, query.text, among=among
-    ):
-        yield from lineage.latest_windows(query.connection, kind, names=names)
+        candidates = search_documents.candidates(
+            query.connection, kind, search_documents.WINDOW, query.text, among=among
+        )
+        for names in candidates:
+            for name, version, aggregate in lineage.latest_windows(
+                query.connection, kind, names=names
+            ):
+                if query.text in str(aggregate).casefold():
+                    reference = reference_format.format(name=name, feature=aggregate.name)
+                    yield Match(name, version, "window", str(aggregate), reference)
 
 
 def features_list(session: Session) -> list[str]:

@@ -13,7 +13,7 @@ checks its files after the end of the remover.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic, sleep
@@ -72,8 +72,11 @@ def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> Non
     ]
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
     groups = {(source.spec.name, source.spec.version) for source in sources}
-    for reclaim in _reclaim_intents(store, groups):
-        _wait_for(store, reclaim)
+    with store.registry.reading() as connection:
+        reclaims = [each for each in intents.every(connection) if each.kind == RECLAIM]
+    for reclaim in reclaims:
+        if (reclaim.name, reclaim.version) in groups:
+            _wait_for(store, reclaim)
     check_pinned(sources)
 
 
@@ -86,14 +89,6 @@ def check_pinned(sources: Iterable[Source]) -> None:
     """
     for source in sources:
         check_files(read_snapshot(source.path, source.delta_version))
-
-
-def _reclaim_intents(store: Store, groups: Collection[tuple[str, int]]) -> list[Intent]:
-    """Return the intents of vacuums and deletions of groups."""
-    with store.registry.reading() as connection:
-        all_intents = intents.every(connection)
-    reclaims = [intent for intent in all_intents if intent.kind == RECLAIM]
-    return [intent for intent in reclaims if (intent.name, intent.version) in groups]
 
 
 def _wait_for(store: Store, reclaim: Intent) -> None:

@@ -82,21 +82,17 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     existing = set(feature_views.versions(connection, name))
     for kind in (DEFINE, UNDEFINE):
         existing.update(versions_in_flight(connection, location, kind, name))
-    existing.update(_versions_on_disk(StorePaths(location), name))
+    paths = StorePaths(location)
+    for entry in files.list_directory(paths.feature_view_versions(name)):
+        number = version_of(entry)
+        if number is not None and is_view(paths.feature_view(name, number)):
+            existing.add(number)
     used_versions = {*existing, *feature_views.used_versions(connection, name)}
     candidate = max(used_versions, default=0) + 1 if version is None else version
-    is_free = candidate not in existing
-    if not is_free or not claims.claim(
-        connection, StorePaths(location).feature_view(name, candidate)
-    ):
+    directory = paths.feature_view(name, candidate)
+    if candidate in existing or not claims.claim(connection, directory):
         raise FeatureViewExists(
             f"Version {candidate} of feature view {name!r} exists or is being written.",
             hint="omit version= to create the next one",
         )
     return candidate
-
-
-def _versions_on_disk(paths: StorePaths, name: str) -> list[int]:
-    entries = map(version_of, files.list_directory(paths.feature_view_versions(name)))
-    versions = [version for version in entries if version is not None]
-    return [version for version in versions if is_view(paths.feature_view(name, version))]

@@ -348,9 +348,7 @@ class RuleConformance(RetrievalFixtures):
         )
         assert values_of(rows, "x") == [1, 5, 5]
 
-    def test_rows_known_in_advance_count_from_their_event_time(
-        self, retrieval: RetrievalCheck
-    ) -> None:
+    def test_future_rows_count_from_their_event_time(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
@@ -631,7 +629,7 @@ class ResultConformance(RetrievalFixtures):
         ]
         assert retrieval.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
-    def test_group_without_event_time_has_one_row_per_key(self, retrieval: RetrievalCheck) -> None:
+    def test_timeless_group_has_one_row_per_key(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), commits=2
         )

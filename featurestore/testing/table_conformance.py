@@ -228,9 +228,7 @@ class TableConformance:
         )
         assert ids(engine, path) == [2, 3]
 
-    def test_upsert_into_an_empty_table_and_of_no_rows(
-        self, engine: Engine, tmp_path: Path
-    ) -> None:
+    def test_upsert_supports_empty_table_and_input(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, some(1, 2), TableWrite("upsert", key=("id",)))
         write(engine, path, numbered(0), TableWrite("upsert", key=("id",)))

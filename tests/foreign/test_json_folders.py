@@ -130,7 +130,7 @@ def test_nanoseconds_are_refused_or_rounded(lake: Lake) -> None:
     assert row["at"] == datetime(2024, 1, 1, 0, 0, 0, 123457, tzinfo=UTC)
 
 
-def test_new_names_and_kinds_in_later_files_are_refused(lake: Lake) -> None:
+def test_later_files_with_new_names_are_refused(lake: Lake) -> None:
     frame = lake({"a.jsonl": '{"id": 1, "place": {"x": 1}}\n'})
     folder = frame._spec.uri
     for line in ('{"id": 2, "more": 1}', '{"id": "2"}', '{"id": 2, "place": {"y": 1}}'):

@@ -217,7 +217,7 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
         (lambda: feature("Seats", "distance"), ColumnConflict, "'Seats' has the name"),
         (lambda: feature("late", "distance"), ColumnConflict, "'late' has the name"),
         (lambda: feature("a b", "distance"), InvalidName, "'a b'"),
-        (lambda: feature("x", ""), InvalidArgument, "no expression"),
+        (lambda: feature("x", ""), InvalidArgument, "not an expression"),
         (lambda: feature("x", lambda row: 1), InvalidArgument, "inputs have no types"),
         (lambda: feature("x", lambda row: 1, inputs=INPUTS), InvalidArgument, "returned int"),
         (
@@ -235,7 +235,7 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
             InvalidArgument,
             "types are",
         ),
-        (lambda: feature("x", 3), InvalidArgument, "no expression"),  # type: ignore[arg-type]
+        (lambda: feature("x", 3), InvalidArgument, "not an expression"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_on_demand_is_refused_before_reading(

@@ -1,10 +1,10 @@
-"""``featurestore job``: scheduled materialization."""
+"""``featurestore job``, ``stream`` and ``scheduler``: jobs, records of their topics, due runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import OutputFormat, settings, store
+from featurestore.cli.state import LogFormat, OutputFormat, log_to_stderr, settings, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.job import WindowJob
 from featurestore.model.times import format_duration, parse_moment
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from featurestore.registry.jobs import RegisteredJob
 
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
+stream_app = typer.Typer(help="Records of topics.", no_args_is_help=True)
+scheduler_app = typer.Typer(help="Run due jobs.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
 Time = Annotated[
@@ -46,7 +48,7 @@ def register(
         typer.Argument(metavar="PLACE", help="Module, Python file, or folder.", show_default=False),
     ],
 ) -> None:
-    """Register the jobs of a module, file or folder, or new versions of them."""
+    """Register the jobs of a module, file or folder, or their new versions."""
     registered = store(context).register_jobs(module_or_path)
     rows = [_job_row(each) for each in registered]
     columns = ["name", "version", "state", "schedule", "target"]
@@ -310,3 +312,66 @@ def _progress_bar(
     with Progress(*columns, console=Console(file=raw_errors())) as bar:
         task = bar.add_task(title, total=None)
         yield lambda completed, total: bar.update(task, completed=completed, total=total)
+
+
+@stream_app.callback()
+def streams() -> None:
+    """Work with records of topics."""
+
+
+@stream_app.command(epilog="Example: featurestore stream replay clicks")
+def replay(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the stream job.", show_default=False)],
+) -> None:
+    """Read the records of a job's quarantine again, and write those that are readable now."""
+    replayed = store(context).replay_stream(name)
+    reasons = sorted(replayed.reasons.items(), key=lambda each: -each[1])
+    lines = [
+        f"{replayed.rows} records written, {replayed.left} stay in the quarantine",
+        *[f"  {count}: {reason}" for reason, count in reasons],
+    ]
+    data = {
+        "name": name,
+        "rows": replayed.rows,
+        "left": replayed.left,
+        "reasons": dict(replayed.reasons),
+    }
+    show_text(context, "\n".join(lines), data=data)
+
+
+@scheduler_app.callback()
+def scheduler() -> None:
+    """Run due jobs."""
+
+
+@scheduler_app.command("start", epilog="Example: featurestore scheduler start --every 30s")
+def start_scheduler(
+    context: typer.Context,
+    every: Annotated[str, typer.Option(help="Time between two polls.")] = "10s",
+    workers: Annotated[int, typer.Option(min=1, help="Maximum number of jobs at once.")] = 4,
+    stale: Annotated[
+        bool, typer.Option("--stale", help="Also compute windows again whose inputs changed.")
+    ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve /metrics for Prometheus at this port."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address of the metrics server.")] = "127.0.0.1",
+) -> None:
+    """Run due jobs until SIGTERM; runs in progress are finished first."""
+    from featurestore.jobs.metrics import serving_metrics
+    from featurestore.jobs.scheduler import Options
+    from featurestore.model.times import parse_duration
+
+    if settings(context).log_format is None:
+        log_to_stderr(LogFormat.TEXT)
+    seconds = parse_duration(every, argument="--every").total_seconds()
+    options = Options(every=max(seconds, 0.1), workers=workers, stale=stale)
+    connected = store(context)
+    with ExitStack() as stack:
+        if metrics_port is not None:
+            stack.enter_context(
+                serving_metrics(connected.session, host=metrics_host, port=metrics_port)
+            )
+        connected.scheduler(options).run()

@@ -11,9 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from featurestore import __version__
-from featurestore.cli.logs import LogFormat, log_to_stderr
 from featurestore.cli.output import escaping, show_error
-from featurestore.cli.state import OutputFormat, Settings
+from featurestore.cli.state import LogFormat, OutputFormat, Settings, log_to_stderr
 from featurestore.errors import FeatureStoreError
 
 # Options with the same meaning for every command; they may be anywhere on the line.
@@ -38,25 +37,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The modules of commands without a noun, and the nouns, each with its module.
-_WITHOUT_NOUN = ("setup", "server")
+# The nouns, each with its module and the name of its commands there.
 _NOUNS = {
-    "fg": "featuregroups",
-    "features": "features",
-    "fv": "feature_views",
-    "td": "training_datasets",
-    "job": "jobs",
-    "stream": "streams",
-    "monitor": "monitors",
-    "alert": "alerts",
-    "scheduler": "scheduler",
-    "registry": "registry",
-    "source": "sources",
-    "run": "runs",
-    "model": "models",
-    "user": "users",
-    "token": "tokens",
-    "access": "access",
+    "fg": ("featuregroups", "app"),
+    "features": ("features", "app"),
+    "fv": ("features", "view_app"),
+    "td": ("training_datasets", "app"),
+    "job": ("jobs", "app"),
+    "stream": ("jobs", "stream_app"),
+    "monitor": ("monitors", "app"),
+    "alert": ("monitors", "alert_app"),
+    "scheduler": ("jobs", "scheduler_app"),
+    "registry": ("setup", "registry_app"),
+    "source": ("sources", "app"),
+    "run": ("runs", "app"),
+    "model": ("runs", "model_app"),
+    "user": ("users", "app"),
+    "token": ("users", "token_app"),
+    "access": ("users", "access_app"),
 }
 
 
@@ -153,7 +151,7 @@ def _output() -> OutputFormat:
     return OutputFormat.JSON if is_json else OutputFormat.TEXT
 
 
-for _module in _WITHOUT_NOUN:
-    app.add_typer(importlib.import_module(f"featurestore.cli.{_module}").app)
-for _word, _module in _NOUNS.items():
-    app.add_typer(importlib.import_module(f"featurestore.cli.{_module}").app, name=_word)
+app.add_typer(importlib.import_module("featurestore.cli.setup").app)
+for _noun, (_module, _commands) in _NOUNS.items():
+    _app = getattr(importlib.import_module(f"featurestore.cli.{_module}"), _commands)
+    app.add_typer(_app, name=_noun)

@@ -1,4 +1,4 @@
-"""``featurestore monitor``: monitors of feature groups."""
+"""``featurestore monitor`` and ``alert``: monitors of feature groups, and alert channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
 
 app = typer.Typer(help="Monitor feature groups.", no_args_is_help=True)
+alert_app = typer.Typer(help="Alert channels and their messages.", no_args_is_help=True)
 
+ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
 Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
 
 
@@ -120,4 +122,74 @@ def _row(report: Any) -> Mapping[str, Any]:
         "version": report.delta_version,
         "alarms": alarms,
         "suspects": suspects,
+    }
+
+
+@alert_app.command("add", epilog="Example: featurestore alert add ops log")
+def add_channel(
+    context: typer.Context,
+    name: ChannelName,
+    uri: Annotated[str, typer.Argument(help="webhook+https://..., smtp://..., command:/..., log")],
+    secret: Annotated[str | None, typer.Option(help="env:NAME or file:path of the secret.")] = None,
+) -> None:
+    """Add a channel or change it; this machine may use it from now on."""
+    channel = store(context).add_alert_channel(name, uri, secret=secret)
+    data = {"name": channel.name, "scheme": channel.scheme, "secret": channel.secret}
+    show_text(context, f"{name} is added", data=data)
+
+
+@alert_app.command("list", epilog="Example: featurestore alert list")
+def list_channels(context: typer.Context) -> None:
+    """List channels; their addresses may contain tokens and are not shown."""
+    rows = [
+        {"name": each.name, "scheme": each.scheme, "secret": each.secret}
+        for each in store(context).get_alert_channels()
+    ]
+    show_rows(context, rows, columns=["name", "scheme", "secret"], empty="no channels")
+
+
+@alert_app.command("remove", epilog="Example: featurestore alert remove ops")
+def remove_channel(context: typer.Context, name: ChannelName) -> None:
+    """Remove a channel; its waiting messages are not sent."""
+    store(context).remove_alert_channel(name)
+    show_text(context, f"{name} is removed", data={"name": name})
+
+
+@alert_app.command("history", epilog="Example: featurestore alert history --output json")
+def show_messages(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 50,
+) -> None:
+    """List messages, newest first, with the error of those that were not delivered."""
+    alerts = store(context).get_alerts(limit=limit)
+    show_rows(
+        context,
+        map(_message_row, alerts),
+        columns=["at", "channel", "title", "state"],
+        optional=["error"],
+        wide=["attempts"],
+        empty="no messages",
+    )
+
+
+@alert_app.command("send", epilog="Example: featurestore alert send")
+def send_messages(context: typer.Context) -> None:
+    """Send waiting messages; the scheduler does so automatically."""
+    arrived = store(context).send_alerts()
+    show_text(context, f"{arrived} delivered", data={"delivered": arrived})
+
+
+def _message_row(message: Any) -> Mapping[str, Any]:
+    alert = message.alert
+    state = "waiting" if message.delivered is None else "delivered"
+    return {
+        "id": message.id,
+        "at": alert.at,
+        "channel": message.channel,
+        "event": alert.event,
+        "title": alert.title,
+        "state": state,
+        "delivered": message.delivered,
+        "attempts": message.attempts,
+        "error": message.error,
     }

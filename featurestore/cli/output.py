@@ -81,7 +81,14 @@ def show_rows(
     shown if any record has a value for them.
     """
     records = list(rows)
-    columns = [*columns, *_columns_with_values(records, optional)]
+    columns = [
+        *columns,
+        *[
+            column
+            for column in optional
+            if any(row.get(column) not in (None, "") for row in records)
+        ],
+    ]
     if settings(context).wide:
         columns += [name for name in wide if name not in columns]
     if settings(context).output is OutputFormat.JSON:
@@ -164,11 +171,6 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, set | frozenset | tuple):
         return list(value)
     return str(value)
-
-
-def _columns_with_values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[str]:
-    """Return the columns for which some record has a value."""
-    return [column for column in columns if any(row.get(column) not in (None, "") for row in rows)]
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:

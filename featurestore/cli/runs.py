@@ -1,4 +1,4 @@
-"""``featurestore run``: runs of experiments."""
+"""``featurestore run`` and ``model``: runs of experiments, and registered models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from featurestore.cli.output import (
 from featurestore.cli.state import OutputFormat, settings, store
 
 app = typer.Typer(help="Runs of experiments.", no_args_is_help=True)
+model_app = typer.Typer(help="Registered models.", no_args_is_help=True)
 
+ModelName = Annotated[str, typer.Argument(help="Name of the model.", show_default=False)]
+ModelVersion = Annotated[
+    int | None, typer.Option(help="Version; the latest when left out.", show_default=False)
+]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
 
@@ -121,3 +126,27 @@ def tensorboard(
     check_tensorboard(directory)
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port)]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@model_app.command("list", epilog="Example: featurestore model list --name late_flights")
+def list_models(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Option(help="Versions of one model only.", show_default=False)
+    ] = None,
+) -> None:
+    """List every version of every model."""
+    from featurestore import experiments
+
+    rows = [model.to_json() for model in experiments.get_models(name, store=store(context))]
+    columns = ["name", "version", "stage", "flavor", "dataset", "run"]
+    wide = ["outputs", "description", "tags", "created"]
+    show_rows(context, rows, columns=columns, wide=wide, empty="no models yet")
+
+
+@model_app.command("show", epilog="Example: featurestore model show late_flights --version 1")
+def show_model(context: typer.Context, name: ModelName, version: ModelVersion = None) -> None:
+    """Show a model: its features, inputs, predictions, run and dataset."""
+    from featurestore import experiments
+
+    show_record(context, experiments.get_model(name, version, store=store(context)).to_json())

@@ -1,4 +1,4 @@
-"""``init`` and ``doctor``: create a store, and check this machine."""
+"""``init``, ``doctor``, ``serve`` and ``registry``: create, check, serve and re-index a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.connections import inspect as inspect_location
 
 app = typer.Typer()
-
+registry_app = typer.Typer(help="The index of the store.", no_args_is_help=True)
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
@@ -224,3 +224,104 @@ def _plugins() -> Iterator[Check]:
 def _toml_text(value: str) -> str:
     """Return a TOML string."""
     return json.dumps(value)
+
+
+@app.command(epilog="Example: featurestore serve --port 8787")
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8787,
+    auth: Annotated[
+        bool, typer.Option("--auth", help="Require sign-in of people and tokens of programs.")
+    ] = False,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Host name under which clients reach it, repeatable.", show_default=False
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        str | None, typer.Option(help="File of a TLS certificate.", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option(help="File of its key.", show_default=False)
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None, typer.Option(help="OpenID Connect provider.", show_default=False)
+    ] = None,
+    oidc_client: Annotated[str, typer.Option(help="Client id of this server.")] = "featurestore",
+    oidc_secret: Annotated[
+        str, typer.Option(help="Client secret: env:NAME or file:path.")
+    ] = "env:FEATURESTORE_OIDC_SECRET",
+    oidc_role: Annotated[
+        str | None,
+        typer.Option(
+            help="Role of new users of the provider; else an admin adds each.", show_default=False
+        ),
+    ] = None,
+    query_seconds: Annotated[
+        float, typer.Option(help="Time limit of a page or response.", min=0.1)
+    ] = 30.0,
+    behind_proxy: Annotated[
+        bool, typer.Option("--behind-proxy", help="A proxy on this machine terminates TLS.")
+    ] = False,
+) -> None:
+    """Serve pages for people and a REST interface for programs until Ctrl-C."""
+    from featurestore.errors import missing_extra
+
+    try:
+        from featurestore.server import Provider, ServerSettings, serve
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or "fastapi", "server") from None
+    if (tls_certificate is None) != (tls_key is None):
+        raise typer.BadParameter("--tls-certificate and --tls-key go together")
+    provider = None
+    if oidc_issuer is not None:
+        provider = Provider(oidc_issuer, oidc_client, oidc_secret, role=oidc_role)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        auth=auth,
+        names=tuple(name or ()),
+        certificate=tls_certificate,
+        key=tls_key,
+        behind_proxy=behind_proxy,
+        query_seconds=query_seconds,
+        provider=provider,
+    )
+    serve(store(context), settings)
+
+
+@registry_app.command(epilog="Example: featurestore registry rebuild")
+def rebuild(context: typer.Context) -> None:
+    """Rebuild the registry from the Delta tables and manifests; list what they do not contain."""
+    from featurestore.jobs.recovery import restore_runs
+    from featurestore.recovery.rebuild import rebuild as rebuild_registry
+
+    location, url = _location_and_registry(context)
+    show_record(context, vars(rebuild_registry(location, url=url, restore=restore_runs)))
+
+
+@registry_app.command(epilog="Example: featurestore registry upgrade")
+def upgrade(context: typer.Context) -> None:
+    """Upgrade the registry to this release's revision, as opening the store does."""
+    from featurestore.registry import open_registry
+    from featurestore.registry.database import inspect, revision
+
+    location, url = _location_and_registry(context)
+    earlier_revision = inspect(location, url=url)
+    registry = open_registry(location, url=url)
+    try:
+        show_record(context, {"before": earlier_revision, "now": revision(registry)})
+    finally:
+        registry.close()
+
+
+def _location_and_registry(context: typer.Context) -> tuple[str, str | None]:
+    options = settings(context)
+    resolved = configuration.resolve(
+        location=options.location, engine=options.engine, registry=options.registry
+    )
+    directory = files.location_of(resolved.location)
+    files.ensure_writable(directory)
+    return directory, resolved.registry

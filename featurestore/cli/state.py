@@ -1,16 +1,21 @@
-"""The global options of a command, and the store that they select."""
+"""The global options of a command: the store that they select, and the format of logs."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import typer
 
+from featurestore.plugins.observers import Work, current
+
 if TYPE_CHECKING:
-    from featurestore.cli.logs import LogFormat
     from featurestore.store import FeatureStore
 
 
@@ -82,3 +87,51 @@ def store(context: typer.Context) -> FeatureStore:
         options.location, engine=options.engine, registry=options.registry, token=options.token
     )
     return context.with_resource(connected)
+
+
+class LogFormat(StrEnum):
+    """The format of log lines on standard error."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def log_to_stderr(form: LogFormat) -> None:
+    """Write log records to standard error, from INFO on."""
+    handler = logging.StreamHandler(sys.stderr)
+    if form is LogFormat.JSON:
+        handler.setFormatter(JsonLines())
+        logging.captureWarnings(True)
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class JsonLines(logging.Formatter):
+    """Formats a record as one line of JSON, with the run and the work that it belongs to."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        work = current()
+        if work is not None:
+            entry |= _work_fields(work)
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _work_fields(work: Work) -> dict[str, object]:
+    """Return the run of a job, or of the outermost write, with its id in the registry."""
+    fields: dict[str, object] = {"work": f"{work.kind} {work.name}"}
+    outermost = work
+    while outermost.parent is not None:
+        outermost = outermost.parent
+    if outermost.kind == "job":
+        return fields | {"run_id": f"job-{outermost.run_id}", "job": outermost.name}
+    return fields | {"run_id": outermost.run_id}

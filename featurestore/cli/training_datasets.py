@@ -112,17 +112,20 @@ def diff(
     versions: Annotated[
         tuple[int, int], typer.Option(help="The two versions; the last two when left out.")
     ] = (0, 0),
-    other: Annotated[
-        str | None, typer.Option(help="Another dataset to compare with.", show_default=False)
+    other_name: Annotated[
+        str | None,
+        typer.Option("--other", help="Another dataset to compare with.", show_default=False),
     ] = None,
 ) -> None:
     """Show the changes between two datasets; exit code 1 if rows or columns differ."""
     connected = store(context)
     first_version, second_version = versions
     if versions == (0, 0):
-        second_version = connected.get_latest_training_dataset_version(other or name)
+        second_version = connected.get_latest_training_dataset_version(other_name or name)
         first_version = (
-            connected.get_latest_training_dataset_version(name) if other else second_version - 1
+            connected.get_latest_training_dataset_version(name)
+            if other_name
+            else second_version - 1
         )
         if first_version < 1:
             raise InvalidArgument(
@@ -130,7 +133,9 @@ def diff(
                 hint="--versions 1 2, or --other",
             )
     dataset = connected.get_training_dataset(name, version=first_version)
-    report = dataset.diff(connected.get_training_dataset(other or name, version=second_version))
+    report = dataset.diff(
+        connected.get_training_dataset(other_name or name, version=second_version)
+    )
     show_text(context, str(report), data=report.to_json())
     if not report.same:
         raise typer.Exit(1)

@@ -1,17 +1,19 @@
-"""``featurestore user``: users of ``featurestore serve --auth``."""
+"""``featurestore user``, ``token`` and ``access``: users of a server, tokens, roles on groups."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from featurestore.cli.output import show_record, show_rows, show_text
+from featurestore.cli.output import Limit, PageNumber, get_page, show_record, show_rows, show_text
 from featurestore.cli.state import store
 from featurestore.registry.audit_log import Actor
 
 app = typer.Typer(help="Users of the server.", no_args_is_help=True)
+token_app = typer.Typer(help="Tokens of programs.", no_args_is_help=True)
+access_app = typer.Typer(help="Private groups, roles and the audit log.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
 RoleArgument = Annotated[
@@ -20,6 +22,8 @@ RoleArgument = Annotated[
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
+Group = Annotated[str, typer.Argument(help="A feature group.", show_default=False)]
+User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
 
 
 def command_line() -> Actor:
@@ -111,6 +115,14 @@ def set_password(context: typer.Context, name: Name, password_stdin: FromInput =
     show_text(context, f"user {name} has a new password", data={"name": name})
 
 
+def _password(from_input: bool) -> str:
+    if from_input:
+        return sys.stdin.readline().rstrip("\r\n")
+    password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    return password
+
+
+@token_app.command("add", epilog="Example: featurestore token add ann --scope read --expires 30d")
 @app.command("token", epilog="Example: featurestore user token ann --scope read --expires 30d")
 def make_token(
     context: typer.Context,
@@ -131,8 +143,111 @@ def make_token(
     show_record(context, record)
 
 
-def _password(from_input: bool) -> str:
-    if from_input:
-        return sys.stdin.readline().rstrip("\r\n")
-    password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
-    return password
+@token_app.command("list", epilog="Example: featurestore token list --user ann")
+def list_tokens(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only of one user.", show_default=False)] = None,
+) -> None:
+    """List tokens without their text, which is shown only once."""
+    from featurestore.registry import access
+
+    with store(context).session.registry.reading() as connection:
+        rows = [
+            {**vars(token), "expired": token.expired}
+            for token in access.list_tokens(connection, user)
+        ]
+    columns = ["id", "user", "label", "scope", "expires"]
+    show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens")
+
+
+@token_app.command("revoke", epilog="Example: featurestore token revoke 4f2a9c01b7de")
+def revoke_token(
+    context: typer.Context,
+    identifier: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
+) -> None:
+    """Revoke a token."""
+    from featurestore.server.access import changes
+
+    changes.revoke_token(store(context).session, command_line(), identifier)
+    show_text(context, f"token {identifier} is revoked", data={"id": identifier})
+
+
+@access_app.command("private", epilog="Example: featurestore access private salaries")
+def make_private(context: typer.Context, group: Group) -> None:
+    """Restrict reading of a group, all its versions, to users with a role on it."""
+    from featurestore.server.access import changes
+
+    changes.set_private(store(context).session, command_line(), group, True)
+    show_text(context, f"{group} is private", data={"featuregroup": group, "private": True})
+
+
+@access_app.command("public", epilog="Example: featurestore access public salaries")
+def make_public(context: typer.Context, group: Group) -> None:
+    """Allow every reader of the store to read a group."""
+    from featurestore.server.access import changes
+
+    changes.set_private(store(context).session, command_line(), group, False)
+    show_text(context, f"{group} is public", data={"featuregroup": group, "private": False})
+
+
+@access_app.command(epilog="Example: featurestore access grant salaries ann reader")
+def grant(
+    context: typer.Context,
+    group: Group,
+    user: User,
+    role: Annotated[
+        str, typer.Argument(help="reader, writer or admin (the owner).", show_default=False)
+    ],
+) -> None:
+    """Give a user a role on a group."""
+    from featurestore.server.access import changes
+
+    changes.set_group_role(store(context).session, command_line(), group, user, role)
+    data = {"featuregroup": group, "user": user, "role": role}
+    show_text(context, f"{user} is {role} of {group}", data=data)
+
+
+@access_app.command(epilog="Example: featurestore access withdraw salaries ann")
+def withdraw(context: typer.Context, group: Group, user: User) -> None:
+    """Remove the role of a user on a group."""
+    from featurestore.server.access import changes
+
+    changes.set_group_role(store(context).session, command_line(), group, user, None)
+    data = {"featuregroup": group, "user": user, "role": None}
+    show_text(context, f"{user} has no role on {group}", data=data)
+
+
+@access_app.command("list", epilog="Example: featurestore access list")
+def list_groups(context: typer.Context) -> None:
+    """List private groups with the roles on them."""
+    from featurestore.registry import access
+
+    with store(context).session.registry.reading() as connection:
+        rows = [
+            {"featuregroup": group, "roles": access.roles_on(connection, group)}
+            for group in access.private_groups_of_store(connection)
+        ]
+    show_rows(context, rows, columns=["featuregroup", "roles"], empty="no private groups")
+
+
+@access_app.command("log", epilog="Example: featurestore access log --user ann")
+def show_log(
+    context: typer.Context,
+    user: Annotated[str, typer.Option(help="Only changes of one user.")] = "",
+    limit: Limit = None,
+    page: PageNumber = 1,
+) -> None:
+    """Show who changed what, newest first."""
+    from featurestore.registry import audit_log
+
+    connected = store(context)
+
+    def get(most: int | None, skip: int) -> list[Any]:
+        with connected.session.registry.reading() as connection:
+            return audit_log.entries(connection, who=user, limit=most, offset=skip)
+
+    shown = get_page(context, get, limit=limit, page=page)
+    rows = [vars(entry) for entry in shown.items]
+    columns = ["at", "who", "action", "subject"]
+    wide = ["how", "detail"]
+    show_rows(context, rows, columns=columns, wide=wide, empty="nothing yet", next_page=shown.next)

@@ -4,8 +4,7 @@
 and work without JavaScript; ``/api/v1`` returns every record that a page shows.
 """
 
-from featurestore.server.app import create_app
-from featurestore.server.run import serve
+from featurestore.server.app import create_app, serve
 from featurestore.server.settings import Provider, ServerSettings
 
 __all__ = ["Provider", "ServerSettings", "create_app", "serve"]

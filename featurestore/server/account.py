@@ -14,8 +14,14 @@ from featurestore.registry.audit_log import Entry
 from featurestore.server.access import changes
 from featurestore.server.access import sign_in as browser_sessions
 from featurestore.server.access.provider import Attempt, ProviderClient
-from featurestore.server.access.secrets import form_token, is_password, new_secret
-from featurestore.server.access.visitors import ADMIN, SCOPES, Visitor
+from featurestore.server.access.visitors import (
+    ADMIN,
+    SCOPES,
+    Visitor,
+    form_token,
+    is_password,
+    new_secret,
+)
 from featurestore.server.guard import (
     COOKIE,
     CurrentVisitor,
@@ -26,8 +32,8 @@ from featurestore.server.guard import (
     check_token,
     require_role,
 )
-from featurestore.server.problems import status_of
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
+from featurestore.server.rest import status_of
 from featurestore.store import FeatureStore
 
 sign_in_pages = APIRouter()

@@ -13,8 +13,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
-from featurestore.server.access.secrets import is_form_token
-from featurestore.server.access.visitors import Visitor, visible_to
+from featurestore.server.access.visitors import Visitor, is_form_token, visible_to
 from featurestore.server.settings import ServerSettings
 from featurestore.store import FeatureStore
 

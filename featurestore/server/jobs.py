@@ -20,7 +20,7 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings, Store, actor_of
-from featurestore.server.job_runs import RequestedRun
+from featurestore.server.job_actions import RequestedRun
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items, record
 from featurestore.storage import files

@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 from featurestore.errors import QueryEnded
 from featurestore.model.runtime import time_limit
 from featurestore.plugins.engine import Engine
-from featurestore.server.http_security import HEADERS, is_cross_site
-from featurestore.server.problems import MEDIA_TYPE
+from featurestore.server.rest import MEDIA_TYPE
+from featurestore.server.settings import HEADERS, is_cross_site
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

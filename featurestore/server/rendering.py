@@ -23,8 +23,7 @@ from featurestore import __version__
 from featurestore.model.display import printable_line, value_text
 from featurestore.model.runtime import in_time, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.server.access.secrets import form_token
-from featurestore.server.access.visitors import Visitor
+from featurestore.server.access.visitors import Visitor, form_token
 
 # Excludes HTML, images and headings.
 _RULES = ["backticks", "code", "emphasis", "escape", "fence", "link", "list", "newline"]

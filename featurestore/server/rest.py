@@ -1,21 +1,51 @@
-"""Parameters and responses of the REST interface, and the conversion of values to JSON."""
+"""The REST interface: parameters, values as JSON, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
 import base64
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Path, Query
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as RoutingError
 
+from featurestore import errors
+from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.times import format_duration
-from featurestore.server.problems import MEDIA_TYPE
+from featurestore.server.guard import sign_in_address
+from featurestore.server.rendering import error_page
+from featurestore.server.settings import API, HEADERS
 
+MEDIA_TYPE = "application/problem+json"
+_CONFLICTS = (
+    errors.FeatureGroupExists,
+    errors.TrainingDatasetExists,
+    errors.FeatureViewExists,
+    errors.PinnedByTrainingDataset,
+    errors.UsedByFeatureView,
+    errors.JobLeased,
+    errors.UserExists,
+    errors.WriteConflict,
+)
+# The request is valid, but the store is damaged or misconfigured: the operator has to act.
+_SERVER_FAULTS = (
+    errors.EngineError,
+    errors.StorageError,
+    errors.RegistryError,
+    errors.DatasetDamaged,
+    errors.FeatureViewDamaged,
+    errors.MissingExtra,
+    errors.MissingJava,
+)
+_log = logging.getLogger("featurestore.server")
 T = TypeVar("T")
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 Offset = Annotated[int, Query(ge=0, le=10_000_000, description="Number of items to skip.")]
@@ -64,20 +94,22 @@ class Problem(BaseModel):
     hint: str | None = None
 
 
-class Items(BaseModel):
-    """A page of a list; ``next`` is the offset of the next page."""
-
-    items: list[dict[str, Any]]
-    next: int | None = Field(description="Offset of the next page; null: this is the last page.")
-
-
 _PROBLEM = {"model": Problem, "content": {MEDIA_TYPE: {}}}
+
+
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {**_PROBLEM, "description": "Invalid request."},
     404: {**_PROBLEM, "description": "Not found."},
     413: {**_PROBLEM, "description": "The request or the response exceeds a limit."},
     422: {**_PROBLEM, "description": "An argument has an invalid type or is out of range."},
 }
+
+
+class Items(BaseModel):
+    """A page of a list; ``next`` is the offset of the next page."""
+
+    items: list[dict[str, Any]]
+    next: int | None = Field(description="Offset of the next page; null: this is the last page.")
 
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,3 +129,141 @@ def items(
     entries = read(limit + 1, offset)
     next_offset = offset + limit if len(entries) > limit else None
     return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)
+
+
+def status_of(error: FeatureStoreError) -> int:
+    """Return the HTTP status of an error.
+
+    >>> status_of(errors.FeatureGroupNotFound("no such group")), status_of(errors.InvalidSql("?"))
+    (404, 400)
+    """
+    access_status = _status_of_access(error)
+    if access_status is not None:
+        return access_status
+    if isinstance(error, errors.QueryEnded):
+        return 503
+    if isinstance(error, errors.LimitExceeded):
+        return 413
+    if isinstance(error, _CONFLICTS):
+        return 409
+    if isinstance(error, _SERVER_FAULTS):
+        return 500
+    if isinstance(error, LookupError):
+        return 404
+    return 422 if isinstance(error, errors.OutOfRange) else 400
+
+
+def _status_of_access(error: FeatureStoreError) -> int | None:
+    if isinstance(error, errors.TooManyAttempts):
+        return 429
+    if isinstance(error, errors.NotSignedIn):
+        return 401
+    return 403 if isinstance(error, errors.NotAllowed) else None
+
+
+def problem_details(error: FeatureStoreError) -> dict[str, Any]:
+    """Return an error as a problem object with type, status, detail and hint.
+
+    >>> problem_details(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
+    'a9'
+    """
+    details: dict[str, Any] = {
+        "type": f"urn:featurestore:{type(error).__name__}",
+        "title": type(error).__name__,
+        "status": status_of(error),
+        "detail": error.message,
+    }
+    if error.hint is not None:
+        details["hint"] = error.hint
+    return details
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Register handlers for all errors of an application."""
+    app.add_exception_handler(FeatureStoreError, _handle_store_error)
+    app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
+    app.add_exception_handler(RoutingError, _handle_routing_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_arguments)
+    app.add_exception_handler(Exception, _handle_unexpected)
+
+
+def _error_response(request: Request, status: int, details: dict[str, object]) -> Response:
+    if request.url.path.startswith(API):
+        response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
+    else:
+        response = error_page(request, status, details)
+    # Unexpected errors are handled outside of the middleware that adds these headers.
+    response.headers.update(HEADERS)
+    return response
+
+
+def _handle_store_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FeatureStoreError)
+    details = _without_location(request, problem_details(error))
+    if request.app.state.settings.auth and details["status"] == 404:
+        # Missing and hidden objects must not be distinguishable.
+        details["detail"] = f"{details['detail']} (not found or not allowed)"
+    return _error_response(request, status_of(error), details)
+
+
+def _without_location(request: Request, details: dict[str, object]) -> dict[str, object]:
+    """Make paths relative to the store, so that responses do not reveal paths of the machine.
+
+    The log of the server contains the absolute paths.
+    """
+    location = str(request.app.state.store.location).rstrip("/")
+    shortened: dict[str, object] = {}
+    for name, text in details.items():
+        if isinstance(text, str):
+            text = text.replace(f"{location}/", "").replace(location, "the store")
+        shortened[name] = text
+    return shortened
+
+
+def _handle_not_signed_in(request: Request, error: Exception) -> Response:
+    """Redirect browsers to the sign-in page; return 401 to programs."""
+    assert isinstance(error, FeatureStoreError)
+    is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
+    if is_page and request.method == "GET":
+        return RedirectResponse(sign_in_address(request), status_code=303)
+    details = _without_location(request, problem_details(error))
+    response = _error_response(request, status_of(error), details)
+    response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+def _handle_routing_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException | RoutingError)
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": str(error.detail),
+        "status": error.status_code,
+        "detail": f"{request.method} {request.url.path}: {error.detail}",
+    }
+    return _error_response(request, error.status_code, details)
+
+
+def _handle_invalid_arguments(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    messages = [
+        f"{'.'.join(map(str, argument_error['loc']))}: {argument_error['msg']}"
+        for argument_error in error.errors()
+    ]
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": "Invalid argument",
+        "status": 422,
+        "detail": "; ".join(messages),
+    }
+    return _error_response(request, 422, details)
+
+
+def _handle_unexpected(request: Request, error: Exception) -> Response:
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    details: dict[str, object] = {
+        "type": "about:blank",
+        "title": "Internal error",
+        "status": 500,
+        "detail": "Unexpected error; the log of the server contains the traceback.",
+    }
+    return _error_response(request, 500, details)

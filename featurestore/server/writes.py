@@ -15,8 +15,7 @@ from featurestore.registry import audit_log
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
 from featurestore.server.rest import REFUSALS, Name, Version, jsonable
-from featurestore.server.retrievals import check_sql
-from featurestore.server.rows import BODY, received_upload
+from featurestore.server.rows import BODY, check_sql, received_upload
 from featurestore.server.uploads import RequestModel, Upload
 from featurestore.store import FeatureStore
 

@@ -13,7 +13,7 @@ import pytest
 import featurestore
 from featurestore.errors import NotSignedIn, TooManyAttempts
 from featurestore.registry import access as registry
-from featurestore.server.access import changes, secrets
+from featurestore.server.access import changes, visitors
 from featurestore.server.access import sign_in as access
 from featurestore.store import FeatureStore
 from tests.server.guarded import PASSWORD, ROOT
@@ -45,7 +45,7 @@ def store(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iter
     from argon2 import PasswordHasher
 
     fast = PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
-    monkeypatch.setattr(secrets, "_hasher", lambda: fast)
+    monkeypatch.setattr(visitors, "_hasher", lambda: fast)
     with featurestore.connect(tmp_path / "store") as store:
         for name in USERS:
             changes.add_user(store.session, ROOT, name, role="reader", password=PASSWORD)

@@ -12,7 +12,7 @@ import pytest
 
 import featurestore
 from featurestore.server import ServerSettings, create_app
-from featurestore.server.run import timed_protocol
+from featurestore.server.app import timed_protocol
 
 SECONDS = 0.5
 PATIENCE = 8.0

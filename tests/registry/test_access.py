@@ -27,7 +27,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.server.access.secrets import digest, is_password
+from featurestore.server.access.visitors import digest, is_password
 from featurestore.store import FeatureStore
 
 ANN = Actor("ann", "browser")

@@ -14,8 +14,8 @@ from featurestore.model.run_record import RunRecord
 from featurestore.registry import tables
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.server.access.secrets import form_token
 from featurestore.server.access.sign_in import start_browser_session
+from featurestore.server.access.visitors import form_token
 from featurestore.store import FeatureStore
 from tests.server.trained import train
 

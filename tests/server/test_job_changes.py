@@ -16,7 +16,7 @@ import featurestore
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.server.job_runs import JobRuns
+from featurestore.server.job_actions import JobRuns
 from featurestore.store import FeatureStore
 from tests.server.conftest import JOBS
 from tests.server.guarded import PASSWORD, ROOT, client_of, field_of, sign_in

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 import featurestore
 from featurestore import experiments
 from featurestore.server import ServerSettings, create_app
-from featurestore.server.http_security import POLICY
+from featurestore.server.settings import POLICY
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM

@@ -51,8 +51,7 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.server import ServerSettings, create_app, uploads
 from featurestore.server.access import changes
 from featurestore.server.featuregroups import committers
-from featurestore.server.retrievals import Retrieval
-from featurestore.server.rows import ChunkProducer, stream_chunks
+from featurestore.server.rows import ChunkProducer, Retrieval, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
 from featurestore.store.remote_handles import record_as

@@ -28,7 +28,7 @@ from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
 from featurestore.server.access import visitors
-from featurestore.server.access.secrets import TOKEN_PREFIX, digest, hash_password, new_secret
+from featurestore.server.access.visitors import TOKEN_PREFIX, digest, hash_password, new_secret
 from featurestore.session import Session
 
 COMMAND_LINE = "command line"

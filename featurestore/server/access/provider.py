@@ -21,7 +21,7 @@ from featurestore.model.names import parse_secret
 from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.server.access.secrets import new_secret
+from featurestore.server.access.visitors import new_secret
 from featurestore.server.settings import Provider
 from featurestore.session import Session
 from featurestore.storage.grants import allow_secret, resolve_secret

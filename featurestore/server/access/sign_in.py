@@ -17,7 +17,7 @@ from featurestore.model.times import utc_now
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
-from featurestore.server.access.secrets import digest, is_password, new_secret
+from featurestore.server.access.visitors import digest, is_password, new_secret
 from featurestore.session import Session
 
 _COOKIE_LIFETIME = timedelta(hours=12)

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _INTERRUPT_SECONDS = 0.1
-TIME_LIMIT_HINT = "ask for less, or let the server wait longer: featurestore serve --query-seconds"
+TIME_LIMIT_HINT = (
+    "request fewer rows, or let the server wait longer: featurestore serve --query-seconds"
+)
 MIN_BYTES_PER_SECOND = 10 << 10
 _TAGGED = ("application/json", "text/html")
 

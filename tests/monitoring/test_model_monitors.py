@@ -332,7 +332,7 @@ def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
         ({"metric": "acu"}, "auc"),
         ({"metric": []}, "Nothing is measured"),
         ({"metrics": {"auc": "avg(label)"}}, "same name"),
-        ({"metrics": {"x": "select 1"}}, "no expression"),
+        ({"metrics": {"x": "select 1"}}, "not an expression"),
         ({"limits": {"accuracy": (0, 1)}}, "auc, labelled"),
         ({"within": "-1d"}, "within"),
         ({"threshold": "half"}, "threshold"),

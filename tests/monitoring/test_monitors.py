@@ -203,7 +203,7 @@ def test_a_group_without_event_time_is_watched_by_its_commits(
     [
         ({"drift": {"pis": 0.2}}, "psi"),
         ({"volume": (2.0, 0.5)}, "range around 1"),
-        ({"metrics": {"x": "select 1"}}, "no expression"),
+        ({"metrics": {"x": "select 1"}}, "not an expression"),
         ({"metrics": {"x": "read_text('/etc/passwd')"}}, "read_text"),
         ({"limits": {"x": (0, 1)}}, "not in metrics="),
         ({"freshness": {"rows": "1h"}}, "unknown time"),

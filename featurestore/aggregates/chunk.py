@@ -17,8 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.column_codes import Flags, Integers, to_flags
-from featurestore.aggregates.windows import LabelRangeWindow, RowRangeWindow, Window
+from featurestore.aggregates.arrays import (
+    Flags,
+    Integers,
+    LabelRangeWindow,
+    RowRangeWindow,
+    Window,
+    to_flags,
+)
 
 # Maximum position on an axis; chunks are split so that they do not exceed it.
 _MAX_POSITION = 1 << 62

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.column_codes import (
+from featurestore.aggregates.arrays import (
     Flags,
     Integers,
+    Summands,
     decode_ordered,
     dense_ranks,
     masked_array,
@@ -24,7 +24,7 @@ from featurestore.aggregates.column_codes import (
     ordered_codes,
     to_flags,
 )
-from featurestore.aggregates.windows import Summands
+from featurestore.aggregates.chunk import Aggregate, Chunk
 
 _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 

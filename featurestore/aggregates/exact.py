@@ -16,7 +16,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.aggregates.column_codes import Doubles, Integers
+from featurestore.aggregates.arrays import Doubles, Integers
 
 # Doubles represent all integers below this.
 _MAX_INTEGER = 1 << 53

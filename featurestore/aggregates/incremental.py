@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
-from featurestore.aggregates.column_codes import (
+from featurestore.aggregates.arrays import (
     Flags,
     Integers,
     combined_codes,
     to_flags,
     to_integers,
 )
+from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
 from featurestore.aggregates.counts import sort_codes, value_counts, value_groups
 from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events
 from featurestore.aggregates.sums import (

@@ -15,18 +15,18 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.aggregates import exact
-from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.column_codes import (
+from featurestore.aggregates.arrays import (
     Doubles,
     Flags,
     Integers,
+    Summands,
     decimal_words,
     decimals_to_doubles,
     masked_array,
 )
+from featurestore.aggregates.chunk import Aggregate, Chunk
 from featurestore.aggregates.counts import as_summands, value_counts
 from featurestore.aggregates.exact import FixedPoint, Sums
-from featurestore.aggregates.windows import Summands
 from featurestore.errors import InvalidArgument
 
 # Differences below this share of the minuend are computed with integers.

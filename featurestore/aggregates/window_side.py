@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.aggregates.arrays import Integers, combined_codes, to_flags, to_integers
 from featurestore.aggregates.chunk import Aggregate, Labels
-from featurestore.aggregates.column_codes import Integers, combined_codes, to_flags, to_integers
 from featurestore.aggregates.incremental import IncrementalGroup
 from featurestore.aggregates.stream import (
     GROUP,

@@ -11,8 +11,8 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
+from featurestore.aggregates.arrays import Window
 from featurestore.aggregates.chunk import Timeline
-from featurestore.aggregates.windows import Window
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -103,7 +103,7 @@ def test_declared_types_are_refused_before_anything_is_written(duckdb_store: Fea
         create(Decimal("9.99"), dtypes={"prices": "decimal(3, 2)"})
     with pytest.raises(InvalidArgument, match="never parsed or rounded"):
         create("9.99", dtypes={"price": "decimal(3, 2)"})
-    with pytest.raises(UnsupportedType, match="no type 'decimal\\(39, 2\\)'"):
+    with pytest.raises(UnsupportedType, match="unknown type 'decimal\\(39, 2\\)'"):
         create(Decimal("9.99"), dtypes={"price": "decimal(39, 2)"})
     with pytest.raises(UnsupportedType, match="not a type of decimals"):
         create(Decimal("9.99"), decimal_type="int64")

@@ -1,5 +1,257 @@
-"""Validator for expectations of Great Expectations 1.x."""
+"""The validator for expectations of Great Expectations 1.x, on pandas, without files or network."""
 
-from featurestore_connectors.great_expectations.validator import GreatExpectationsValidator
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featurestore.errors import InvalidExpectation
+from featurestore.model.validation import ExpectationResult, ValidationReport, describe
+from featurestore.plugins.validator import CheckOutcome, Measure
+from featurestore_connectors.great_expectations import aggregates
+from featurestore_connectors.great_expectations.aggregates import to_frame, with_times
+from featurestore_connectors.great_expectations.conditions import Condition
+from featurestore_connectors.great_expectations.forms import (
+    build,
+    frames,
+    is_row_level,
+    library,
+    needed_columns,
+    normalize_expectations,
+    quiet,
+    row_condition,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from featurestore.plugins.validator import Validator
 
 __all__ = ["GreatExpectationsValidator"]
+
+_WARNING_SEVERITIES = ("warning", "info")
+
+
+class GreatExpectationsValidator:
+    """Validator for Great Expectations. It is stateless; the context is created once per process."""
+
+    def __init__(self) -> None:
+        import importlib.util
+
+        if importlib.util.find_spec("great_expectations") is None:
+            raise ImportError("great_expectations is not installed")
+
+    @property
+    def name(self) -> str:
+        return "great_expectations"
+
+    def normalize(self, expectations: object) -> tuple[Mapping[str, Any], ...]:
+        return normalize_expectations(expectations)
+
+    def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
+        return needed_columns(expectation)
+
+    def is_row_level(self, expectation: Mapping[str, Any]) -> bool:
+        return is_row_level(expectation)
+
+    def holds(self, expectation: Mapping[str, Any], *, checked: int, unexpected: int) -> bool:
+        mostly = float(expectation["kwargs"].get("mostly") or 1.0)
+        return unexpected == 0 or (checked - unexpected) >= mostly * checked
+
+    def check(
+        self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
+    ) -> list[CheckOutcome]:
+        frame = to_frame(table)
+        by_condition: dict[Condition | None, list[int]] = {}
+        for index, expectation in enumerate(expectations):
+            by_condition.setdefault(row_condition(expectation), []).append(index)
+        outcomes: dict[int, CheckOutcome] = {}
+        for condition, members in by_condition.items():
+            selected = [expectations[index] for index in members]
+            if condition is None:
+                condition_outcomes = _check_frame(frame, table.schema, selected)
+            else:
+                matching_rows = np.flatnonzero(condition.rows(frame))
+                matching = frame.iloc[matching_rows].reset_index(drop=True)
+                matching_outcomes = _check_frame(matching, table.schema, selected)
+                condition_outcomes = [
+                    _expand_outcome(outcome, matching_rows, len(frame))
+                    for outcome in matching_outcomes
+                ]
+            outcomes |= dict(zip(members, condition_outcomes, strict=True))
+        return [outcomes[index] for index in range(len(expectations))]
+
+    def measures(
+        self, expectation: Mapping[str, Any], schema: pa.Schema
+    ) -> tuple[Measure, ...] | None:
+        return aggregates.measures(expectation, schema)
+
+    def evaluate(
+        self, expectation: Mapping[str, Any], schema: pa.Schema, *, measured: Mapping[Measure, Any]
+    ) -> ExpectationResult:
+        return aggregates.evaluate(
+            expectation, schema, measured=measured, warning=_is_warning(expectation)
+        )
+
+    def needs_copies(self, expectation: Mapping[str, Any]) -> bool:
+        return aggregates.needs_copies(expectation)
+
+    def to_html(self, report: ValidationReport) -> str:
+        from featurestore_connectors.great_expectations.pages import to_html
+
+        return to_html(report)
+
+
+def _check_frame(
+    frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
+) -> list[CheckOutcome]:
+    """Return the outcomes of unconditional expectations on a frame."""
+    converted = [with_times(each, schema) for each in expectations]
+    results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
+    # A second run, of failed expectations only, returns the failing rows.
+    failing, rerun = [], []
+    for index, each in enumerate(results):
+        if _unexpected_count(each) and is_row_level(expectations[index]):
+            failing.append(index)
+            rerun.append(converted[index])
+    masks = _failing_rows(frame, rerun)
+    failing_rows = dict(zip(failing, masks, strict=True))
+    outcomes = []
+    for index, (expectation, each) in enumerate(zip(expectations, results, strict=True)):
+        result = _convert_result(expectation, each, len(frame))
+        outcomes.append(
+            CheckOutcome(result, _checked_count(each, len(frame)), failing_rows.get(index))
+        )
+    return outcomes
+
+
+def _expand_outcome(
+    outcome: CheckOutcome, matching_rows: npt.NDArray[np.intp], rows: int
+) -> CheckOutcome:
+    """Expand an outcome on the rows that satisfy a condition to all rows."""
+    result = replace(outcome.result, rows=rows)
+    if outcome.failing is None:
+        return replace(outcome, result=result)
+    failing = np.zeros(rows, dtype=np.bool_)
+    failing[matching_rows] = outcome.failing
+    return replace(outcome, result=result, failing=failing)
+
+
+def _validate(
+    frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]], result_format: Mapping[str, Any]
+) -> list[Any]:
+    """Return the results of Great Expectations in the order of the expectations."""
+    gx = library()
+    results: list[Any] = [None] * len(expectations)
+    objects = []
+    for index, each in enumerate(expectations):
+        expectation = build(each)
+        expectation.id = None
+        expectation.meta = {**(expectation.meta or {}), "number": index}
+        objects.append(expectation)
+    with quiet():
+        batch = frames().get_batch(batch_parameters={"dataframe": frame})
+        suite = gx.ExpectationSuite(name="audit", expectations=objects)
+        try:
+            outcome = batch.validate(suite, result_format=dict(result_format))
+        except _library_errors() as error:
+            if len(expectations) == 1:
+                raise _not_computed(expectations[0], error) from error
+            # Invalid arguments abort the library before it evaluates any expectation.
+            for each in expectations:
+                _validate(frame, [each], result_format)
+            raise
+    for each in outcome.results:
+        _raise_failure(each)
+        results[each.expectation_config.meta["number"]] = each
+    return results
+
+
+def _library_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of Great Expectations for arguments that it accepts but cannot use."""
+    from great_expectations.exceptions import GreatExpectationsError
+
+    return (
+        ArithmeticError,
+        AttributeError,
+        GreatExpectationsError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    )
+
+
+def _not_computed(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
+    return InvalidExpectation(
+        f"{describe(expectation)} cannot be computed: {reason}",
+        hint="compare the expectation with the types of the columns",
+    )
+
+
+def _failing_rows(
+    frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]]
+) -> list[npt.NDArray[np.bool_]]:
+    if not expectations:
+        return []
+    complete = {
+        "result_format": "COMPLETE",
+        "return_unexpected_index_query": False,
+        "partial_unexpected_count": 0,
+    }
+    masks = []
+    for each in _validate(frame, expectations, complete):
+        mask = np.zeros(len(frame), dtype=np.bool_)
+        mask[np.asarray(each.result.get("unexpected_index_list") or [], dtype=np.int64)] = True
+        masks.append(mask)
+    return masks
+
+
+def _unexpected_count(result: Any) -> int:
+    return int(result.result.get("unexpected_count") or 0)
+
+
+def _checked_count(result: Any, rows: int) -> int:
+    missing = int(result.result.get("missing_count") or 0)
+    return int(result.result.get("element_count", rows)) - missing
+
+
+def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> ExpectationResult:
+    return ExpectationResult(
+        expectation=expectation,
+        success=bool(result.success),
+        rows=rows,
+        unexpected=_unexpected_count(result),
+        row_level=is_row_level(expectation),
+        observed=result.result.get("observed_value"),
+        warning=_is_warning(expectation),
+    )
+
+
+def _is_warning(expectation: Mapping[str, Any]) -> bool:
+    return expectation.get("severity") in _WARNING_SEVERITIES
+
+
+def _raise_failure(result: Any) -> None:
+    """Raise the exceptions that Great Expectations caught: such a check has no outcome."""
+    exception_info = result.exception_info or {}
+    # A single exception, or one per metric.
+    exceptions = (
+        [exception_info] if "raised_exception" in exception_info else exception_info.values()
+    )
+    for each in exceptions:
+        if isinstance(each, Mapping) and each.get("raised_exception"):
+            config = result.expectation_config
+            kwargs = dict(config.kwargs)
+            kwargs.pop("batch_id", None)
+            reason = str(each.get("exception_message")).strip()
+            raise _not_computed({"type": config.type, "kwargs": kwargs}, reason)
+
+
+if TYPE_CHECKING:
+    _contract: Validator = GreatExpectationsValidator()

@@ -1,10 +1,272 @@
-"""Training datasets for petastorm: Parquet files with petastorm metadata."""
+"""The format ``petastorm``.
 
-from featurestore_connectors.petastorm.format import (
-    ROW_GROUPS_PER_SHARD,
-    WHOLE_POOL,
-    PetastormFormat,
-    row_groups_per_shard,
+Parquet files of the format ``parquet``, with petastorm metadata.
+
+Shards have equal row groups, because petastorm distributes row groups to workers. Writing needs
+petastorm, which pickles its schema; the readers of training datasets do not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pat
+
+from featurestore.arrow.schemas import schema_from_json, schema_to_json
+from featurestore.arrow.types import items_of, shape_of
+from featurestore.errors import ReaderConfigError, UnsupportedType
+from featurestore.plugins.format import (
+    ColumnProfile,
+    DatasetFormat,
+    Layout,
+    ShardProblem,
+    ShardReader,
+    WrittenFile,
+    WrittenShard,
+    find_format,
+)
+from featurestore.plugins.plain import PlainFormat, select_fields, variable_length_columns
+from featurestore.storage.shards import ShardFile
+from featurestore_connectors.petastorm.metadata import (
+    METADATA_FILE,
+    flatten_batch,
+    is_supported,
+    petastorm,
+    restore_shape,
+    schema_with_metadata,
+    stored_schema,
 )
 
+if TYPE_CHECKING:
+    from featurestore.model.manifest import Manifest, ManifestSplit
+
 __all__ = ["ROW_GROUPS_PER_SHARD", "WHOLE_POOL", "PetastormFormat", "row_groups_per_shard"]
+
+# Divisible by 1, 2, 3, 4, 6, 8, 12 and 24 workers for any number of shards.
+ROW_GROUPS_PER_SHARD = 24
+# Shards of few rows have fewer groups, if the groups of all shards are divisible by 16 and 48
+# workers.
+FEWER_PER_SHARD = (24, 12, 8, 6, 4, 3, 2, 1)
+FEW_ROWS = 4096
+ENOUGH_ROW_GROUPS = 48
+# petastorm 0.13.1's default pool, "thread", loses row groups at random: it checks "all ventilated
+# items are processed" and later "ventilation is complete", although more items may be ventilated in
+# between. The dummy pool has no threads.
+WHOLE_POOL = "dummy"
+
+
+class PetastormFormat(PlainFormat):
+    """Format that writes Parquet with petastorm metadata, and reads it without petastorm."""
+
+    name = "petastorm"
+    null = "definition level"
+
+    @property
+    def extension(self) -> str:
+        return "parquet"
+
+    def check(self, schema: pa.Schema, *, compression: str | None) -> None:
+        fields = [field for field in schema if not is_supported(field.type)]
+        unsupported = [f"{each.name}: {each.type} ({_suggestion(each.type)})" for each in fields]
+        if unsupported:
+            raise UnsupportedType(
+                f"petastorm's readers do not support these columns: {'; '.join(unsupported)}.",
+                hint="change or leave out these columns, or use data_format='parquet'",
+            )
+        find_format("parquet").check(stored_schema(schema), compression=compression)
+        petastorm()
+
+    def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
+        """Return the columns whose lengths determine the bytes of a row, as for Parquet."""
+        return variable_length_columns(schema)
+
+    def layout(
+        self,
+        schema: pa.Schema,
+        profiles: Sequence[ColumnProfile],
+        *,
+        compression: str | None,
+        block_rows: int,
+    ) -> Layout:
+        flat_schema = stored_schema(schema)
+        inner = find_format("parquet").layout(
+            flat_schema, profiles, compression=compression, block_rows=block_rows
+        )
+        return {
+            "schema": schema_to_json(schema),
+            "mean_bytes": inner["mean_bytes"],
+            "parquet": {**inner, "row_groups": ROW_GROUPS_PER_SHARD},
+        }
+
+    def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
+        """Return the layout with a number of row groups per shard that avoids small groups."""
+        return {
+            **layout,
+            "parquet": {
+                **layout["parquet"],
+                "row_groups": row_groups_per_shard(rows, shards=shards),
+            },
+        }
+
+    def write_shard(
+        self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
+    ) -> WrittenShard:
+        flat = map(flatten_batch, batches)
+        return find_format("parquet").write_shard(directory, path, flat, layout=layout["parquet"])
+
+    def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
+        written_files = []
+        for split in manifest.splits:
+            with ShardFile(directory, f"{split.name}/{METADATA_FILE}") as file:
+                pq.write_metadata(schema_with_metadata(manifest, split), pa.PythonFile(file, "w"))
+            written_files.append(file.written)
+        return written_files
+
+    def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
+        inner = find_format("parquet").open_shard(path, layout=layout["parquet"])
+        return PetastormShard(inner, schema_from_json(layout["schema"]))
+
+    def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
+        return find_format("parquet").verify_shard(path, layout=layout["parquet"], rows=rows)
+
+    def native_reader(
+        self,
+        directory: str,
+        manifest: Manifest,
+        *,
+        split: str,
+        worker: int,
+        workers: int,
+        **options: Any,
+    ) -> Any:
+        """Return petastorm's batch reader for one worker's row groups of a split."""
+        petastorm()
+        from petastorm import make_batch_reader
+
+        manifest_split = manifest.split(split)
+        _check_workers(manifest, manifest_split, worker=worker, workers=workers)
+        _check_columns(manifest, manifest_split, options)
+        reader_options = {"num_epochs": 1, "reader_pool_type": WHOLE_POOL, **options}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader_options["filesystem"] = _files_of(directory, manifest, manifest_split)
+            return make_batch_reader(
+                Path(directory, split).absolute().as_uri(),
+                cur_shard=worker,
+                shard_count=workers,
+                **reader_options,
+            )
+
+
+def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, workers: int) -> None:
+    max_row_groups = manifest.layout["parquet"]["row_groups"]
+    groups = sum(min(max_row_groups, shard.rows) for shard in split.shards)
+    if groups == 0:
+        raise ReaderConfigError(
+            f"Split {split.name!r} has no rows, and petastorm cannot read an empty split.",
+            hint="check num_rows(split) first",
+        )
+    if workers >= 1 and groups % workers == 0 and 0 <= worker < workers:
+        return
+    fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]
+    raise ReaderConfigError(
+        f"worker={worker}, workers={workers}: the {groups} row groups of split {split.name!r} can "
+        f"be divided among {', '.join(fitting)} workers.",
+        hint="dataset.reader() divides rows, not row groups",
+    )
+
+
+def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[str, Any]) -> None:
+    """Raise an error for columns that petastorm cannot stack into one array per batch.
+
+    These are lists of different sizes or with nulls.
+    """
+    if options.get("transform_spec") is not None:  # which may change or remove them
+        return
+    patterns = options.get("schema_fields")
+    unsupported = []
+    for field in schema_from_json(manifest.layout["schema"]):
+        sizes, leaf = shape_of(field.type), items_of(field.type)
+        if not _is_selected(field.name, patterns):
+            continue
+        if pat.is_list(leaf):
+            unsupported.append(f"{field.name} (lists of any size)")
+        elif sizes and split.nulls.get(field.name):
+            unsupported.append(f"{field.name} (lists, some of them null)")
+    if unsupported:
+        raise ReaderConfigError(
+            f"petastorm's batch reader does not support these columns of split {split.name!r}: "
+            f"{', '.join(unsupported)}.",
+            hint="select the other columns with schema_fields=['...'], or use .reader(), which supports "
+            "all columns",
+        )
+
+
+def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
+    """Return True if ``schema_fields`` (patterns or fields) select a column."""
+    if patterns is None:
+        return True
+    return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in patterns)
+
+
+def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
+    from featurestore_connectors.petastorm.files import SplitFiles
+
+    sink = pa.BufferOutputStream()
+    pq.write_metadata(schema_with_metadata(manifest, split, shaped=True), sink)
+    shards = {
+        os.path.basename(shard.path): os.path.join(directory, shard.path) for shard in split.shards
+    }
+    return SplitFiles(shards, sink.getvalue().to_pybytes())
+
+
+class PetastormShard:
+    """An open shard, read as Parquet, with restored shapes."""
+
+    def __init__(self, inner: ShardReader, schema: pa.Schema) -> None:
+        self._inner, self._schema = inner, schema
+
+    @property
+    def rows(self) -> int:
+        return self._inner.rows
+
+    def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
+        batch = self._inner.read(start, stop, columns)
+        schema = select_fields(self._schema, columns)
+        arrays = list(map(restore_shape, batch.columns, schema.types))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _suggestion(kind: pa.DataType) -> str:
+    if pat.is_struct(kind):
+        return "use a column for each field"
+    return (
+        "lists may contain booleans and numbers: encode the values as numbers, or use a column each"
+    )
+
+
+def row_groups_per_shard(rows: int, *, shards: int) -> int:
+    """Return the row groups of each shard of a split.
+
+    >>> row_groups_per_shard(1_000_000, shards=8), row_groups_per_shard(100_000, shards=8)
+    (24, 6)
+    """
+    fitting = [each for each in FEWER_PER_SHARD if each * shards % ENOUGH_ROW_GROUPS == 0]
+    for groups in fitting:
+        if rows // shards // groups >= FEW_ROWS:
+            return groups
+    return fitting[-1] if fitting else ROW_GROUPS_PER_SHARD
+
+
+if TYPE_CHECKING:
+    _contract: DatasetFormat = PetastormFormat()

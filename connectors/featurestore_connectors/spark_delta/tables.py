@@ -1,16 +1,26 @@
-"""Writes to Delta tables: create, append, overwrite, dispatch to the other writers, and vacuum."""
+"""Writes to Delta tables: create, append, overwrite, dispatch to the other writers, and vacuum.
+
+Staged files are appended without a rewrite, by hard links, if the table needs nothing beyond Spark's
+Parquet files: they are linked into its folder and committed with the statistics of their footers.
+Otherwise Delta's writer rewrites the rows.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import date, datetime
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
+from pyarrow import parquet
 
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.log import commit_path, is_delta_table
@@ -20,12 +30,14 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import linked_files, rewrite, sqltext
+from featurestore_connectors.spark_delta import rewrite, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
+    Transaction,
     conflict_error,
     is_repeat,
     wait,
@@ -34,6 +46,13 @@ from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import spark_schema
 from featurestore_connectors.spark_delta.staged import StagedRelation
+
+# The limits of Delta's writers: columns with statistics, and the length of string bounds.
+_COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
+# Higher writer versions may require constraints, generated columns or table features.
+_PLAIN_WRITER = 2
+# Prefixes of column metadata that writers must enforce: invariants, string lengths.
+_CONSTRAINT_PREFIXES = ("delta.", "__")
 
 
 def create_table(
@@ -138,7 +157,7 @@ def _write_once(commit: CommitSession, path: str, relation: Relation, write: Tab
     """Write with Delta's writers, or with a cheaper equivalent."""
     from pyspark.sql.types import StructType
 
-    if isinstance(relation, StagedRelation) and linked_files.append(commit, path, relation, write):
+    if isinstance(relation, StagedRelation) and _append_linked(commit, path, relation, write):
         return
     table = commit.session.read.format("delta").load(path)
     columns = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
@@ -218,6 +237,154 @@ def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gro
         options |= {"txnAppId": app, "txnVersion": str(number)}
     writer = rows.write.format("delta").options(**options)
     writer.mode("append" if write.mode == "append" else "overwrite").save(path)
+
+
+def _append_linked(
+    commit: CommitSession, path: str, staged_rows: StagedRelation, write: TableWrite
+) -> bool:
+    """Append staged files; return False if Delta's writer must write the rows."""
+    if write.mode != "append" or write.add_columns is not None or write.offsets:
+        return False
+    if not staged_rows.is_unprojected or not (
+        storage_for(path).is_local and storage_for(staged_rows.files.folder).is_local
+    ):
+        return False
+    snapshot = read_snapshot(path)
+    is_plain = snapshot.protocol.writer <= _PLAIN_WRITER and not snapshot.partition_by
+    if not is_plain or not _same_columns(commit.session, path, staged_rows):
+        return False
+    footers = staged_rows.files.footers
+    if footers is None:
+        return False
+    with Transaction(commit, path) as transaction:
+        if not transaction.carry(write.transaction):
+            return True
+        if _arrow_types(transaction.columns.fields) != _arrow_types(
+            staged_rows.native.schema.fields
+        ):
+            return False  # another writer has just changed the columns
+        names = _linked(list(footers), path)
+        if names is None:
+            return False
+        for name, (file, footer) in zip(names, footers.items(), strict=True):
+            transaction.act(_addition(file, name, footer, staged_rows.schema))
+        nothing = transaction.nothing()
+        mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Append
+        transaction.commit("Write", mode, nothing, nothing, nothing)
+    return True
+
+
+def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
+    """Return True if the rows have the table's columns in order, and the columns no constraints."""
+    table_fields = session.read.format("delta").load(path).schema.fields
+    for column in table_fields:
+        constraints = [name for name in column.metadata if name.startswith(_CONSTRAINT_PREFIXES)]
+        if constraints or not column.nullable:
+            return False
+    return _arrow_types(table_fields) == _arrow_types(staged_rows.native.schema.fields)
+
+
+def _arrow_types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
+    return [(field.name, field.dataType) for field in fields]
+
+
+def _linked(staged: Sequence[str], path: str) -> list[str] | None:
+    """Hard-link files into a table; return None if the file system does not support it."""
+    names: list[str] = []
+    for file in staged:
+        name = f"part-{uuid.uuid4()}.parquet"
+        if not files.add_name(file, os.path.join(path, name)):
+            for linked in names:
+                files.remove(os.path.join(path, linked), below=path)
+            return None
+        names.append(name)
+    return names
+
+
+def _addition(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
+    """Return the action that adds a file, with the statistics of its footer."""
+    add = {
+        "path": name,
+        "partitionValues": {},
+        "size": files.size(file),
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": json.dumps(_statistics(footer, schema)),
+    }
+    return json.dumps({"add": add})
+
+
+def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    minimum, maximum, nulls = {}, {}, {}
+    numbers = {}
+    for number in range(footer.num_columns):
+        numbers[footer.schema.column(number).path] = number
+    for column in list(schema)[:_COUNTED_COLUMNS]:
+        # The path of a field of a struct has a dot, too.
+        if column.name not in numbers or "." in column.name:
+            continue
+        statistics = _column_statistics(footer, numbers[column.name])
+        if statistics is None:
+            continue
+        nulls[column.name] = sum(group.null_count for group in statistics)
+        bounds = _bounds(statistics, column.type)
+        if bounds is not None:
+            minimum[column.name], maximum[column.name] = bounds
+    return {
+        "numRecords": footer.num_rows,
+        "minValues": minimum,
+        "maxValues": maximum,
+        "nullCount": nulls,
+    }
+
+
+def _column_statistics(
+    footer: parquet.FileMetaData, number: int
+) -> list[parquet.Statistics] | None:
+    """Return the statistics of a column in each row group; None if any are missing."""
+    statistics_by_group = []
+    for group in range(footer.num_row_groups):
+        statistics = footer.row_group(group).column(number).statistics
+        if statistics is None or not statistics.has_null_count:
+            return None
+        statistics_by_group.append(statistics)
+    return statistics_by_group
+
+
+def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
+    """Return minimum and maximum in Delta's JSON form; None if they are unknown."""
+    is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
+    if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
+        return None
+    minima, maxima = [], []
+    # Python has no years before 1 and after 9999.
+    with suppress(ValueError, OverflowError, OSError):
+        for group in row_groups:
+            if group.has_min_max:
+                minima.append(group.min)
+                maxima.append(group.max)
+            elif group.num_values:
+                return None
+        if minima:
+            low, high = _bound_text(min(minima)), _bound_text(max(maxima))
+            if low is not None and high is not None:
+                return low, high
+    return None
+
+
+def _bound_text(value: Any) -> Any:
+    """Return a value in the log's JSON form; None if it has no exact form."""
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, str) and len(value) > _LONGEST_BOUND:
+        return None
+    if isinstance(value, bytes):
+        return None
+    return value
 
 
 def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:

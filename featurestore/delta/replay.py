@@ -95,7 +95,10 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     for protocol in _actions_of_kind(actions, "protocol"):
         checkpoint.protocol = protocol
     for metadata in _actions_of_kind(actions, "metaData"):
-        checkpoint.metadata = _normalize_metadata(metadata)
+        checkpoint.metadata = {
+            **metadata,
+            "configuration": dict(metadata.get("configuration") or []),
+        }
     checkpoint.transactions += _actions_of_kind(actions, "txn")
     if "add" in names:
         add_type = file.schema_arrow.field("add").type
@@ -109,11 +112,6 @@ def _actions_of_kind(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
         return []
     values = actions[kind].combine_chunks()
     return list(values.filter(values.is_valid()).to_pylist())
-
-
-def _normalize_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metadata with its map as an object, as in commits."""
-    return {**metadata, "configuration": dict(metadata.get("configuration") or [])}
 
 
 def _added_files(actions: pa.Table) -> list[Mapping[str, Any]]:

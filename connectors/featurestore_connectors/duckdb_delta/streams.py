@@ -71,7 +71,7 @@ def _batches(
         native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
         if limit is not None:
             native = native.limit(limit)
-        if _has_long_values(relation.schema) and rows > _VECTOR_ROWS:
+        if any(map(_may_be_long, relation.schema.types)) and rows > _VECTOR_ROWS:
             # Concatenate small batches while the next one fits.
             max_rows = rows - _VECTOR_ROWS + 1
             batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
@@ -133,12 +133,8 @@ def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, rows)
 
 
-def _has_long_values(schema: pa.Schema) -> bool:
-    """Return True if a column has binaries, lists or structs; strings are assumed to be short."""
-    return any(map(_may_be_long, schema.types))
-
-
 def _may_be_long(kind: pa.DataType) -> bool:
+    """Return True for binaries, lists and structs; strings are assumed to be short."""
     return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
 
 

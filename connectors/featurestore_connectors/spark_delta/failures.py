@@ -117,7 +117,10 @@ def first_line(error: BaseException) -> str:
     text = full_text(error)
     _, traceback, exception_text = text.rpartition("Traceback (most recent call last):\n")
     if traceback:
-        return _exception_line(exception_text)
+        for line in exception_text.split("\n"):
+            if line and not line.startswith(" "):
+                return line
+        return "a Python worker failed"
     causes = _CAUSED_BY.findall(text) or _TASK_FAILURE.findall(text)
     if causes:
         reason = causes[-1]
@@ -140,14 +143,6 @@ def _java_causes(error: BaseException) -> list[str]:
         messages.append(str(java.toString()))
         java = java.getCause()
     return messages
-
-
-def _exception_line(traceback: str) -> str:
-    """Return the exception line of an executor's traceback, the first that is not indented."""
-    for line in traceback.split("\n"):
-        if line and not line.startswith(" "):
-            return line
-    return "a Python worker failed"
 
 
 def _marked_expression(text: str) -> str:

@@ -86,7 +86,9 @@ def check_session(session: Any) -> None:
             "the times of the store are UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
-    _use_driver_interpreter(session)
+    if is_local(session) and "PYSPARK_PYTHON" not in os.environ:
+        # Local workers use the driver's interpreter.
+        session.sparkContext.pythonExec = sys.executable
 
 
 def check_log_store(session: Any, path: str) -> None:
@@ -302,10 +304,3 @@ def _add_jar_to_driver(session: Any) -> None:
         # The class loader of spark-submit for --jars and --packages, used by all driver threads.
         loader = machine.Thread.currentThread().getContextClassLoader()
         loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())
-
-
-def _use_driver_interpreter(session: Any) -> None:
-    """Make local workers use the driver's interpreter, unless the user set one."""
-    context = session.sparkContext
-    if is_local(session) and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable

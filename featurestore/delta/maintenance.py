@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from featurestore.delta import log
@@ -98,8 +98,10 @@ def _unneeded_files(
     abandoned = orphaned_before(retain)
     return {
         file
-        for file in _data_files(path)
-        if file not in needed and (file in committed or modified(file) < abandoned)
+        for file in files.walk(absolute(path), enter=_holds_data)
+        if file.endswith(".parquet")
+        and file not in needed
+        and (file in committed or modified(file) < abandoned)
     }
 
 
@@ -124,12 +126,6 @@ def _added_between(path: str, first: int, last: int) -> set[str]:
         if files.exists(commit_path(path, version)):
             added.update(added_files(path, version))
     return added
-
-
-def _data_files(path: str) -> Iterator[str]:
-    for file in files.walk(absolute(path), enter=_holds_data):
-        if file.endswith(".parquet"):
-            yield file
 
 
 def _holds_data(folder: str) -> bool:

@@ -213,7 +213,8 @@ def _replay_log(path: str, version: int) -> _CachedSnapshot:
     """Return a snapshot replayed from the last checkpoint up to a version and later commits."""
     replay, start, sources = _from_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
-    return _CachedSnapshot(_first_snapshot(replay, version), tuple(sources[-_CHECKED_COMMITS:]))
+    snapshot = _snapshot(replay, version, tuple(replay.data_files()))
+    return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
 
 
 def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
@@ -263,11 +264,6 @@ def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
     else:
         snapshot = _snapshot_with_new_metadata(before, replay, version)
     return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
-
-
-def _first_snapshot(replay: Replay, version: int) -> Snapshot:
-    files = replay.data_files()
-    return _snapshot(replay, version, tuple(files))
 
 
 def _snapshot_with_new_metadata(before: Snapshot, replay: Replay, version: int) -> Snapshot:

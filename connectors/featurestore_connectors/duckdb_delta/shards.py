@@ -77,13 +77,19 @@ def write_shards(
         with building():
             ordered = rows.native.order(", ".join(sort_keys))
         batches = stream(database, relation(ordered, rows.schema))
-        runs = _all_runs(batches, shard, large)
+        runs = (
+            run
+            for batch in batches
+            for complete_batch in large.reattach(batch)
+            for run in _runs(complete_batch, shard)
+        )
         with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
             if threads <= 1:
-                results = [
-                    write(number, shard_rows) for number, shard_rows in _shards_in_sequence(runs)
+                # Rows that ``write`` does not consume are skipped.
+                return [
+                    write(number, map(itemgetter(1), shard_runs))
+                    for number, shard_runs in groupby(runs, key=itemgetter(0))
                 ]
-                return results
             return _write_in_parallel(runs, write, threads)
     finally:
         large.close()
@@ -164,22 +170,6 @@ def _write_in_memory(
             stopped.set()
             raise
     return _results_of(results)
-
-
-def _all_runs(
-    batches: pa.RecordBatchReader, shard: str, large: LargeColumns
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    for batch in batches:
-        for complete_batch in large.reattach(batch):
-            yield from _runs(complete_batch, shard)
-
-
-def _shards_in_sequence(
-    runs: Iterator[tuple[int, pa.RecordBatch]],
-) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-    """Yield each shard with its rows; rows that the caller does not consume are skipped."""
-    for number, shard_runs in groupby(runs, key=itemgetter(0)):
-        yield number, map(itemgetter(1), shard_runs)
 
 
 class _StoppedError(Exception):

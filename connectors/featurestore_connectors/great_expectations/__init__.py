@@ -124,9 +124,9 @@ def _check_frame(
     outcomes = []
     for index, (expectation, each) in enumerate(zip(expectations, results, strict=True)):
         result = _convert_result(expectation, each, len(frame))
-        outcomes.append(
-            CheckOutcome(result, _checked_count(each, len(frame)), failing_rows.get(index))
-        )
+        missing = int(each.result.get("missing_count") or 0)
+        checked = int(each.result.get("element_count", len(frame))) - missing
+        outcomes.append(CheckOutcome(result, checked, failing_rows.get(index)))
     return outcomes
 
 
@@ -214,11 +214,6 @@ def _failing_rows(
 
 def _unexpected_count(result: Any) -> int:
     return int(result.result.get("unexpected_count") or 0)
-
-
-def _checked_count(result: Any, rows: int) -> int:
-    missing = int(result.result.get("missing_count") or 0)
-    return int(result.result.get("element_count", rows)) - missing
 
 
 def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> ExpectationResult:

@@ -159,7 +159,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
 
     Arrow reads INT96 as nanoseconds, too.
     """
-    first = _first_file(paths)
+    first = next((file for path in paths for file in _files(path)), None)
     if first is None:
         return pa.schema([]), set()
     try:
@@ -174,13 +174,6 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
         if column_schema.physical_type == "INT96":
             int96_columns.add(column_schema.path)
     return metadata.schema.to_arrow_schema(), int96_columns
-
-
-def _first_file(paths: Sequence[str]) -> str | None:
-    for path in paths:
-        for file in _files(path):
-            return file
-    return None
 
 
 def _files(path: str) -> Iterator[str]:

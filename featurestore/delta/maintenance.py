@@ -80,10 +80,8 @@ def remove_unneeded_files(
     candidates = _unneeded_files(path, latest, keep_versions=keep_versions, retain=retain)
     # A writer may have taken longer than _LONGEST_WRITE and have committed just now.
     candidates -= _added_between(path, latest + 1, latest_version(path))
-    removed = []
-    for file in sorted(candidates):
-        if files.remove(file, below=absolute(path)):  # else another vacuum removed it
-            removed.append(file)
+    # Another vacuum may have removed some of the files.
+    removed = [file for file in sorted(candidates) if files.remove(file, below=absolute(path))]
     orphaned = datetime.fromtimestamp(orphaned_before(retain), UTC)
     storage_for(path).remove_unfinished(path, before=orphaned)
     return removed

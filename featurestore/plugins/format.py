@@ -264,7 +264,7 @@ class DatasetFormat(Protocol):
     **Values.** Every feature type is read back unchanged, with its nulls; or ``encodings`` names
     the loss; or ``check`` rejects it. The memory under a null does not affect the bytes.
 
-    **Files.** A shard and its sidecars are published atomically (``storage.shardfile.ShardFile``):
+    **Files.** A shard and its sidecars are published atomically (``storage.shards.ShardFile``):
     a failed or killed call leaves at most a temporary file. Paths are relative to ``directory`` and
     chosen by the caller. A format writes no other file, removes nothing, and reads only files whose
     path it receives.

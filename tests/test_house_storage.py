@@ -33,6 +33,7 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/csv.py": "a range of a shard",
     "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",
     "connectors/featurestore_connectors/great_expectations/pages.py": "files of the package",
+    "connectors/featurestore_connectors/hdfs/storage.py": "a storage backend",
     "connectors/featurestore_connectors/spark_delta/jars.py": "the path of java",
     "connectors/featurestore_connectors/spark_delta/row_buffer.py": "temporary folders that executors read",
 }

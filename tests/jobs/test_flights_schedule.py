@@ -68,7 +68,7 @@ def table(store: FeatureStore, name: str) -> Any:
     return found.select(["origin", "known_at", "departures", "mean_delay", "late_share"])
 
 
-def test_a_backfill_killed_in_the_middle_and_resumed_equals_an_unbroken_one(
+def test_killed_and_resumed_backfill_equals_uninterrupted_backfill(
     flights: FeatureStore, example: tuple[Any, Any], tmp_path: Path
 ) -> None:
     process = subprocess.Popen(
@@ -97,7 +97,7 @@ def test_a_backfill_killed_in_the_middle_and_resumed_equals_an_unbroken_one(
     assert table(flights, "origin_traffic").equals(table(unbroken, "origin_traffic"))
 
 
-def test_the_query_and_the_frames_give_the_same(
+def test_flights_query_equals_flights_frames(
     flights: FeatureStore, example: tuple[Any, Any]
 ) -> None:
     for name in ("origin_traffic", "origin_traffic_by_frames"):

@@ -30,7 +30,7 @@ def call(store: FeatureStore, *words: str) -> Any:
     return json.loads(result.output)
 
 
-def test_the_life_of_a_job_on_the_command_line(city: FeatureStore, define: Define) -> None:
+def test_job_commands_cover_job_lifecycle(city: FeatureStore, define: Define) -> None:
     file = define(sql_job())
     assert call(city, "job", "register", str(file))[0]["name"] == "demand"
     planned = call(city, "job", "plan", "demand", "--start", "2024-01-01", "--end", "2024-01-02")
@@ -55,7 +55,7 @@ def text(store: FeatureStore, *words: str) -> str:
     return result.output
 
 
-def test_a_paused_job_says_so_wherever_it_is_asked_for(city: FeatureStore, define: Define) -> None:
+def test_job_commands_paused_job_prints_unpause_command(city: FeatureStore, define: Define) -> None:
     text(city, "job", "register", str(define(sql_job())))
     assert "active" in text(city, "job", "list")
     assert "paused" not in text(city, "job", "plan", "demand")
@@ -67,7 +67,7 @@ def test_a_paused_job_says_so_wherever_it_is_asked_for(city: FeatureStore, defin
     assert "done" in text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
 
 
-def test_tables_of_jobs_fit_80_columns(city: FeatureStore, define: Define) -> None:
+def test_job_tables_fit_80_columns(city: FeatureStore, define: Define) -> None:
     text(city, "job", "register", str(define(sql_job())))
     text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
     for words in (["job", "list"], ["job", "history", "demand"]):
@@ -76,7 +76,7 @@ def test_tables_of_jobs_fit_80_columns(city: FeatureStore, define: Define) -> No
         assert max(map(len, wide)) > 80
 
 
-def test_the_error_of_the_last_run_is_in_the_list(city: FeatureStore, define: Define) -> None:
+def test_job_list_contains_error_of_last_run(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(python_job(body="raise ValueError('no fares')"))))
     with pytest.raises(JobFailed):
         call(city, "job", "run", "demand", "--window", "2024-01-01")
@@ -87,7 +87,7 @@ def test_the_error_of_the_last_run_is_in_the_list(city: FeatureStore, define: De
     assert "Traceback" in Path(run["log"]).read_text()
 
 
-def test_errors_come_with_hints_in_list_and_history(city: FeatureStore, define: Define) -> None:
+def test_job_list_and_history_contain_error_hints(city: FeatureStore, define: Define) -> None:
     early = "select zone, left_at - interval 1 hour as hour, 1 as trips from trips"
     call(city, "job", "register", str(define(sql_job(sql=early))))
     with pytest.raises(JobFailed):
@@ -100,7 +100,7 @@ def test_errors_come_with_hints_in_list_and_history(city: FeatureStore, define: 
     assert (run["error"], run["hint"]) == (listed["last_error"], listed["last_hint"])
 
 
-def test_a_backfill_draws_a_bar_on_a_terminal(city: FeatureStore, define: Define) -> None:
+def test_job_backfill_on_terminal_draws_progress_bar(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(sql_job())))
     ours, theirs = pty.openpty()
     command = [
@@ -132,7 +132,7 @@ def test_a_backfill_draws_a_bar_on_a_terminal(city: FeatureStore, define: Define
     assert rows(city) == expected()
 
 
-def test_a_program_sees_failures_by_the_exit_code(city: FeatureStore, define: Define) -> None:
+def test_job_run_failure_sets_exit_code(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(python_job(body="raise ValueError('no fares')"))))
     command = [
         sys.executable,

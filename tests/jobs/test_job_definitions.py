@@ -36,7 +36,7 @@ def made(**rules: object) -> JobSpec:
     return featurestore.sql_job("demand", **{**given, **rules}).spec  # type: ignore[arg-type]
 
 
-def test_a_definition_survives_json_and_fits_its_schema() -> None:
+def test_job_spec_json_roundtrip_matches_schema() -> None:
     spec = made(
         lookback="2h",
         ttl="3h",
@@ -50,7 +50,7 @@ def test_a_definition_survives_json_and_fits_its_schema() -> None:
     assert JobSpec.from_json(data).hash == spec.hash != made().hash
 
 
-def test_on_error_go_on_is_read_as_continue() -> None:
+def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:
     spec = made(on_error="go_on")
     assert spec == made() == made(on_error="continue")
     stored = spec.to_json() | {"on_error": "go_on"}
@@ -82,21 +82,21 @@ def test_on_error_go_on_is_read_as_continue() -> None:
         {"featuregroup": "Demand"},
     ],
 )
-def test_wrong_definitions_are_refused_when_they_are_made(wrong: dict[str, object]) -> None:
+def test_job_spec_invalid_definitions_raise(wrong: dict[str, object]) -> None:
     with pytest.raises(FeatureStoreError):
         made(**wrong)
 
 
-def test_windows_wider_than_the_schedule_interval_are_allowed_where_they_replace_nothing() -> None:
+def test_window_wider_than_schedule_interval_allowed_for_append() -> None:
     assert made(window="3h", mode="append").window is not None
 
 
-def test_functions_take_the_window_and_the_inputs(define: Define) -> None:
+def test_job_function_parameters_must_match_window_and_inputs(define: Define) -> None:
     with pytest.raises(InvalidJob, match="def demand"):
         load_jobs(define(python_job().replace("demand(window, trips)", "demand(window, journeys)")))
 
 
-def test_jobs_come_from_modules_files_and_folders(
+def test_load_jobs_from_modules_files_and_folders(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     import types
@@ -127,7 +127,7 @@ def test_jobs_come_from_modules_files_and_folders(
         load_jobs(file.parent)
 
 
-def test_a_job_that_has_no_name_in_its_module_is_registered_and_runs(
+def test_job_without_module_variable_is_registered_and_runs(
     city: FeatureStore, define: Define
 ) -> None:
     unnamed = sql_job().replace("demand = featurestore.sql_job", "featurestore.sql_job")
@@ -138,7 +138,7 @@ def test_a_job_that_has_no_name_in_its_module_is_registered_and_runs(
         assert (run.state, run.rows) == ("done", city.get_featuregroup("demand").count())
 
 
-def test_a_registered_job_gets_a_version_for_each_definition(
+def test_register_jobs_changed_definition_creates_version(
     city: FeatureStore, define: Define
 ) -> None:
     file = define(sql_job())
@@ -173,13 +173,13 @@ def test_a_registered_job_gets_a_version_for_each_definition(
         ),
     ],
 )
-def test_many_windows_are_computed_at_once_where_the_form_allows(query: str, many: bool) -> None:
+def test_can_batch_windows_depends_on_job_form(query: str, many: bool) -> None:
     spec = made(sql=query)
     assert can_batch_windows(spec, times=["left_at"]) is many
     assert not can_batch_windows(spec, times=["left_at", "other"])
 
 
-def test_the_errors_of_sql_are_those_of_sql() -> None:
+def test_sql_job_invalid_sql_raises_sql_errors() -> None:
     with pytest.raises(InvalidSql, match="unknown table"):
         made(sql="select * from nowhere")
 
@@ -192,7 +192,7 @@ JSON = st.recursive(
 
 
 @given(field=st.sampled_from(sorted(made().to_json())), value=JSON)
-def test_a_stored_definition_is_read_or_refused(field: str, value: object) -> None:
+def test_job_spec_random_stored_json_parses_or_raises(field: str, value: object) -> None:
     data = {**made(lookback="2h", start="2024-01-01T00:00Z").to_json(), field: value}
     try:
         spec = JobSpec.from_text(json.dumps(data))
@@ -202,13 +202,13 @@ def test_a_stored_definition_is_read_or_refused(field: str, value: object) -> No
 
 
 @given(JSON | st.text())
-def test_what_is_no_definition_is_refused(value: object) -> None:
+def test_job_spec_from_text_without_definition_raises(value: object) -> None:
     for text in (json.dumps(value), str(value)):
         with pytest.raises(InvalidJob):
             JobSpec.from_text(text)
 
 
-def test_a_damaged_definition_hides_no_other_job(city: FeatureStore, define: Define) -> None:
+def test_damaged_job_definition_hides_no_other_job(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job("one"), sql_job("two")))
     with city.session.registry.transaction() as connection:
         damaged = job_definitions.c.name == "one"

@@ -60,7 +60,7 @@ def _check(store: FeatureStore, name: str) -> None:
 
 @pytest.mark.parametrize("where", ["compute", "commit", "watermark"])
 @pytest.mark.parametrize("kind", ["first run", "later run"])
-def test_a_killed_run_is_settled_by_the_next(
+def test_killed_run_is_recovered_by_next_run(
     city: FeatureStore, define: Define, where: str, kind: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
@@ -89,7 +89,7 @@ def test_a_killed_run_is_settled_by_the_next(
 
 
 @pytest.mark.parametrize(("kills", "count"), [(6, 2), pytest.param(40, 8, marks=pytest.mark.soak)])
-def test_after_kills_at_random_each_window_is_there_once(
+def test_random_kills_leave_each_window_once(
     city: FeatureStore, define: Define, kills: int, count: int
 ) -> None:
     names = [f"demand{number}" for number in range(count)]
@@ -111,7 +111,9 @@ def test_after_kills_at_random_each_window_is_there_once(
         assert not [run for run in city.get_runs(name) if run.state == "running"]
 
 
-def test_a_lease_is_held_by_one_and_lost_by_the_dead(city: FeatureStore, define: Define) -> None:
+def test_lease_is_exclusive_and_released_by_dead_process(
+    city: FeatureStore, define: Define
+) -> None:
     city.register_jobs(define(sql_job()))
     registry, location = city.session.registry, city.location
     mine = liveness.this_process(location)
@@ -127,7 +129,7 @@ def test_a_lease_is_held_by_one_and_lost_by_the_dead(city: FeatureStore, define:
         city.run_job("demand", window=START)
 
 
-def test_a_lease_of_another_machine_is_lost_by_silence(
+def test_lease_of_other_machine_expires_without_heartbeat(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     city.register_jobs(define(sql_job()))
@@ -142,7 +144,7 @@ def test_a_lease_of_another_machine_is_lost_by_silence(
     assert city.run_job("demand", window=START)[0].state == "done"
 
 
-def test_a_clock_set_back_or_forward_loses_and_repeats_nothing(
+def test_clock_changes_neither_skip_nor_repeat_windows(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     city.register_jobs(define(sql_job()))
@@ -158,7 +160,7 @@ def test_a_clock_set_back_or_forward_loses_and_repeats_nothing(
     assert sum(run.windows for run in city.get_runs("demand")) == HOURS
 
 
-def test_a_run_that_lost_its_lease_commits_nothing(city: FeatureStore, define: Define) -> None:
+def test_run_with_lost_lease_commits_nothing(city: FeatureStore, define: Define) -> None:
     take = (
         "import featurestore\n"
         f"    with featurestore.connect({city.location!r}).session.registry.transaction() as c:\n"

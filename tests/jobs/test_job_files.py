@@ -26,7 +26,7 @@ def bomb(mark: Path) -> str:
     return f"open({str(mark)!r}, 'w').close()\n"
 
 
-def test_a_registry_from_elsewhere_runs_no_file_that_it_names(
+def test_foreign_registry_job_files_are_not_executed(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     mark = tmp_path / "executed"
@@ -40,7 +40,7 @@ def test_a_registry_from_elsewhere_runs_no_file_that_it_names(
     assert not mark.exists()
 
 
-def test_a_registry_from_elsewhere_imports_no_module_that_it_names(
+def test_foreign_registry_job_modules_are_not_imported(
     city: FeatureStore, define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = tmp_path / "executed"
@@ -54,7 +54,7 @@ def test_a_registry_from_elsewhere_imports_no_module_that_it_names(
     assert not mark.exists()
 
 
-def test_a_copied_store_runs_no_job_before_it_is_registered_for_it(
+def test_copied_store_runs_jobs_only_after_registration(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     file = define(sql_job())
@@ -69,12 +69,8 @@ def test_a_copied_store_runs_no_job_before_it_is_registered_for_it(
 
 
 @pytest.mark.parametrize("kind", ["file", "module"])
-def test_a_file_that_changed_since_it_was_registered_is_not_executed(
-    city: FeatureStore,
-    define: Define,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+def test_job_file_changed_since_registration_is_not_executed(
+    city: FeatureStore, define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     mark = tmp_path / "executed"
     name = f"changing_{kind}"
@@ -91,7 +87,7 @@ def test_a_file_that_changed_since_it_was_registered_is_not_executed(
     assert city.run_job("demand", window=START)[0].state == "done"
 
 
-def test_a_compiled_file_beside_a_job_file_is_not_what_runs(define: Define, tmp_path: Path) -> None:
+def test_job_file_compiled_bytecode_is_ignored(define: Define, tmp_path: Path) -> None:
     import py_compile
 
     mark = tmp_path / "executed"
@@ -107,7 +103,7 @@ def test_a_compiled_file_beside_a_job_file_is_not_what_runs(define: Define, tmp_
     assert not mark.exists()
 
 
-def test_jobs_of_one_file_that_are_due_together_all_run(city: FeatureStore, define: Define) -> None:
+def test_due_jobs_of_one_file_all_run(city: FeatureStore, define: Define) -> None:
     names = [f"demand{number}" for number in range(4)]
     slow_to_load = "import time; time.sleep(0.2)"
     file = define(slow_to_load, *(sql_job(name) for name in names))
@@ -122,7 +118,7 @@ def test_jobs_of_one_file_that_are_due_together_all_run(city: FeatureStore, defi
         assert rows(city, name) == expected()
 
 
-def test_jobs_that_are_given_no_name_are_found(define: Define) -> None:
+def test_load_jobs_finds_jobs_without_variable_name(define: Define) -> None:
     made = sql_job().replace("demand = featurestore", "featurestore")
     many = "\n".join(
         [
@@ -141,7 +137,7 @@ def test_jobs_that_are_given_no_name_are_found(define: Define) -> None:
     assert set(load_jobs(define(made, many))) == {"demand", "zone_a", "zone_b", "made"}
 
 
-def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_redefinition_replaces_job(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     for retries in (1, 2):
@@ -150,7 +146,7 @@ def test_a_notebook_may_define_a_job_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert (definition.spec.retries, file.origin) == (2, "__main__")
 
 
-def test_a_file_that_cannot_be_loaded_is_named(define: Define) -> None:
+def test_load_jobs_broken_file_error_names_file(define: Define) -> None:
     with pytest.raises(InvalidJob, match=r"jobs\.py cannot be loaded, line 1: ZeroDivisionError"):
         load_jobs(define("1 / 0"))
     with pytest.raises(InvalidJob, match=r"cannot be loaded, line \d+: SyntaxError"):

@@ -32,7 +32,7 @@ def hosts(tmp_path: Path, clock: Clock, postgres_url: str) -> list[FeatureStore]
     return found
 
 
-def test_a_parallel_backfill_moves_the_watermark_to_its_end(
+def test_parallel_backfill_on_postgres_moves_watermark_to_end(
     hosts: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})
@@ -45,7 +45,7 @@ def test_a_parallel_backfill_moves_the_watermark_to_its_end(
         assert jobs.watermark(connection, "demand") == END
 
 
-def test_two_schedulers_on_a_server_compute_each_window_once(
+def test_two_schedulers_on_postgres_compute_each_window_once(
     hosts: list[FeatureStore], define: Define
 ) -> None:
     names = [f"demand{number}" for number in range(3)]

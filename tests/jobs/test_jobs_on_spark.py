@@ -47,9 +47,7 @@ def cities(spark: Any, tmp_path: Path, clock: Any) -> list[FeatureStore]:
     return found
 
 
-def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(
-    cities: list[FeatureStore], define: Define
-) -> None:
+def test_spark_jobs_equal_duckdb_jobs(cities: list[FeatureStore], define: Define) -> None:
     file = define(sql_job(), FRAMES)
     for store in cities:
         store.register_jobs(file)
@@ -64,7 +62,7 @@ def test_queries_and_frames_give_on_spark_what_they_give_on_duckdb(
         assert store.featuregroup("demand").delta_version == before
 
 
-def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
+def test_spark_frames_example_equals_query_example(
     cities: list[FeatureStore], example_jobs: Path
 ) -> None:
     left = [START.replace(year=2013) + timedelta(minutes=7 * number) for number in range(40)]
@@ -94,7 +92,7 @@ def test_the_example_in_frames_gives_on_both_engines_what_its_query_gives(
     assert found[0] == found[1] == found[2] == found[3]
 
 
-def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define: Define) -> None:
+def test_job_commands_run_on_spark(cities: list[FeatureStore], define: Define) -> None:
     store = cities[1]
     store.register_jobs(define(sql_job(rules="catchup=3")))
     words = [
@@ -122,7 +120,7 @@ def test_the_command_line_runs_jobs_on_spark(cities: list[FeatureStore], define:
     assert "Spark" in info["commitInfo"]["engineInfo"]
 
 
-def test_chunks_side_by_side_land_once_on_spark(
+def test_spark_parallel_chunks_land_once(
     cities: list[FeatureStore], define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": 2})

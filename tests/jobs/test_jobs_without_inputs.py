@@ -37,7 +37,7 @@ def dropped(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("rules", ["", "inputs={}", "inputs=None"])
-def test_a_job_without_inputs_catches_up_and_goes_on(
+def test_job_without_inputs_catches_up_and_continues(
     duckdb_store: FeatureStore, dropped: Path, rules: str
 ) -> None:
     (dropped / "jobs.py").write_text(FILE.format(rules=rules, folder=str(dropped)))
@@ -59,9 +59,7 @@ def test_a_job_without_inputs_catches_up_and_goes_on(
         assert sorted(row["value"] for row in rows) == [1.0, 3.0, 7.0, 10.0, 30.0]
 
 
-def test_a_window_whose_file_has_not_come_stays_due(
-    duckdb_store: FeatureStore, dropped: Path
-) -> None:
+def test_window_with_missing_file_stays_due(duckdb_store: FeatureStore, dropped: Path) -> None:
     (dropped / "2024-01-02.txt").unlink()
     (dropped / "jobs.py").write_text(FILE.format(rules="", folder=str(dropped)))
     duckdb_store.register_jobs(str(dropped / "jobs.py"))
@@ -74,7 +72,7 @@ def test_a_window_whose_file_has_not_come_stays_due(
         assert duckdb_store.get_featuregroup("readings").count() == 5
 
 
-def test_a_query_without_inputs_reads_no_table() -> None:
+def test_query_without_inputs_reads_no_table() -> None:
     query = "select 'a' as sensor, $window_end as at, 1.0 as value"
     made = featurestore.sql_job("beat", sql=query, event_time="at", schedule="0 0 * * *")
     assert made.spec.inputs == {}

@@ -29,7 +29,7 @@ doubled = featurestore.sql_job(
 """
 
 
-def test_moved_store_runs_its_jobs_once_they_are_registered(tmp_path: Path) -> None:
+def test_moved_store_runs_jobs_after_registration(tmp_path: Path) -> None:
     file = tmp_path / "shop_jobs.py"
     file.write_text(JOBS)
     rows = [

@@ -43,7 +43,7 @@ def noting(place: Path) -> str:
 
 
 @pytest.mark.usefixtures("four_at_once")
-def test_chunks_run_at_the_same_time_and_give_each_window_once(
+def test_parallel_backfill_overlaps_chunks_and_writes_windows_once(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     city.register_jobs(define(python_job(body=noting(tmp_path / "noted"))))
@@ -66,7 +66,7 @@ def test_chunks_run_at_the_same_time_and_give_each_window_once(
 
 @pytest.mark.usefixtures("four_at_once")
 @pytest.mark.parametrize("rules", ['mode="append"', 'mode="upsert"', 'on_error="wait"'])
-def test_windows_that_depend_on_each_other_are_computed_one_after_the_other(
+def test_parallel_backfill_dependent_windows_run_sequentially(
     city: FeatureStore, define: Define, tmp_path: Path, rules: str
 ) -> None:
     city.register_jobs(define(python_job(rules=rules, body=noting(tmp_path / "noted"))))
@@ -78,7 +78,7 @@ def test_windows_that_depend_on_each_other_are_computed_one_after_the_other(
 
 
 @pytest.mark.usefixtures("four_at_once")
-def test_a_failing_window_among_chunks_side_by_side_holds_back_only_itself(
+def test_parallel_backfill_failing_window_stays_due_alone(
     city: FeatureStore, define: Define
 ) -> None:
     body = "if window.start.day == 1 and window.start.hour == 13: raise ValueError('bad hour')"
@@ -91,7 +91,7 @@ def test_a_failing_window_among_chunks_side_by_side_holds_back_only_itself(
 
 
 @pytest.mark.parametrize("kind", ["sql", pytest.param("python", marks=pytest.mark.soak)])
-def test_a_parallel_backfill_that_was_killed_is_finished_by_the_same_call(
+def test_parallel_backfill_killed_is_finished_by_same_call(
     city: FeatureStore, define: Define, kind: str, tmp_path: Path
 ) -> None:
     sleeping = python_job(body=noting(tmp_path / "noted"))

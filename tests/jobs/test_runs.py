@@ -29,7 +29,7 @@ HOUR = timedelta(hours=1)
 
 
 @pytest.mark.parametrize("source", [python_job(), sql_job()], ids=["python", "sql"])
-def test_what_is_due_is_computed_once(city: FeatureStore, define: Define, source: str) -> None:
+def test_due_windows_are_computed_once(city: FeatureStore, define: Define, source: str) -> None:
     city.register_jobs(define(source))
     found = city.run_job("demand", due=True)
     assert {run.state for run in found} == {"done"}
@@ -53,7 +53,7 @@ def tags(window, trips):
 """
 
 
-def test_windows_without_values_take_types_of_the_others(
+def test_windows_without_values_take_types_of_other_windows(
     city: FeatureStore, define: Define
 ) -> None:
     city.register_jobs(define(TAGS))
@@ -68,7 +68,7 @@ def test_windows_without_values_take_types_of_the_others(
     assert city.get_featuregroup("tags").to_arrow().sort_by("hour") == found
 
 
-def test_a_window_that_is_run_again_gives_the_same_rows(city: FeatureStore, define: Define) -> None:
+def test_rerun_window_gives_same_rows(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(python_job()))
     city.run_job("demand", due=True)
     for window in (START + 3 * HOUR, START + 4 * HOUR, None):
@@ -76,7 +76,7 @@ def test_a_window_that_is_run_again_gives_the_same_rows(city: FeatureStore, defi
         assert rows(city) == expected()
 
 
-def test_a_run_records_what_it_read_and_how_it_went(city: FeatureStore, define: Define) -> None:
+def test_run_records_inputs_and_outcome(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(python_job()))
     (run,) = city.run_job("demand", window=START)
     assert (run.rows, run.delta_version, run.windows, run.state) == (2, 1, 1, "done")
@@ -102,7 +102,7 @@ def test_a_run_records_what_it_read_and_how_it_went(city: FeatureStore, define: 
     assert (edge.source_version, edge.source_delta_version) == (1, 1)
 
 
-def test_inputs_are_cut_to_the_window_and_its_lookback(city: FeatureStore, define: Define) -> None:
+def test_run_inputs_are_cut_to_window_and_lookback(city: FeatureStore, define: Define) -> None:
     body = "assert trips.aggregate('count(*)').fetchall() == [(6,)], 'cut'"
     city.register_jobs(define(python_job(rules='lookback="1h", closed="right"', body=body)))
     with pytest.raises(
@@ -111,9 +111,7 @@ def test_inputs_are_cut_to_the_window_and_its_lookback(city: FeatureStore, defin
         city.run_job("demand", window=START + HOUR)
 
 
-def test_rows_outside_the_window_are_refused_and_nothing_lands(
-    city: FeatureStore, define: Define
-) -> None:
+def test_rows_outside_window_fail_run_without_writing(city: FeatureStore, define: Define) -> None:
     early = sql_job(
         sql="select zone, min(left_at) as hour, count(*) as trips from trips group by 1", rules=""
     )
@@ -123,9 +121,7 @@ def test_rows_outside_the_window_are_refused_and_nothing_lands(
     assert "demand" not in [group.name for group in city.get_featuregroups()]
 
 
-def test_rows_without_the_time_column_get_the_end_of_their_window(
-    city: FeatureStore, define: Define
-) -> None:
+def test_rows_without_time_column_get_window_end(city: FeatureStore, define: Define) -> None:
     city.register_jobs(
         define(
             sql_job(sql="select zone, count(*) as trips, sum(fare) as fares from trips group by 1")
@@ -151,7 +147,7 @@ def test_rows_without_the_time_column_get_the_end_of_their_window(
         "from trips a join trips b using (zone) group by 1, 2",
     ],
 )
-def test_queries_that_mix_windows_give_what_single_windows_give(
+def test_batched_query_windows_equal_single_windows(
     city: FeatureStore, define: Define, query: str, tmp_path: Path
 ) -> None:
     city.register_jobs(
@@ -169,7 +165,7 @@ def test_queries_that_mix_windows_give_what_single_windows_give(
         assert rows(city) == rows(city, "single")
 
 
-def test_days_of_a_time_zone_hold_the_hours_that_they_have(
+def test_local_days_across_dst_have_23_and_25_hours(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     for month, day, name, hours in ((3, 31, "spring", 23), (10, 27, "autumn", 25)):
@@ -194,9 +190,7 @@ def test_days_of_a_time_zone_hold_the_hours_that_they_have(
         assert found[1]["hour"] == sunday + timedelta(hours=hours)
 
 
-def test_functions_may_return_anything_that_is_a_dataframe(
-    city: FeatureStore, define: Define
-) -> None:
+def test_job_functions_return_any_dataframe_type(city: FeatureStore, define: Define) -> None:
     source = """
 import featurestore, pyarrow as pa
 @featurestore.job(featuregroup="sizes", primary_key=["kind"], event_time="at", schedule="0 * * * *",
@@ -219,7 +213,7 @@ def sizes(window, trips):
     assert found == [3.0, 3.5, None, 0.0, 3.5]
 
 
-def test_late_data_makes_windows_stale_and_compaction_does_not(
+def test_late_data_makes_windows_stale_but_compaction_does_not(
     city: FeatureStore, define: Define
 ) -> None:
     city.register_jobs(define(sql_job()))
@@ -239,7 +233,7 @@ def test_late_data_makes_windows_stale_and_compaction_does_not(
     assert city.run_job("demand", stale=True) == []
 
 
-def test_a_recomputed_window_makes_those_stale_that_read_it(
+def test_recomputed_window_makes_downstream_windows_stale(
     city: FeatureStore, define: Define
 ) -> None:
     above = sql_job(
@@ -254,9 +248,7 @@ def test_a_recomputed_window_makes_those_stale_that_read_it(
     assert 1 <= sum(run.windows for run in found) <= 2
 
 
-def test_folders_of_parquet_files_are_inputs(
-    city: FeatureStore, define: Define, tmp_path: Path
-) -> None:
+def test_parquet_folder_as_job_input(city: FeatureStore, define: Define, tmp_path: Path) -> None:
     folder = tmp_path / "raw"
     (folder / "deeper").mkdir(parents=True)
     parquet.write_table(trips(), folder / "a.parquet")
@@ -280,7 +272,7 @@ def with_map(rows: pa.Table) -> pa.Table:
     return rows.append_column("extras", pa.array([[("tip", 1)]] * rows.num_rows, kind))
 
 
-def test_delta_tables_of_others_are_inputs(
+def test_foreign_delta_table_as_job_input(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     place = str(tmp_path / "raw")
@@ -300,7 +292,7 @@ def test_delta_tables_of_others_are_inputs(
     assert [row["trips"] for row in rows(city) if row["hour"] == START + 8 * HOUR] == [4, 2]
 
 
-def test_a_run_reads_the_versions_that_it_recorded_whatever_comes_meanwhile(
+def test_run_reads_recorded_input_versions_despite_later_writes(
     city: FeatureStore, define: Define
 ) -> None:
     meanwhile = (
@@ -318,7 +310,7 @@ def test_a_run_reads_the_versions_that_it_recorded_whatever_comes_meanwhile(
     assert rows(city) == [row for row in expected(1) if row["zone"] == "a"]
 
 
-def test_upserts_and_appends_take_every_window_once(city: FeatureStore, define: Define) -> None:
+def test_upsert_and_append_jobs_write_windows_once(city: FeatureStore, define: Define) -> None:
     city.register_jobs(
         define(*(sql_job(mode, rules=f'mode="{mode}"') for mode in ("upsert", "append")))
     )
@@ -329,7 +321,7 @@ def test_upserts_and_appends_take_every_window_once(city: FeatureStore, define: 
     assert rows(city, "upsert") == expected(6)
 
 
-def test_a_window_that_was_appended_is_not_appended_again(
+def test_appended_window_is_not_appended_again(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     clock.now = START + 8 * HOUR
@@ -349,7 +341,7 @@ def test_a_window_that_was_appended_is_not_appended_again(
         city.run_job("demand")  # the latest complete window, which the scheduler took
 
 
-def test_a_window_whose_append_landed_and_was_recorded_as_failed_lands_once(
+def test_append_recorded_as_failed_lands_once(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     clock.now = START + 4 * HOUR
@@ -362,7 +354,7 @@ def test_a_window_whose_append_landed_and_was_recorded_as_failed_lands_once(
     assert rows(city) == expected(4)
 
 
-def test_a_failing_window_stays_due_and_the_others_go_on(
+def test_failing_window_stays_due_while_others_run(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     switch = tmp_path / "broken"
@@ -387,7 +379,9 @@ def test_a_failing_window_stays_due_and_the_others_go_on(
     assert city.get_jobs()[0].job.watermark == START + HOURS * HOUR
 
 
-def test_later_windows_wait_where_the_job_says_so(city: FeatureStore, define: Define) -> None:
+def test_later_windows_wait_for_failed_window_if_configured(
+    city: FeatureStore, define: Define
+) -> None:
     body = "if window.start.hour == 6: raise ValueError('bad hour')"
     city.register_jobs(define(python_job(body=body, rules='on_error="wait"')))
     with pytest.raises(JobFailed):
@@ -396,9 +390,7 @@ def test_later_windows_wait_where_the_job_says_so(city: FeatureStore, define: De
     assert city.get_jobs()[0].due == HOURS - 6
 
 
-def test_a_window_that_breaks_its_expectations_lands_nothing_of_itself(
-    city: FeatureStore, define: Define
-) -> None:
+def test_window_failing_expectations_writes_nothing(city: FeatureStore, define: Define) -> None:
     limits = {"column": "trips", "max_value": 2}
     low = f"expectations={[{'type': 'expect_column_max_to_be_between', 'kwargs': limits}]!r}"
     extra = (
@@ -414,7 +406,7 @@ def test_a_window_that_breaks_its_expectations_lands_nothing_of_itself(
     assert city.get_jobs()[0].failed == 1
 
 
-def test_a_missing_input_fails_one_run_and_leaves_everything_due(
+def test_missing_input_fails_one_run_and_windows_stay_due(
     city: FeatureStore, define: Define
 ) -> None:
     city.register_jobs(define(sql_job(inputs='{"trips": "no_such_group"}')))
@@ -424,7 +416,7 @@ def test_a_missing_input_fails_one_run_and_leaves_everything_due(
     assert city.get_jobs()[0].due == HOURS
 
 
-def test_a_command_is_told_of_a_failure_once_retries_are_used_up(
+def test_on_failure_command_runs_after_last_retry(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
@@ -436,7 +428,7 @@ def test_a_command_is_told_of_a_failure_once_retries_are_used_up(
     assert told.read_text() == "demand ValueError: no\n"
 
 
-def test_a_paused_job_runs_only_when_a_window_is_named(city: FeatureStore, define: Define) -> None:
+def test_paused_job_runs_only_named_windows(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
     city.pause_job("demand")
     assert city.run_job("demand", due=True) == []
@@ -445,13 +437,15 @@ def test_a_paused_job_runs_only_when_a_window_is_named(city: FeatureStore, defin
     assert sum(run.windows for run in city.run_job("demand", due=True)) == HOURS - 1
 
 
-def test_catchup_takes_the_oldest_windows_first(city: FeatureStore, define: Define) -> None:
+def test_catchup_limit_takes_oldest_windows_first(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job(rules="catchup=10")))
     city.run_job("demand", due=True)
     assert rows(city) == expected(10)
 
 
-def test_a_job_without_a_start_begins_now(city: FeatureStore, define: Define, clock: Clock) -> None:
+def test_job_without_start_begins_at_current_window(
+    city: FeatureStore, define: Define, clock: Clock
+) -> None:
     city.register_jobs(define(sql_job().replace('start="2024-01-01T00:00Z", ', "")))
     assert city.run_job("demand", due=True) == []
     clock.now += HOUR
@@ -459,7 +453,7 @@ def test_a_job_without_a_start_begins_now(city: FeatureStore, define: Define, cl
     assert run.window.start == START + HOURS * HOUR
 
 
-def test_changed_code_must_be_registered_again_and_keeps_the_watermark(
+def test_changed_code_requires_registration_and_keeps_watermark(
     city: FeatureStore, define: Define
 ) -> None:
     file = define(python_job())
@@ -474,9 +468,7 @@ def test_changed_code_must_be_registered_again_and_keeps_the_watermark(
     assert rows(city) == expected()
 
 
-def test_another_key_makes_the_next_version_which_a_backfill_fills(
-    city: FeatureStore, define: Define
-) -> None:
+def test_changed_key_creates_version_filled_by_backfill(city: FeatureStore, define: Define) -> None:
     file = define(sql_job())
     city.register_jobs(file)
     city.run_job("demand", due=True)
@@ -487,7 +479,7 @@ def test_another_key_makes_the_next_version_which_a_backfill_fills(
     assert rows(city) == expected()
 
 
-def test_a_lost_registry_gets_runs_and_watermark_back_from_the_table(
+def test_lost_registry_restores_runs_and_watermark_from_table(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     from featurestore.jobs.recovery import restore_runs
@@ -509,7 +501,7 @@ def test_a_lost_registry_gets_runs_and_watermark_back_from_the_table(
     assert rows(store) == expected()
 
 
-def test_the_plan_tells_windows_and_volume(city: FeatureStore, define: Define) -> None:
+def test_plan_job_counts_windows_and_volume(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
     plan = city.plan_job("demand", window=(START, START + 24 * HOUR))
     assert len(plan.windows) == 24
@@ -524,7 +516,7 @@ def test_the_plan_tells_windows_and_volume(city: FeatureStore, define: Define) -
     assert city.plan_job("demand", window=(START, START + HOUR)).seconds is not None
 
 
-def test_the_plan_tells_the_volume_of_folders_of_files(
+def test_plan_job_counts_volume_of_file_folders(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     folder = tmp_path / "raw"
@@ -544,7 +536,7 @@ def test_the_plan_tells_the_volume_of_folders_of_files(
     assert f"{whole.rows:,} rows, {whole.bytes:,} bytes" in str(whole)
 
 
-def test_wrong_calls_say_what_to_do(city: FeatureStore, define: Define) -> None:
+def test_invalid_run_and_backfill_arguments_raise(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(sql_job()))
     with pytest.raises(JobNotFound, match="'demand'"):
         city.run_job("demnad")
@@ -569,12 +561,12 @@ def test_wrong_calls_say_what_to_do(city: FeatureStore, define: Define) -> None:
         {"start": "2024-01-02T00:00:00+00:00", "end": "2024-01-01T00:00:00+00:00", "count": 1},
     ],
 )
-def test_a_note_that_is_not_well_formed_is_no_note_of_a_job(window: object) -> None:
+def test_parse_windows_malformed_metadata_returns_none(window: object) -> None:
     assert parse_windows({"window": window}) is None
     assert row_range({"window": window}) is None
 
 
-def test_a_note_of_windows_is_read_back() -> None:
+def test_parse_windows_reads_windows_metadata() -> None:
     spec = JobSpec("demand", "sql", "demand", "0 * * * *", {}, "", mode="upsert", lookback=HOUR)
     captured = replace(
         spec, event_time="at", sources={"trips": featurestore.source("city", time="at")}

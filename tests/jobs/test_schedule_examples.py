@@ -54,7 +54,7 @@ def airflow() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("example", [crontab, service, kubernetes, airflow])
-def test_every_command_of_an_example_is_one_that_exists(example: object) -> None:
+def test_example_commands_exist(example: object) -> None:
     found = list(example())  # type: ignore[operator]
     assert found
     for program, *words in found:
@@ -64,7 +64,7 @@ def test_every_command_of_an_example_is_one_that_exists(example: object) -> None
         assert shown.exit_code == 0, shown.output
 
 
-def test_a_command_that_does_not_exist_would_be_found() -> None:
+def test_example_command_check_rejects_unknown_commands() -> None:
     for wrong in (
         ["job", "run", "x", "--dew"],
         ["job", "rum", "x"],
@@ -73,7 +73,7 @@ def test_a_command_that_does_not_exist_would_be_found() -> None:
         assert CliRunner().invoke(app, [*wrong, "--help"]).exit_code == 2
 
 
-def test_airflow_runs_the_hours_before_the_days() -> None:
+def test_airflow_example_runs_hours_before_days() -> None:
     tree = ast.parse((SCHEDULES / "airflow_dag.py").read_text())
     chained = [
         node
@@ -91,7 +91,7 @@ def test_airflow_runs_the_hours_before_the_days() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("airflow") is None, reason="Airflow is not installed")
-def test_airflow_takes_the_dag() -> None:
+def test_airflow_loads_example_dag() -> None:
     spec = importlib.util.spec_from_file_location("airflow_dag", SCHEDULES / "airflow_dag.py")
     assert spec is not None
     assert spec.loader is not None

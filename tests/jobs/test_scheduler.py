@@ -30,7 +30,7 @@ def spec(name: str, **inputs: str) -> JobSpec:
     return JobSpec(name=name, kind="sql", target=name, schedule="0 * * * *", inputs=inputs, code="")
 
 
-def test_jobs_come_after_those_that_they_read() -> None:
+def test_dependency_levels_order_jobs_after_inputs() -> None:
     a, b, c, d = (
         spec("a", t="raw"),
         spec("b", x="a"),
@@ -41,7 +41,7 @@ def test_jobs_come_after_those_that_they_read() -> None:
     assert dependency_levels([spec("a", x="b"), spec("b", x="a")]) == [["a", "b"]]
 
 
-def test_failed_windows_wait_longer_each_time() -> None:
+def test_retry_delay_grows_with_failures() -> None:
     for failures, wait in ((1, 30), (2, 60), (3, 120)):
 
         def due(now: datetime, *, failed_at: datetime = START, failures: int = failures) -> bool:
@@ -59,13 +59,13 @@ def test_failed_windows_wait_longer_each_time() -> None:
         )
 
 
-def test_windows_wait_for_those_upstream() -> None:
+def test_windows_wait_for_upstream_windows() -> None:
     hours = [Window(START + n * HOUR, START + (n + 1) * HOUR) for n in range(4)]
     assert windows_before_gap(hours, {"above": hours[2:]}) == hours[:2]
     assert windows_before_gap(hours, {"above": []}) == hours
 
 
-def test_one_look_runs_everything_in_order(
+def test_run_due_runs_jobs_in_dependency_order(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     above = sql_job(
@@ -86,7 +86,7 @@ def test_one_look_runs_everything_in_order(
     assert sum(run.windows for run in city.get_runs("demand")) == HOURS + 2
 
 
-def test_a_failing_job_blocks_no_other_and_is_tried_again(
+def test_failing_job_blocks_no_other_and_is_retried(
     city: FeatureStore, define: Define, clock: Clock, tmp_path: Path
 ) -> None:
     switch = tmp_path / "broken"
@@ -105,7 +105,7 @@ def test_a_failing_job_blocks_no_other_and_is_tried_again(
     assert rows(city, "bad") == expected(3)
 
 
-def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
+def test_two_scheduler_processes_compute_100_windows_once(
     city: FeatureStore, define: Define
 ) -> None:
     names = [f"demand{number}" for number in range(4)]
@@ -146,7 +146,7 @@ def test_two_scheduler_processes_compute_each_of_a_hundred_windows_once(
         assert all((end - start) / HOUR == count for start, end, count in spans)
 
 
-def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
+def test_scheduler_sigterm_finishes_current_run_only(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     begun = tmp_path / "begun"
@@ -168,9 +168,7 @@ def test_sigterm_lets_the_run_that_has_begun_finish_and_begins_no_other(
         assert jobs.lease_owner(connection, "demand") is None
 
 
-def test_a_job_whose_file_is_broken_or_gone_blocks_no_other(
-    city: FeatureStore, define: Define
-) -> None:
+def test_broken_or_missing_job_file_blocks_no_other_job(city: FeatureStore, define: Define) -> None:
     gone, broken = (
         define(sql_job("a_gone"), name="gone.py"),
         define(sql_job("b_broken"), name="broken.py"),
@@ -188,7 +186,7 @@ def test_a_job_whose_file_is_broken_or_gone_blocks_no_other(
     }
 
 
-def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
+def test_scheduler_runs_failure_command_after_last_retry(
     city: FeatureStore, define: Define, clock: Clock, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
@@ -204,7 +202,9 @@ def test_a_scheduler_runs_the_command_of_a_job_that_failed_for_good(
     assert rows(city) == expected()
 
 
-def test_stale_windows_are_computed_anew_where_asked(city: FeatureStore, define: Define) -> None:
+def test_scheduler_recomputes_stale_windows_if_configured(
+    city: FeatureStore, define: Define
+) -> None:
     city.register_jobs(define(sql_job()))
     scheduler = city.scheduler(Options(stale=True))
     scheduler.run_due()
@@ -213,7 +213,7 @@ def test_stale_windows_are_computed_anew_where_asked(city: FeatureStore, define:
     assert rows(city) == [row for row in expected() if row["zone"] == "a"]
 
 
-def test_a_real_scheduler_runs_and_stops_on_sigterm(tmp_path: Path, define: Define) -> None:
+def test_scheduler_process_runs_and_stops_on_sigterm(tmp_path: Path, define: Define) -> None:
     store = featurestore.connect(tmp_path / "store")
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - 3 * HOUR
     store.create_featuregroup(

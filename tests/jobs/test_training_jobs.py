@@ -33,7 +33,7 @@ def make(store, window):
 @pytest.mark.parametrize(
     "rules", ["keep=2", 'keep=2, inputs={"trips": "trips"}'], ids=["sources", "inputs"]
 )
-def test_a_version_is_written_each_time_the_inputs_changed(
+def test_training_job_changed_inputs_write_new_version(
     city: FeatureStore, define: Define, clock: Clock, rules: str
 ) -> None:
     city.register_jobs(define(SOURCE.format(rules=rules)))
@@ -50,7 +50,7 @@ def test_a_version_is_written_each_time_the_inputs_changed(
     assert [dataset.version for dataset in city.get_training_datasets()] == [2, 3]
 
 
-def test_what_a_training_job_returns_is_checked(city: FeatureStore, define: Define) -> None:
+def test_training_job_checks_returned_value(city: FeatureStore, define: Define) -> None:
     city.register_jobs(define(SOURCE.format(rules="").replace('"data":', '"rows":')))
     with pytest.raises(JobFailed, match="without 'data'"):
         city.run_job("make", due=True)
@@ -72,7 +72,7 @@ DEATHS = {
 @pytest.mark.parametrize(
     "rules", ["keep=1", 'keep=1, inputs={"trips": "trips"}'], ids=["sources", "inputs"]
 )
-def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
+def test_training_job_killed_run_leaves_one_version(
     city: FeatureStore, define: Define, clock: Clock, rules: str, where: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
@@ -110,7 +110,7 @@ def test_a_training_run_that_was_killed_leaves_one_version_for_what_changed(
         assert jobs.watermark(connection, "make") == START + HOURS * timedelta(hours=1) + 2 * DAY
 
 
-def test_a_function_that_asks_for_what_does_not_exist_is_told_what_does(
+def test_training_job_unknown_column_error_lists_columns(
     city: FeatureStore, define: Define
 ) -> None:
     source = """

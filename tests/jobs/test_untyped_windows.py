@@ -58,7 +58,7 @@ def stored(store: FeatureStore, column: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
-def test_windows_without_a_value_are_done_one_after_the_other(
+def test_windows_of_nulls_run_one_after_another(
     store: FeatureStore, define: Callable[..., Path], at_once: int
 ) -> None:
     store.register_jobs(written(define, NULLS))
@@ -73,7 +73,7 @@ def test_windows_without_a_value_are_done_one_after_the_other(
 
 
 @pytest.mark.parametrize("kind", EMPTY)
-def test_the_hint_of_a_first_window_of_empty_values_types_it(
+def test_first_window_of_nulls_hint_types_column(
     store: FeatureStore, define: Callable[..., Path], kind: str
 ) -> None:
     values = [{"cell": cell} for cell in EMPTY[kind]]
@@ -86,7 +86,7 @@ def test_the_hint_of_a_first_window_of_empty_values_types_it(
     assert stored(store, "cell") == list(EMPTY[kind])
 
 
-def test_a_query_names_the_cast_of_its_empty_lists(
+def test_query_empty_lists_error_contains_cast(
     duckdb_store: FeatureStore, define: Callable[..., Path]
 ) -> None:
     job = """
@@ -106,7 +106,7 @@ tags = featurestore.sql_job(
         assert duckdb_store.get_featuregroup("tags").to_arrow()["tags"].to_pylist() == [[]]
 
 
-def test_a_null_column_that_an_expectation_names_is_refused(
+def test_null_column_in_expectation_fails_run(
     duckdb_store: FeatureStore, define: Callable[..., Path]
 ) -> None:
     kind = "expect_column_values_to_be_unique"

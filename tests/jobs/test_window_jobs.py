@@ -125,7 +125,7 @@ def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> p
 
 
 @pytest.mark.usefixtures("now")
-def test_rows_are_what_retrieval_answers_at_the_end_of_each_window(
+def test_window_job_rows_equal_retrieval_at_window_ends(
     store: FeatureStore, tmp_path: Path
 ) -> None:
     found = daily(store, tmp_path, keep_empty=False)
@@ -136,7 +136,7 @@ def test_rows_are_what_retrieval_answers_at_the_end_of_each_window(
 
 
 @pytest.mark.usefixtures("now")
-def test_keys_without_rows_in_any_window_stay_where_the_job_says_so(
+def test_window_job_keep_empty_keeps_keys_without_rows(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     found = daily(duckdb_store, tmp_path, keep_empty=True)
@@ -162,7 +162,7 @@ def keys_at_the_end(found: pa.Table) -> list[str]:
 
 
 @pytest.mark.usefixtures("now")
-def test_late_rows_make_exactly_the_windows_stale_that_count_them(
+def test_window_job_late_rows_make_affected_windows_stale(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     store = duckdb_store
@@ -186,7 +186,7 @@ def test_late_rows_make_exactly_the_windows_stale_that_count_them(
 
 
 @pytest.mark.usefixtures("now")
-def test_a_job_shows_its_aggregates_and_its_windows_outlive_the_registry(
+def test_window_job_show_and_rebuild_keep_aggregates_and_windows(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     found = daily(duckdb_store, tmp_path, keep_empty=False)
@@ -205,7 +205,7 @@ def test_a_job_shows_its_aggregates_and_its_windows_outlive_the_registry(
 
 
 @pytest.mark.usefixtures("now")
-def test_a_schedule_coarser_than_the_instants_computes_all_of_them(
+def test_window_job_coarse_schedule_computes_all_instants(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     fill(duckdb_store, purchases(), created_time="known_at")
@@ -215,9 +215,7 @@ def test_a_schedule_coarser_than_the_instants_computes_all_of_them(
     check_rows(duckdb_store, ends=DAYS * 4)
 
 
-def test_the_key_of_the_rows_is_that_of_the_group_unless_it_is_said(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_window_job_key_defaults_to_group_key(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     fill(duckdb_store, purchases())
     text = """
 import featurestore
@@ -243,7 +241,7 @@ featurestore.window_job(
     assert bits(again.to_arrow()) == bits(found.select(again.columns))
 
 
-def test_a_job_may_read_what_a_job_that_is_yet_to_run_will_make(
+def test_window_job_accepts_input_group_not_yet_created(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     text = """
@@ -293,7 +291,7 @@ WRONG_DEFINITIONS: list[tuple[Any, type[FeatureStoreError], str]] = [
 
 
 @pytest.mark.parametrize(("make", "error", "words"), WRONG_DEFINITIONS)
-def test_wrong_definitions_are_refused_where_they_are_written(
+def test_window_job_invalid_definition_raises(
     make: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -327,7 +325,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), WRONG_FOR_THE_STORE)
-def test_what_the_groups_cannot_answer_is_refused_when_it_is_registered(
+def test_window_job_registration_unsupported_aggregates_raise(
     shop: FeatureStore, tmp_path: Path, arguments: str, error: type[FeatureStoreError], words: str
 ) -> None:
     text = (
@@ -342,7 +340,7 @@ def test_what_the_groups_cannot_answer_is_refused_when_it_is_registered(
 
 
 @pytest.mark.usefixtures("now")
-def test_ties_that_nothing_tells_apart_fail_the_run_and_write_nothing(
+def test_window_job_ambiguous_ties_fail_without_writing(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     from featurestore.errors import JobFailed

@@ -25,7 +25,7 @@ def spans(schedule: w.Schedule, moment: datetime, count: int) -> list[float]:
     ]
 
 
-def test_windows_without_a_width_tile_time_through_both_changes_of_the_clock() -> None:
+def test_windows_without_width_tile_time_across_dst_changes() -> None:
     daily = w.Schedule("0 0 * * *", timezone="Europe/Stockholm")
     assert spans(daily, datetime(2024, 3, 30, 23, tzinfo=UTC), 3) == [23, 24, 24]
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [25, 24, 24]
@@ -37,12 +37,12 @@ def test_windows_without_a_width_tile_time_through_both_changes_of_the_clock() -
             assert all(before.end == after.start < after.end for before, after in pairwise(found))
 
 
-def test_a_width_is_elapsed_time_whatever_the_clock_does() -> None:
+def test_schedule_width_is_elapsed_time_across_dst_changes() -> None:
     daily = w.Schedule("0 0 * * *", timedelta(days=1), timezone="Europe/Stockholm")
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [24, 24, 24]
 
 
-def test_hourly_windows_meet_every_hour_once_when_clocks_go_back() -> None:
+def test_hourly_windows_clocks_back_cover_each_hour_once() -> None:
     local = w.Schedule("0 * * * *", timezone="America/New_York")
     moment = datetime(2024, 11, 3, 3, tzinfo=UTC)
     assert [each.end for each in islice(w.windows_after(local, moment), 6)] == [
@@ -64,13 +64,13 @@ def test_hourly_windows_meet_every_hour_once_when_clocks_go_back() -> None:
     ),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
 )
-def test_schedule_times_are_those_of_croniter(cron: str, moment: datetime) -> None:
+def test_schedule_window_ends_equal_croniter(cron: str, moment: datetime) -> None:
     reference = croniter(cron, moment)
     ends = [each.end for each in islice(w.windows_after(w.Schedule(cron), moment), 20)]
     assert ends == [reference.get_next(datetime) for _ in range(20)]
 
 
-def test_a_window_is_due_once_its_allowed_lateness_is_over() -> None:
+def test_due_windows_wait_for_allowed_lateness() -> None:
     patient = w.Schedule("0 * * * *", start=T0, allowed_lateness=timedelta(minutes=15))
     assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=14)) == []
     assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
@@ -80,7 +80,7 @@ def test_a_window_is_due_once_its_allowed_lateness_is_over() -> None:
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
-def test_every_window_is_either_due_or_done(done: set[int], now: int) -> None:
+def test_due_and_done_windows_cover_all_windows(done: set[int], now: int) -> None:
     computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in done}
     mark = w.advanced_watermark(HOURLY, None, computed)
     due = w.due_windows(HOURLY, watermark=mark, now=T0 + now * HOUR, computed=computed)
@@ -89,13 +89,13 @@ def test_every_window_is_either_due_or_done(done: set[int], now: int) -> None:
     assert mark is None or all(n in done for n in range((mark - T0) // HOUR))
 
 
-def test_without_a_start_there_is_no_past_and_a_limit_takes_the_oldest() -> None:
+def test_due_windows_without_start_or_with_limit() -> None:
     assert w.due_windows(w.Schedule("0 * * * *"), watermark=None, now=T0) == []
     found = w.due_windows(HOURLY, watermark=None, now=T0 + 9 * HOUR, limit=2)
     assert [each.start for each in found] == [T0, T0 + HOUR]
 
 
-def test_windows_are_found_by_their_ends() -> None:
+def test_window_ending_equals_window_starting() -> None:
     assert w.window_starting(HOURLY, T0 + HOUR) == w.window_ending(HOURLY, T0 + 2 * HOUR)
     for find in (w.window_starting, w.window_ending):
         with pytest.raises(InvalidJob, match="Hint: "):
@@ -111,6 +111,6 @@ def test_windows_are_found_by_their_ends() -> None:
         {"width": timedelta(0)},
     ],
 )
-def test_wrong_schedules_are_refused(wrong: dict[str, object]) -> None:
+def test_schedule_invalid_arguments_raise(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidJob):
         w.Schedule(**{"cron": "0 * * * *", **wrong})  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def times(draw: st.DrawFn) -> str:
 
 
 @given(times(), st.lists(MOMENTS, min_size=1, max_size=5))
-def test_steps_are_what_duckdb_computes(text: str, moments: list[datetime]) -> None:
+def test_proven_steps_equal_duckdb(text: str, moments: list[datetime]) -> None:
     steps = event_time_transform(spec(text), time="left_at")
     assert steps is not None
     found = steps(np.array([to_micros(each) for each in moments], np.int64)).tolist()
@@ -61,7 +61,7 @@ def test_steps_are_what_duckdb_computes(text: str, moments: list[datetime]) -> N
 
 
 @given(times(), st.sampled_from(["right", "left"]), st.integers(0, 30 * 3_600_000_000 - 1))
-def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> None:
+def test_proven_windows_hold_for_random_moments(text: str, closed: str, offset: int) -> None:
     job = spec(text, closed=closed)
     if not is_proven_per_window(job, HOURLY, time="left_at"):
         return
@@ -100,13 +100,15 @@ def test_a_proof_holds_for_every_moment(text: str, closed: str, offset: int) -> 
         ("max(date_trunc('hour', left_at)) + interval 1 hour", {}, False),
     ],
 )
-def test_only_what_can_be_proven_is(time: str, rules: dict[str, str], proven: bool) -> None:
+def test_is_proven_per_window_only_for_provable_queries(
+    time: str, rules: dict[str, str], proven: bool
+) -> None:
     if "sql" in rules:
         rules = {**rules, "sql": rules["sql"].format(time)}
     assert is_proven_per_window(spec(time, **rules), HOURLY, time="left_at") is proven
 
 
-def test_a_table_that_is_read_twice_may_mix_windows() -> None:
+def test_is_proven_per_window_self_join_is_false() -> None:
     joined = SQL.replace("from trips where", "from trips join trips as more using (zone) where")
     assert not is_proven_per_window(spec(sql=joined), HOURLY, time="left_at")
     assert is_proven_per_window(spec(sql=SQL), HOURLY, time="left_at")

@@ -23,7 +23,7 @@ WATCHED = plain(MonitorSpec("series"))
 
 
 @pytest.mark.slow
-def test_at_most_one_window_in_a_hundred_alarms_where_nothing_changed() -> None:
+def test_unchanged_windows_alarm_at_most_one_percent() -> None:
     judged = alarmed = 0
     for seed in range(2):
         days = {number: day(series(seed), number) for number in range(156)}
@@ -36,12 +36,12 @@ def test_at_most_one_window_in_a_hundred_alarms_where_nothing_changed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_nineteen_faults_in_twenty_are_found_within_two_windows(fault: str) -> None:
+def test_faults_are_detected_within_two_windows_95_percent(fault: str) -> None:
     found = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
     assert sum(found) >= 19
 
 
-def test_no_bound_is_above_what_its_distance_can_be() -> None:
+def test_drift_bounds_do_not_exceed_maximum_distance() -> None:
     few = replace(series(3), rows=4)
     days = {number: day(few, number) for number in range(57)}
     found = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
@@ -51,7 +51,7 @@ def test_no_bound_is_above_what_its_distance_can_be() -> None:
     assert not any(each.out for each in drift)
 
 
-def test_values_that_come_once_in_a_while_are_no_news() -> None:
+def test_occasional_values_are_not_out_of_bounds() -> None:
     rng = np.random.default_rng(0)
     weights = 1 / np.arange(1, 201)
     out = 0
@@ -65,9 +65,7 @@ def test_values_that_come_once_in_a_while_are_no_news() -> None:
 
 
 @pytest.mark.parametrize(("storm", "alarms"), [(0.0, True), (0.03, True), (0.06, False)])
-def test_two_days_like_a_storm_of_the_baselines_time_are_no_news(
-    storm: float, alarms: bool
-) -> None:
+def test_missing_values_as_in_baseline_peak_do_not_alarm(storm: float, alarms: bool) -> None:
     excess = {}
     for number in range(1, 57):
         share = 0.002 * (-1) ** number

@@ -44,7 +44,7 @@ def quiet(tmp_path: Path, clock: Clock) -> FeatureStore:
 # -- what is worth a message ----------------------------------------------------------------------
 
 
-def test_one_message_when_it_begins_one_when_it_ends_and_reminders_between(
+def test_alert_sent_at_begin_and_end_with_reminders(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     with web_server() as received:
@@ -67,7 +67,7 @@ def test_one_message_when_it_begins_one_when_it_ends_and_reminders_between(
     assert "no rows" in received.messages[0]["text"] or "0 rows" in received.messages[0]["text"]
 
 
-def test_forty_features_that_drift_at_once_are_one_message(
+def test_alert_combines_forty_drifting_features(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     wide = sales(DAYS - 20, 20)
@@ -90,7 +90,7 @@ def test_forty_features_that_drift_at_once_are_one_message(
     assert [number for number in range(40) if f"x{number} " not in told] == []
 
 
-def test_a_backfill_of_the_past_tells_nobody(
+def test_backfill_of_past_windows_sends_no_alert(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     with web_server() as received:
@@ -102,7 +102,7 @@ def test_a_backfill_of_the_past_tells_nobody(
     assert received.messages == []
 
 
-def test_a_failing_job_is_told_once_and_again_when_it_works(
+def test_failing_job_sends_alert_once_and_on_recovery(
     shop: FeatureStore, tmp_path: Path, clock: Clock
 ) -> None:
     file = tmp_path / "jobs.py"
@@ -131,7 +131,7 @@ def test_a_failing_job_is_told_once_and_again_when_it_works(
 
 
 @pytest.mark.parametrize("policy", ["strict", "warn"])
-def test_rows_that_fail_validation_are_told_whether_they_land_or_not(
+def test_validation_failures_send_alert_for_every_policy(
     shop: FeatureStore, tmp_path: Path, policy: str
 ) -> None:
     file = tmp_path / "jobs.py"
@@ -158,7 +158,7 @@ def test_rows_that_fail_validation_are_told_whether_they_land_or_not(
 # -- how it gets there ----------------------------------------------------------------------------
 
 
-def test_a_webhook_gets_json_with_a_text_and_its_secret(
+def test_webhook_receives_json_with_text_and_secret(
     quiet: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK", "t0ken")
@@ -174,7 +174,7 @@ def test_a_webhook_gets_json_with_a_text_and_its_secret(
 
 
 @pytest.mark.parametrize("behavior", ["fails", "elsewhere", "nobody"])
-def test_what_a_receiver_does_not_take_is_tried_again_later(
+def test_rejected_alert_is_sent_again_later(
     quiet: FeatureStore, clock: Clock, behavior: str
 ) -> None:
     with web_server() as received:
@@ -199,9 +199,7 @@ def test_what_a_receiver_does_not_take_is_tried_again_later(
     assert received.keys() == [each["id"] for each in received.messages]
 
 
-def test_a_receiver_that_hangs_holds_nobody_up_and_a_slow_one_is_waited_for(
-    quiet: FeatureStore,
-) -> None:
+def test_hanging_receiver_times_out_and_slow_receiver_succeeds(quiet: FeatureStore) -> None:
     with web_server() as received:
         quiet.add_alert_channel("ops", received.uri)
         put(quiet)
@@ -216,7 +214,7 @@ def test_a_receiver_that_hangs_holds_nobody_up_and_a_slow_one_is_waited_for(
         assert quiet.send_alerts() == 1
 
 
-def test_mail_goes_out_encrypted_and_is_tried_again_when_refused(
+def test_mail_alert_is_encrypted_and_retried_after_refusal(
     quiet: FeatureStore, tmp_path: Path, clock: Clock
 ) -> None:
     with mail_server(tmp_path) as (mails, port, certificate):
@@ -239,7 +237,7 @@ def test_mail_goes_out_encrypted_and_is_tried_again_when_refused(
     assert len(mails.envelopes) == 1
 
 
-def test_a_command_gets_the_message_and_no_shell(quiet: FeatureStore, tmp_path: Path) -> None:
+def test_command_channel_gets_message_without_shell(quiet: FeatureStore, tmp_path: Path) -> None:
     program = tmp_path / "tell it; touch owned"
     program.write_text(f"#!/bin/sh\ncat > {tmp_path}/told.json\n")
     program.chmod(0o755)
@@ -255,7 +253,7 @@ def test_a_command_gets_the_message_and_no_shell(quiet: FeatureStore, tmp_path: 
     assert "the command ended with 3" in [each.error for each in quiet.get_alerts()]
 
 
-def test_the_log_is_a_channel(quiet: FeatureStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_channel_writes_alerts(quiet: FeatureStore, caplog: pytest.LogCaptureFixture) -> None:
     quiet.add_alert_channel("ops", "log")
     put(quiet)
     with caplog.at_level(logging.INFO, logger="featurestore.alerts"):
@@ -266,7 +264,7 @@ def test_the_log_is_a_channel(quiet: FeatureStore, caplog: pytest.LogCaptureFixt
 # -- what a store from elsewhere may not do -------------------------------------------------------
 
 
-def test_a_channel_that_a_registry_brings_along_is_not_used(
+def test_channel_from_foreign_registry_is_not_used(
     quiet: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "steal"
@@ -308,7 +306,7 @@ def test_a_channel_that_a_registry_brings_along_is_not_used(
         ("log", "hunter2", "reference"),
     ],
 )
-def test_a_channel_that_cannot_be_is_refused_without_its_password(
+def test_add_alert_channel_invalid_raises_without_password(
     quiet: FeatureStore, uri: str, secret: str | None, words: str
 ) -> None:
     with pytest.raises(FeatureStoreError, match=words) as error:
@@ -317,7 +315,7 @@ def test_a_channel_that_cannot_be_is_refused_without_its_password(
     assert quiet.get_alert_channels() == []
 
 
-def test_a_job_that_tells_a_channel_which_nobody_added_is_refused(define: Define) -> None:
+def test_job_with_unknown_alert_channel_raises(define: Define) -> None:
     with pytest.raises(InvalidJob, match="channels"):
         define("alert='ops'")
 
@@ -333,7 +331,7 @@ store.send_alerts()
 """
 
 
-def test_a_message_is_delivered_once_though_its_sender_is_killed(quiet: FeatureStore) -> None:
+def test_alert_is_delivered_once_after_sender_kill(quiet: FeatureStore) -> None:
     with web_server() as received:
         quiet.add_alert_channel("ops", received.uri)
         for attempt in range(3):
@@ -369,9 +367,7 @@ def test_a_message_is_delivered_once_though_its_sender_is_killed(quiet: FeatureS
     assert received.keys() == [each["id"] for each in received.messages]
 
 
-def test_what_is_wrong_and_its_message_are_recorded_together_or_not_at_all(
-    quiet: FeatureStore,
-) -> None:
+def test_incident_and_alert_are_recorded_atomically(quiet: FeatureStore) -> None:
     from featurestore.alerts import incidents
 
     spec = JobSpec("watch", "monitor", "watch", "0 0 * * *", {}, "", alert=("ops",))

@@ -26,7 +26,7 @@ def with_weekends(first: int, days: int, *, as_on_weekends: bool = False) -> pa.
 
 
 @pytest.mark.parametrize("weekday", [True, False])
-def test_a_monday_like_a_sunday_is_found_where_windows_are_compared_by_weekday(
+def test_weekday_baseline_detects_monday_like_sunday(
     tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, weekday: bool
 ) -> None:
     shop.create_featuregroup(
@@ -47,7 +47,7 @@ def test_a_monday_like_a_sunday_is_found_where_windows_are_compared_by_weekday(
 
 
 @pytest.mark.parametrize("of", ["version", "training dataset"])
-def test_a_baseline_whose_statistics_were_not_counted_is_counted_when_it_is_needed(
+def test_baseline_statistics_are_computed_on_demand(
     tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, of: str
 ) -> None:
     shop.create_featuregroup(
@@ -71,7 +71,7 @@ def test_a_baseline_whose_statistics_were_not_counted_is_counted_when_it_is_need
     assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
 
 
-def test_a_baseline_without_rows_is_said(define: Define, shop: FeatureStore) -> None:
+def test_baseline_without_rows_leaves_monitor_learning(define: Define, shop: FeatureStore) -> None:
     shop.create_featuregroup(
         sales(0, 1).slice(0, 0), "sales", primary_key="id", event_time="at", version=2
     )

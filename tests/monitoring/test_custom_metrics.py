@@ -18,9 +18,7 @@ from tests.monitoring.conftest import A_DAY, DAY, DAYS, NOW, profiles, sales
 Define = Callable[..., str]
 
 
-def test_what_windows_keep_of_a_metric_is_together_that_of_all_their_rows(
-    shop: FeatureStore, define: Define
-) -> None:
+def test_custom_metric_parts_combine_to_whole_metric(shop: FeatureStore, define: Define) -> None:
     folder = profiles(shop.location)
     shutil.rmtree(folder)  # all is counted here
     define(

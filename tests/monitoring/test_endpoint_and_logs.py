@@ -37,7 +37,7 @@ def read(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
     return found
 
 
-def test_what_is_scraped_is_the_store_as_it_is_then(
+def test_metrics_endpoint_returns_current_state(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define()
@@ -56,9 +56,7 @@ def test_what_is_scraped_is_the_store_as_it_is_then(
         read(port)
 
 
-def test_a_scheduler_serves_its_metrics_and_logs_lines_of_json(
-    shop: FeatureStore, tmp_path: Path
-) -> None:
+def test_scheduler_serves_metrics_and_logs_json(shop: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(
         "import featurestore\n"
         "featurestore.sql_job('hourly', sql='select id, \"at\", late from sales', "
@@ -107,7 +105,7 @@ def logging_of_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("logging_of_before")
-def test_every_command_takes_the_format_of_logs(
+def test_commands_accept_log_format(
     shop: FeatureStore, define: Define, capfd: pytest.CaptureFixture[str]
 ) -> None:
     define()

@@ -42,7 +42,7 @@ def day_by_day(store: FeatureStore, clock: Clock, days: int) -> None:
         store.check_monitor("watch")
 
 
-def test_shift_that_lasts_stays_alarm(shifted: FeatureStore) -> None:
+def test_lasting_shift_stays_alarm(shifted: FeatureStore) -> None:
     assert states(shifted) == ["suspect"] + ["alarm"] * (SHIFTED - 1)
     alarms = shifted.get_monitor_history("watch")[0].alarms
     assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
@@ -66,9 +66,7 @@ def test_accepted_windows_judge_earlier_ones_as_before(shifted: FeatureStore) ->
     assert states(shifted) == before
 
 
-def test_one_accepted_window_joins_the_baseline(
-    shop: FeatureStore, define: Define, clock: Clock
-) -> None:
+def test_accepted_window_joins_baseline(shop: FeatureStore, define: Define, clock: Clock) -> None:
     define(LAST_14)
     shop.insert_into_featuregroup(sales(DAYS, 1, shift=3.0), "sales")
     shop.insert_into_featuregroup(sales(DAYS + 1, 1), "sales")
@@ -81,7 +79,7 @@ def test_one_accepted_window_joins_the_baseline(
         shop.accept_monitor("watch", window=NOW + DAY)
 
 
-def test_acceptance_without_anything_out_of_bounds_is_refused(
+def test_acceptance_without_findings_or_with_invalid_note_raises(
     shop: FeatureStore, define: Define
 ) -> None:
     define(LAST_14)
@@ -115,7 +113,7 @@ def test_incident_ends_when_values_return_for_confirm_windows(
         assert "back within bounds for 2 windows" in last["text"]
 
 
-def test_incident_ends_by_acceptance_and_says_by_whom(
+def test_incident_ends_by_acceptance_with_author(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     with web_server() as received:
@@ -158,9 +156,7 @@ def test_backfill_counts_windows_out_of_bounds(
     assert "newest window only" in note
 
 
-def test_slow_drift_is_found_by_the_anchor(
-    shop: FeatureStore, define: Define, clock: Clock
-) -> None:
+def test_slow_drift_is_detected_by_anchor(shop: FeatureStore, define: Define, clock: Clock) -> None:
     define("baseline=featurestore.baseline(last='7d'), drift={'psi': 0.2}, volume=None")
     for day in range(40):
         shop.insert_into_featuregroup(sales(DAYS + day, 1, shift=0.03 * day), "sales")
@@ -190,7 +186,7 @@ def test_fixed_baseline_is_replaced_by_accepted_windows(
     assert states(shop)[-2:] == ["ok", "ok"]
 
 
-def test_command_accepts_and_prints_the_new_baseline(shifted: FeatureStore) -> None:
+def test_accept_command_prints_new_baseline(shifted: FeatureStore) -> None:
     done = CliRunner().invoke(
         app, ["--location", shifted.location, "monitor", "accept", "watch", "--note", "prices"]
     )
@@ -205,7 +201,7 @@ def test_command_accepts_and_prints_the_new_baseline(shifted: FeatureStore) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["step", "ramp", "doubled nulls", "new categories"])
-def test_simulated_change_is_found_and_stays_in_alarm(kind: str) -> None:
+def test_simulated_change_is_detected_and_stays_alarm(kind: str) -> None:
     found, lasting = 0, 0.0
     for seed in range(5):
         of = source(kind, seed, 2_000)
@@ -219,7 +215,7 @@ def test_simulated_change_is_found_and_stays_in_alarm(kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_moving_baseline_that_takes_every_window_forgets_doubled_nulls() -> None:
+def test_moving_baseline_over_every_window_forgets_doubled_nulls() -> None:
     of = source("doubled nulls", 1, 2_000)
     days = [profile("doubled nulls", of, number) for number in range(END)]
     assert judge_all(watched_by(14), days, JUDGED)[-1].in_alarm

@@ -92,7 +92,7 @@ def days_later(store: FeatureStore, clock: Clock, days: int, **options: Any) -> 
     score(store, rows)
 
 
-def test_the_metrics_of_windows_are_those_of_their_predictions_and_labels(
+def test_model_metrics_equal_predictions_and_labels_of_windows(
     town: FeatureStore, watch: Watch
 ) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
@@ -123,7 +123,7 @@ def test_the_metrics_of_windows_are_those_of_their_predictions_and_labels(
     assert told == {name: pytest.approx(value, abs=1e-8) for name, value in expected.items()}
 
 
-def test_a_model_that_no_longer_fits_is_an_alarm_at_the_second_window_told_once(
+def test_degraded_model_alarms_once_at_second_window(
     town: FeatureStore, watch: Watch, clock: Clock
 ) -> None:
     with web_server() as received:
@@ -146,7 +146,7 @@ def test_a_model_that_no_longer_fits_is_an_alarm_at_the_second_window_told_once(
     assert ">auc<" in town.visualize_monitor("late_watch").to_html()
 
 
-def test_labels_count_only_as_they_were_known_when_a_window_was_looked_at(
+def test_labels_count_as_known_at_check_time(
     town: FeatureStore, watch: Watch, clock: Clock
 ) -> None:
     watch('metric="accuracy"')
@@ -165,7 +165,7 @@ def test_labels_count_only_as_they_were_known_when_a_window_was_looked_at(
     assert found.value == 1.0
 
 
-def test_what_was_predicted_when_the_label_was_known_is_no_prediction(
+def test_predictions_after_known_label_are_excluded(
     town: FeatureStore, watch: Watch, tmp_path: Path
 ) -> None:
     at = [LAST - DAY + number * timedelta(minutes=1) for number in range(4)]
@@ -194,7 +194,7 @@ def test_what_was_predicted_when_the_label_was_known_is_no_prediction(
     assert told == {"accuracy": 0.5, "labelled": 1.0}
 
 
-def test_labels_that_come_later_are_looked_at_again_and_only_within_their_time(
+def test_late_labels_are_rechecked_within_label_limit(
     town: FeatureStore, watch: Watch, clock: Clock
 ) -> None:
     rows = trips(DAYS, 1)
@@ -221,7 +221,7 @@ def test_labels_that_come_later_are_looked_at_again_and_only_within_their_time(
     assert found.value == 0.5
 
 
-def test_predictions_of_one_version_are_told_apart(
+def test_predictions_are_filtered_by_model_version(
     town: FeatureStore, watch: Watch, tmp_path: Path
 ) -> None:
     watch('metric="accuracy"')
@@ -240,7 +240,7 @@ def test_predictions_of_one_version_are_told_apart(
 # -- chance ---------------------------------------------------------------------------------------
 
 
-def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None:
+def test_auc_variance_equals_spread_of_window_aucs() -> None:
     rng = np.random.default_rng(0)
     estimates = [area_under_curve(counted(*drawn(rng, 200))) for _ in range(400)]
     spread = np.std([each.value for each in estimates])
@@ -249,7 +249,7 @@ def test_the_error_of_an_auc_is_how_far_aucs_of_such_windows_are_apart() -> None
 
 
 @pytest.mark.parametrize("name", ["auc", "accuracy", "mae"])
-def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(name: str) -> None:
+def test_model_alarms_ignore_noise_but_detect_change(name: str) -> None:
     rng = np.random.default_rng(7)
     model = MonitoredModel("m", None, "labels", None, "prediction", (name,))
     watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
@@ -269,9 +269,7 @@ def test_small_windows_do_not_alarm_by_chance_and_large_ones_find_the_change(nam
 
 
 @pytest.mark.parametrize("days_before", [0, 8])
-def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
-    days_before: int,
-) -> None:
+def test_metric_limits_allow_for_sampling_error(days_before: int) -> None:
     rng = np.random.default_rng(3)
     model = MonitoredModel("m", None, "labels", None, "prediction", ("auc",))
     limits = {"auc": (0.65, None)}
@@ -294,7 +292,7 @@ def test_limits_of_a_model_are_exceeded_by_more_than_chance_in_so_few_labels(
     assert all(each.low is not None and each.low < 0.65 and each.high is None for each in many)
 
 
-def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> None:
+def test_change_is_confirmed_only_by_earlier_windows() -> None:
     rng = np.random.default_rng(4)
     model = MonitoredModel("m", None, "labels", None, "prediction", ("auc",))
     watched = MonitorSpec("scores", baseline=Baseline(last=8 * DAY), model=model)
@@ -305,7 +303,7 @@ def test_a_change_is_confirmed_by_the_windows_before_it_and_not_by_itself() -> N
     assert metric_findings(watched, second, lambda _: [*before[1:], first])[0].out
 
 
-def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
+def test_merged_estimates_equal_estimate_of_all_rows() -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(5.0, 2.0, 1000)
     parts = np.split(values, [10, 300, 301])
@@ -341,13 +339,13 @@ def test_parts_of_windows_merge_into_what_all_their_rows_give() -> None:
         ({"baseline": featurestore.baseline(version=1)}, "must be rolling"),
     ],
 )
-def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_model_monitor_job_invalid_definition_raises(arguments: dict[str, Any], words: str) -> None:
     given = {"model": "late", "predictions": "scores", "labels": "outcomes", "metric": "auc"}
     with pytest.raises(FeatureStoreError, match="(?s)" + words):
         featurestore.model_monitor_job("w", **{"schedule": "0 0 * * *", **given, **arguments})
 
 
-def test_what_is_not_there_fails_the_look_and_says_what_there_is(
+def test_check_model_monitor_missing_inputs_raise_with_alternatives(
     town: FeatureStore, watch: Watch
 ) -> None:
     for arguments, words in (

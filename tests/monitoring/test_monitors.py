@@ -34,7 +34,7 @@ def go_on(shop: FeatureStore, clock: Clock, days: int, **faults: Any) -> None:
     clock.now = NOW + days * DAY
 
 
-def test_a_monitor_over_ten_weeks_is_one_call_and_finds_nothing_where_nothing_changed(
+def test_monitor_backfill_ten_unchanged_weeks_without_alarms(
     shop: FeatureStore, define: Define
 ) -> None:
     shutil.rmtree(profiles(shop.location))  # all is counted here
@@ -53,9 +53,7 @@ def test_a_monitor_over_ten_weeks_is_one_call_and_finds_nothing_where_nothing_ch
     assert shop.backfill_job("watch", START, NOW) == []
 
 
-def test_another_monitor_of_the_same_windows_reads_no_row_again(
-    shop: FeatureStore, define: Define
-) -> None:
+def test_second_monitor_of_same_windows_reuses_profiles(shop: FeatureStore, define: Define) -> None:
     folder = profiles(shop.location)
     shutil.rmtree(folder)
     define()
@@ -71,7 +69,7 @@ def test_another_monitor_of_the_same_windows_reads_no_row_again(
     ("fault", "kind", "subject"),
     [({"shift": 0.5}, "drift", "amount"), ({"null_share": 0.3}, "nulls", "amount")],
 )
-def test_a_change_is_an_alarm_at_its_second_window_and_ends_with_it(
+def test_change_alarms_at_second_window_until_it_ends(
     shop: FeatureStore,
     define: Define,
     clock: Clock,
@@ -91,7 +89,7 @@ def test_a_change_is_an_alarm_at_its_second_window_and_ends_with_it(
     assert shop.check_monitor("watch").ok
 
 
-def test_a_window_without_rows_is_an_alarm_at_once_and_no_error(
+def test_window_without_rows_alarms_immediately(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define('freshness={"event_time": "12h", "commit": "36h"}')
@@ -105,7 +103,7 @@ def test_a_window_without_rows_is_an_alarm_at_once_and_no_error(
     assert (aged.alarm, aged.value) == (True, pytest.approx(86_400 + 600))
 
 
-def test_half_the_rows_are_an_alarm_at_the_second_window(
+def test_halved_volume_alarms_at_second_window(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define()
@@ -115,7 +113,7 @@ def test_half_the_rows_are_an_alarm_at_the_second_window(
     assert [each.kind for each in shop.check_monitor("watch").alarms] == ["volume"]
 
 
-def test_windows_are_compared_with_the_split_that_a_model_was_trained_on(
+def test_windows_are_compared_with_training_split(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     frame = shop.get_features(["sales.amount", "sales.late"])
@@ -128,7 +126,7 @@ def test_windows_are_compared_with_the_split_that_a_model_was_trained_on(
 
 
 @pytest.mark.parametrize("arguments", ["version=1", "as_of=1"])
-def test_windows_are_compared_with_a_version(
+def test_windows_are_compared_with_group_version(
     shop: FeatureStore, define: Define, clock: Clock, arguments: str
 ) -> None:
     define(f"baseline=featurestore.baseline({arguments})")
@@ -136,9 +134,7 @@ def test_windows_are_compared_with_a_version(
     assert {each.subject for each in shop.check_monitor("watch").alarms} == {"amount"}
 
 
-def test_late_rows_change_what_a_window_is_said_to_hold(
-    shop: FeatureStore, define: Define, clock: Clock
-) -> None:
+def test_late_rows_update_window_profile(shop: FeatureStore, define: Define, clock: Clock) -> None:
     define()
     clock.now = NOW + DAY
     assert shop.check_monitor("watch").rows == 0
@@ -148,7 +144,7 @@ def test_late_rows_change_what_a_window_is_said_to_hold(
     assert shop.check_monitor("watch").rows == A_DAY
 
 
-def test_a_new_version_of_the_group_is_told_with_what_it_changed(
+def test_new_group_version_note_lists_column_changes(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define()
@@ -162,7 +158,7 @@ def test_a_new_version_of_the_group_is_told_with_what_it_changed(
     assert "amount (double) was removed" in told[0]
 
 
-def test_a_clock_that_is_set_back_makes_no_window_due_and_rows_of_the_future_are_said(
+def test_clock_set_back_makes_no_window_due(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define('freshness="1d"')
@@ -177,7 +173,7 @@ def test_a_clock_that_is_set_back_makes_no_window_due_and_rows_of_the_future_are
     assert (aged.value, aged.out) == (0.0, False)
 
 
-def test_a_group_without_event_time_is_watched_by_its_commits(
+def test_group_without_event_time_is_monitored_by_commits(
     tmp_path: Path, shop: FeatureStore, clock: Clock
 ) -> None:
     rows = {"plane": list(range(50)), "seats": [100 + number % 7 for number in range(50)]}
@@ -212,13 +208,13 @@ def test_a_group_without_event_time_is_watched_by_its_commits(
         ({"features": ["amount"], "alert": "Ops!"}, "alert channel"),
     ],
 )
-def test_a_definition_that_means_nothing_is_refused(arguments: dict[str, Any], words: str) -> None:
+def test_monitor_job_invalid_definition_raises(arguments: dict[str, Any], words: str) -> None:
     given = {"featuregroup": "sales", "schedule": "0 0 * * *", **arguments}
     with pytest.raises(FeatureStoreError, match="(?s)" + words):
         featurestore.monitor_job("watch", **given)
 
 
-def test_a_baseline_is_one_thing() -> None:
+def test_baseline_with_several_sources_raises() -> None:
     with pytest.raises(InvalidJob, match="one source"):
         featurestore.baseline(training_dataset="late_sales", last="28d")
 
@@ -231,7 +227,7 @@ def test_a_baseline_is_one_thing() -> None:
         ("metrics={'x': 'avg(amuont)'}", "amuont"),
     ],
 )
-def test_what_is_not_there_fails_the_look_and_says_what_there_is(
+def test_check_monitor_missing_inputs_raise_with_alternatives(
     define: Define, shop: FeatureStore, arguments: str, words: str
 ) -> None:
     define(arguments)
@@ -239,9 +235,7 @@ def test_what_is_not_there_fails_the_look_and_says_what_there_is(
         shop.check_monitor("watch")
 
 
-def test_a_baseline_without_a_feature_of_the_group_is_said(
-    define: Define, shop: FeatureStore
-) -> None:
+def test_baseline_without_features_of_group_raises(define: Define, shop: FeatureStore) -> None:
     other = pa.table({"n": [1.0, 2.0], "y": [0, 1]})
     shop.create_training_dataset(other, "other", label="y", shards=1, progress=False)
     define("baseline=featurestore.baseline(training_dataset='other')")
@@ -249,7 +243,7 @@ def test_a_baseline_without_a_feature_of_the_group_is_said(
         shop.check_monitor("watch")
 
 
-def test_a_metric_that_is_no_number_is_said(define: Define, shop: FeatureStore) -> None:
+def test_non_numeric_metric_raises(define: Define, shop: FeatureStore) -> None:
     define("metrics={'x': 'max(shop)'}")
     with pytest.raises(JobFailed, match="x"):
         shop.check_monitor("watch")
@@ -259,13 +253,13 @@ def test_a_metric_that_is_no_number_is_said(define: Define, shop: FeatureStore) 
         )
 
 
-def test_a_job_that_is_no_monitor_is_named_as_such(define: Define, shop: FeatureStore) -> None:
+def test_check_monitor_other_job_raises_jobnotfound(define: Define, shop: FeatureStore) -> None:
     define()
     with pytest.raises(JobNotFound, match="watch"):
         shop.check_monitor("wacth")
 
 
-def test_the_command_line_exits_with_1_when_something_is_out_of_bounds(
+def test_monitor_check_command_exits_1_on_alarm(
     shop: FeatureStore, define: Define, clock: Clock
 ) -> None:
     define()

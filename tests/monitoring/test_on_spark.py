@@ -35,7 +35,7 @@ def checked(folder: Path, engine: str) -> MonitorReport:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_a_check_gives_the_same_report_on_spark(tmp_path: Path, clock: Clock) -> None:
+def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: Clock) -> None:
     clock.now = START + 16 * DAY
     embedded, cluster = checked(tmp_path, "duckdb"), checked(tmp_path, "spark")
     assert {(each.kind, each.subject) for each in cluster.alarms} == {("drift", "amount")}
@@ -79,7 +79,7 @@ def measured(folder: Path, engine: str) -> Metrics:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark", "clock")
-def test_a_model_is_measured_on_spark_as_on_the_embedded_engine(tmp_path: Path) -> None:
+def test_model_monitor_on_spark_equals_embedded_engine(tmp_path: Path) -> None:
     embedded, cluster = measured(tmp_path, "duckdb"), measured(tmp_path, "spark")
     assert embedded.values.keys() == {*MODEL_MEASURES, "n", "labelled"}
     assert 0.7 < (embedded.values["labelled"] or 0) < 0.9

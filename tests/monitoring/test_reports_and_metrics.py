@@ -47,7 +47,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_shows_the_worst_feature_first_beside_its_baseline(
+def test_monitor_page_shows_worst_feature_first(
     shop: FeatureStore, define: Define, clock: Clock, tmp_path: Path
 ) -> None:
     define('metrics={"late_share": "avg(late)"}')
@@ -72,7 +72,7 @@ def test_the_page_shows_the_worst_feature_first_beside_its_baseline(
     assert (tmp_path / "b.html").read_text() == text
 
 
-def test_a_page_of_two_hundred_features_is_read_from_its_top() -> None:
+def test_monitor_page_of_200_features_fits_layout() -> None:
     window = Window(START, START + DAY)
     findings = [Finding("freshness", "event time", "age", 2820.0, None, 86400.0)]
     for number in range(200):
@@ -98,7 +98,7 @@ def test_a_page_of_two_hundred_features_is_read_from_its_top() -> None:
     assert len(text) < 2_000_000
 
 
-def test_texts_of_a_page_are_no_html() -> None:
+def test_monitor_page_escapes_html() -> None:
     evil = "<script>alert(1)</script>"
     window = Window(START, START + DAY)
     report = MonitorReport(
@@ -115,15 +115,13 @@ def test_texts_of_a_page_are_no_html() -> None:
     assert evil not in MonitorPage(report, (report,)).to_html()
 
 
-def test_a_monitor_that_has_not_looked_has_no_page(shop: FeatureStore, define: Define) -> None:
+def test_visualize_monitor_without_check_raises(shop: FeatureStore, define: Define) -> None:
     define()
     with pytest.raises(InvalidArgument, match="check_monitor"):
         shop.visualize_monitor("watch")
 
 
-def test_prometheus_reads_the_numbers_of_a_store(
-    shop: FeatureStore, define: Define, clock: Clock
-) -> None:
+def test_prometheus_parses_store_metrics(shop: FeatureStore, define: Define, clock: Clock) -> None:
     define()
     clock.now = NOW + DAY
     shop.check_monitor("watch")
@@ -140,7 +138,7 @@ def test_prometheus_reads_the_numbers_of_a_store(
     assert 'featurestore_featuregroup_rows{featuregroup="sales"}' in result.output
 
 
-def test_no_metric_has_more_labels_than_the_bound_however_much_is_named(
+def test_metric_label_count_is_bounded(
     shop: FeatureStore, define: Define, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(5):
@@ -169,7 +167,7 @@ def test_no_metric_has_more_labels_than_the_bound_however_much_is_named(
     assert {label for _, label in values} == {*named, "state", "kind", "metric"}
 
 
-def test_a_dataset_says_which_of_its_sources_changed_and_how(tmp_path: Path) -> None:
+def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store", engine="duckdb")
     rows = sales(0, 10)
     store.create_featuregroup(rows, "sales", primary_key="id", event_time="at")

@@ -22,7 +22,7 @@ def resolved(reference: str) -> str:
     return resolve_secret(parsed, location="/store", name="ops", uri="https://hooks")
 
 
-def test_a_secret_is_read_where_its_reference_says(
+def test_secret_is_resolved_from_environment_or_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK", "from the environment")
@@ -32,7 +32,7 @@ def test_a_secret_is_read_where_its_reference_says(
 
 
 @pytest.mark.parametrize("given", ["hunter2", "env:", "env:A B", "file:", "vault:x", ""])
-def test_what_is_no_reference_is_refused_and_not_repeated(given: str) -> None:
+def test_parse_secret_invalid_reference_raises_without_value(given: str) -> None:
     with pytest.raises(InvalidArgument) as error:
         parse_secret(given)
     assert "hunter2" not in str(error.value)
@@ -40,12 +40,12 @@ def test_what_is_no_reference_is_refused_and_not_repeated(given: str) -> None:
 
 
 @pytest.mark.parametrize("reference", ["env:NOT_THERE_AT_ALL", "file:/no/such/file"])
-def test_a_secret_that_is_not_there_is_named_by_its_reference(reference: str) -> None:
+def test_missing_secret_error_contains_reference(reference: str) -> None:
     with pytest.raises(ConfigurationError, match=reference):
         resolved(reference)
 
 
-def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
+def test_secret_from_empty_file_raises(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigurationError, match="empty"):
         resolved(f"file:{tmp_path}/empty")
@@ -60,7 +60,7 @@ def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
         {"reference": "env:AWS_SECRET_ACCESS_KEY"},
     ],
 )
-def test_a_store_gets_a_secret_only_for_what_was_registered_here(
+def test_resolve_secret_for_unregistered_target_raises(
     asks: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOOK", "hunter2")

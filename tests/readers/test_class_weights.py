@@ -57,7 +57,7 @@ CASES = {
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("case", CASES)
-def test_balanced_weights_are_keyed_by_what_readers_yield(
+def test_balanced_class_weights_use_keys_of_reader_values(
     duckdb_store: FeatureStore, case: str, data_format: str
 ) -> None:
     label, arguments, classes = CASES[case]
@@ -76,7 +76,7 @@ def test_balanced_weights_are_keyed_by_what_readers_yield(
         assert total == pytest.approx(ROWS, rel=1e-5)  # balanced weights have the mean 1
 
 
-def test_class_weights_multiply_a_weight_column(duckdb_store: FeatureStore) -> None:
+def test_class_weights_multiply_weight_column(duckdb_store: FeatureStore) -> None:
     dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)), weight="w")
     plain = dataset.reader("train", global_batch_size=16, remainder="pad", shuffle=False)
     weighed = dataset.reader(
@@ -87,7 +87,7 @@ def test_class_weights_multiply_a_weight_column(duckdb_store: FeatureStore) -> N
         np.testing.assert_allclose(after["w"], expected, rtol=1e-6)
 
 
-def test_state_of_a_reader_with_class_weights_resumes(duckdb_store: FeatureStore) -> None:
+def test_reader_with_class_weights_resumes_state(duckdb_store: FeatureStore) -> None:
     dataset = dataset_of(duckdb_store, pa.array(of_two("no", "yes")))
     reader = dataset.reader(
         "train", global_batch_size=8, columns=["x", "y"], class_weights={"no": 1, "yes": 4}
@@ -99,7 +99,7 @@ def test_state_of_a_reader_with_class_weights_resumes(duckdb_store: FeatureStore
     assert set(batch["sample_weight"].tolist()) <= {1.0, 4.0}
 
 
-def test_rows_without_a_label_weigh_nothing_and_do_not_count(duckdb_store: FeatureStore) -> None:
+def test_class_weights_ignore_rows_without_label(duckdb_store: FeatureStore) -> None:
     label = of_two(0, 1)
     label[1] = label[2] = None
     dataset = dataset_of(duckdb_store, pa.array(label, pa.int64()))
@@ -113,7 +113,7 @@ def test_rows_without_a_label_weigh_nothing_and_do_not_count(duckdb_store: Featu
     assert (~batch["y_present"]).sum() == 2
 
 
-def test_weights_by_hand_are_checked(duckdb_store: FeatureStore) -> None:
+def test_class_weights_explicit_mapping_is_validated(duckdb_store: FeatureStore) -> None:
     dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)))
     for wrong, text in (
         ({0: 1.0, 1: -1.0}, "is not a weight"),
@@ -129,7 +129,7 @@ def test_weights_by_hand_are_checked(duckdb_store: FeatureStore) -> None:
         list(reader.batches())
 
 
-def test_label_with_many_values_has_no_balanced_weights(duckdb_store: FeatureStore) -> None:
+def test_balanced_class_weights_many_label_values_raise(duckdb_store: FeatureStore) -> None:
     label = pa.array(np.random.default_rng(0).normal(size=ROWS))
     dataset = dataset_of(duckdb_store, label)
     many = pa.table({"id": range(5000), "x": np.zeros(5000), "y": np.arange(5000) / 7})
@@ -154,7 +154,7 @@ def test_label_with_many_values_has_no_balanced_weights(duckdb_store: FeatureSto
         ((0.5, 1.5), 2.5, False),
     ],
 )
-def test_class_that_only_another_split_has_is_warned_of(
+def test_class_only_in_other_split_warns(
     duckdb_store: FeatureStore, common: tuple[Any, Any], late: Any, warns: bool
 ) -> None:
     times = pd.date_range("2024-01-01", periods=ROWS, freq="D", tz="UTC")
@@ -173,7 +173,7 @@ def test_class_that_only_another_split_has_is_warned_of(
     assert any("classes in split 'test'" in message for message in messages) == warns, messages
 
 
-def test_nan_labels_are_warned_of(duckdb_store: FeatureStore) -> None:
+def test_nan_labels_warn(duckdb_store: FeatureStore) -> None:
     label = of_two(0.0, 1.0)
     label[3] = float("nan")
     with pytest.warns(DataWarning, match="is NaN in 1 rows"):
@@ -184,7 +184,7 @@ def test_nan_labels_are_warned_of(duckdb_store: FeatureStore) -> None:
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_fit_takes_class_weights_of_every_kind_of_label(
+def test_fit_applies_class_weights_for_all_label_kinds(
     duckdb_store: FeatureStore, tmp_path: Path, case: str, library: str
 ) -> None:
     pytest.importorskip("tensorflow")

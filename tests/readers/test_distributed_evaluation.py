@@ -127,7 +127,7 @@ FITTED = ["multiworker", "mirrored", "none"]
 
 @pytest.mark.parametrize("kind", [*FITTED, "servers"])
 @pytest.mark.parametrize("name", ["plain", "weighed", "two_labels"])
-def test_evaluate_gives_figures_over_every_row_once(
+def test_distributed_evaluate_counts_every_row_once(
     results: dict[str, list[dict[str, Any]]], kind: str, name: str
 ) -> None:
     for worker in results[kind]:
@@ -138,7 +138,7 @@ def test_evaluate_gives_figures_over_every_row_once(
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_evaluate_of_keras_3_gives_figures_over_every_row_once(
+def test_distributed_evaluate_keras_3_counts_every_row_once(
     results: dict[str, list[dict[str, Any]]], kind: str
 ) -> None:
     for worker in results[kind]:
@@ -149,7 +149,7 @@ def test_evaluate_of_keras_3_gives_figures_over_every_row_once(
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_fit_reports_validation_and_weighed_loss_over_real_rows(
+def test_distributed_fit_validation_and_weighted_loss_exclude_padding(
     results: dict[str, list[dict[str, Any]]], kind: str
 ) -> None:
     for worker in results[kind]:
@@ -164,7 +164,7 @@ def test_fit_reports_validation_and_weighed_loss_over_real_rows(
 
 @pytest.mark.parametrize("kind", FITTED)
 @pytest.mark.parametrize("way", ["checkpoint", "keras"])
-def test_validation_data_of_a_padded_reader_counts_real_rows(
+def test_distributed_validation_data_with_padding_counts_real_rows(
     results: dict[str, list[dict[str, Any]]], kind: str, way: str
 ) -> None:
     for worker in results[kind]:
@@ -182,7 +182,7 @@ def test_validation_data_of_a_padded_reader_counts_real_rows(
 
 
 @pytest.mark.parametrize("kind", FITTED)
-def test_model_evaluate_and_a_custom_loop_count_real_rows_of_a_padded_reader(
+def test_model_evaluate_and_custom_loop_exclude_padding(
     results: dict[str, list[dict[str, Any]]], kind: str
 ) -> None:
     for worker in results[kind]:
@@ -194,7 +194,7 @@ def test_model_evaluate_and_a_custom_loop_count_real_rows_of_a_padded_reader(
         assert outputs["loop"] == pytest.approx(loop, rel=1e-5)
 
 
-def test_class_weights_give_the_same_loss_on_any_number_of_replicas(
+def test_class_weights_loss_independent_of_replica_count(
     results: dict[str, list[dict[str, Any]]],
 ) -> None:
     losses = [worker["fit"]["history"]["loss"] for kind in FITTED for worker in results[kind]]
@@ -203,9 +203,7 @@ def test_class_weights_give_the_same_loss_on_any_number_of_replicas(
     assert all(np.isfinite(losses).ravel())
 
 
-def test_datasets_of_which_keras_would_read_a_part_are_refused(
-    results: dict[str, list[dict[str, Any]]],
-) -> None:
+def test_datasets_partly_read_by_keras_raise(results: dict[str, list[dict[str, Any]]]) -> None:
     for worker in results["multiworker"]:
         assert "one of 2 workers" in worker["refusal"]
         assert "reader.distribute(strategy)" in worker["refusal"]

@@ -162,14 +162,14 @@ def assert_close(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "workers", [3, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
 )
-def test_a_custom_loop_sees_the_same_global_batches_with_any_number_of_workers(
+def test_custom_loop_global_batches_independent_of_worker_count(
     fork_server: ForkServer, tfrecord: Example, reader: Reader, tmp_path: Path, workers: int
 ) -> None:
     run = Run(fork_server, "custom", tfrecord.path, tmp_path, workers=workers).finish()
     assert run.global_batches() == expected_batches(reader)
 
 
-def test_keras_fit_sees_the_same_global_batches_and_equal_weights_on_both_workers(
+def test_keras_fit_two_workers_same_batches_and_equal_weights(
     uninterrupted: Run, reader: Reader
 ) -> None:
     assert uninterrupted.global_batches() == expected_batches(reader)
@@ -177,7 +177,7 @@ def test_keras_fit_sees_the_same_global_batches_and_equal_weights_on_both_worker
     assert first == second
 
 
-def test_keras_fit_of_one_worker_ends_where_two_do(
+def test_keras_fit_one_worker_matches_two_workers(
     fork_server: ForkServer, tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
 ) -> None:
     alone = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=1).finish()
@@ -185,7 +185,7 @@ def test_keras_fit_of_one_worker_ends_where_two_do(
     assert_close(alone.weights()[0], uninterrupted.weights()[0])
 
 
-def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_rows(
+def test_killed_run_resumes_exactly_and_with_other_worker_count(
     fork_server: ForkServer, tfrecord: Example, reader: Reader, uninterrupted: Run, tmp_path: Path
 ) -> None:
     killed = Run(fork_server, "keras", tfrecord.path, tmp_path / "killed", workers=2)
@@ -209,7 +209,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_with_other_workers_on_the_same_row
             assert_close(resumed.weights()[0], uninterrupted.weights()[0])
 
 
-def test_a_worker_that_stops_is_reported_with_every_workers_step(
+def test_stopped_worker_report_contains_steps_of_all_workers(
     fork_server: ForkServer, tfrecord: Example, tmp_path: Path
 ) -> None:
     run = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=2, sleepers={1: 5})
@@ -227,7 +227,7 @@ def test_a_worker_that_stops_is_reported_with_every_workers_step(
     assert re.search(r"worker 1: epoch \d+, step \d+, \d+ s ago", log)
 
 
-def test_replicas_of_one_worker_get_consecutive_parts_of_its_batch(
+def test_replicas_get_consecutive_parts_of_worker_batch(
     fork_server: ForkServer, tfrecord: Example, reader: Reader, tmp_path: Path
 ) -> None:
     program = tmp_path / "replicas.py"

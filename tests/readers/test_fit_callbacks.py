@@ -83,7 +83,7 @@ def store(duckdb_store: FeatureStore) -> FeatureStore:
     return duckdb_store
 
 
-def test_callbacks_go_on_from_a_checkpoint_in_the_middle_of_an_epoch(
+def test_fit_callbacks_resume_from_mid_epoch_checkpoint(
     store: FeatureStore, tmp_path: Path
 ) -> None:
     whole = training(store, tmp_path / "whole", cut_at=None)
@@ -101,7 +101,7 @@ def test_callbacks_go_on_from_a_checkpoint_in_the_middle_of_an_epoch(
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_fit_under_a_strategy_reads_the_rows_after_the_checkpoint(
+def test_fit_under_strategy_resumes_after_checkpoint(
     store: FeatureStore, tmp_path: Path, library: str
 ) -> None:
     tf = pytest.importorskip("tensorflow")
@@ -125,7 +125,7 @@ def test_fit_under_a_strategy_reads_the_rows_after_the_checkpoint(
     assert history["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_training_that_stopped_early_stays_stopped(store: FeatureStore, tmp_path: Path) -> None:
+def test_fit_after_early_stopping_trains_no_further(store: FeatureStore, tmp_path: Path) -> None:
     first = training(store, tmp_path / "run", cut_at=None)
     assert 0 < first["stopped"] < EPOCHS - 1
     again = training(store, tmp_path / "run", cut_at=1)  # no step is made

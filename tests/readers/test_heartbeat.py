@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-def test_the_report_names_the_worker_that_the_others_wait_for(tmp_path: Path) -> None:
+def test_heartbeat_report_marks_slowest_worker(tmp_path: Path) -> None:
     clock = Clock()
     beats = [Heartbeat(tmp_path, worker=w, workers=3, timeout=60, clock=clock) for w in range(3)]
     for worker, step in ((0, 8), (1, 7), (2, 8)):
@@ -52,7 +52,9 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("content", UNREADABLE)
-def test_a_step_that_cannot_be_read_hides_no_other(tmp_path: Path, content: bytes | None) -> None:
+def test_heartbeat_report_tolerates_unreadable_step_file(
+    tmp_path: Path, content: bytes | None
+) -> None:
     """What a watchdog cannot read must not end it: then nobody would report the stall."""
     clock = Clock()
     beat = Heartbeat(tmp_path, worker=0, workers=2, timeout=5, clock=clock)
@@ -69,7 +71,7 @@ def test_a_step_that_cannot_be_read_hides_no_other(tmp_path: Path, content: byte
     assert "worker 1: no step yet" in report
 
 
-def test_a_worker_that_never_started_is_named(tmp_path: Path) -> None:
+def test_heartbeat_report_contains_worker_without_steps(tmp_path: Path) -> None:
     clock = Clock()
     beat = Heartbeat(tmp_path, worker=0, workers=2, timeout=5, clock=clock)
     beat.beat(0, 1)
@@ -78,7 +80,7 @@ def test_a_worker_that_never_started_is_named(tmp_path: Path) -> None:
     assert "worker 1: no step yet  <- the others wait for it" in str(beat.stalled())
 
 
-def test_the_last_step_is_written_while_steps_go_on_and_at_the_end(tmp_path: Path) -> None:
+def test_heartbeat_writes_last_step_periodically_and_on_exit(tmp_path: Path) -> None:
     with Heartbeat(tmp_path, timeout=60) as beat:
         beat.beat(0, 1)
         end = time.monotonic() + 60
@@ -90,7 +92,7 @@ def test_the_last_step_is_written_while_steps_go_on_and_at_the_end(tmp_path: Pat
     assert json.loads((tmp_path / "worker-00000.json").read_text())["epoch"] == 0
 
 
-def test_the_last_step_of_a_killed_process_is_reported(tmp_path: Path) -> None:
+def test_heartbeat_report_contains_last_step_of_killed_process(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from featurestore.readers.heartbeat import Heartbeat\n"
@@ -109,7 +111,7 @@ def test_the_last_step_of_a_killed_process_is_reported(tmp_path: Path) -> None:
         assert "worker 1: epoch 2, step 7, " in report
 
 
-def test_a_heartbeat_that_cannot_be_written_stops_no_training(
+def test_heartbeat_unwritable_file_does_not_stop_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "steps").write_text("not a directory")
@@ -119,7 +121,7 @@ def test_a_heartbeat_that_cannot_be_written_stops_no_training(
     assert caplog.text.count("cannot be written") == 1
 
 
-def test_a_stall_that_is_only_reported_raises_at_the_next_step(
+def test_heartbeat_reported_stall_raises_at_next_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with (
@@ -139,7 +141,7 @@ def beat_until_it_raises(beat: Heartbeat) -> None:
         beat.beat(0, 2)
 
 
-def test_a_run_that_fails_says_where_every_worker_was(
+def test_heartbeat_failed_run_logs_step_of_every_worker(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def run() -> None:
@@ -157,7 +159,7 @@ def test_a_run_that_fails_says_where_every_worker_was(
     assert "worker 1: epoch 0, step 4" in caplog.text
 
 
-def test_a_stalled_process_reports_and_ends(tmp_path: Path) -> None:
+def test_heartbeat_stalled_process_reports_and_exits(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from featurestore.readers.heartbeat import Heartbeat\n"

@@ -73,7 +73,7 @@ def all_rows(dataset: TrainingDataset) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
-def test_evaluate_weighs_losses_of_outputs_by_rows(
+def test_evaluate_weights_output_losses_by_rows(
     dataset: TrainingDataset, name: str, remainder: str
 ) -> None:
     model = model_of(name)
@@ -83,7 +83,7 @@ def test_evaluate_weighs_losses_of_outputs_by_rows(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 @pytest.mark.parametrize("per_execution", [1, 2])
-def test_losses_of_padded_epochs_and_their_parts_are_over_real_rows(
+def test_padded_epoch_losses_count_real_rows_only(
     dataset: TrainingDataset, tmp_path: Path, name: str, per_execution: int
 ) -> None:
     from featurestore.experiments.strategies import report_callback
@@ -111,7 +111,7 @@ def test_losses_of_padded_epochs_and_their_parts_are_over_real_rows(
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_model_with_penalties_of_activities_is_fitted_over_padding(
+def test_fit_with_activity_penalties_over_padding(
     dataset: TrainingDataset, tmp_path: Path, name: str
 ) -> None:
     model = model_of(name, activities="l2")
@@ -123,7 +123,7 @@ def test_model_with_penalties_of_activities_is_fitted_over_padding(
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_loss_with_sums_over_batches_is_left_as_it_is(
+def test_batch_sum_losses_are_not_adjusted_for_padding(
     dataset: TrainingDataset, tmp_path: Path, name: str
 ) -> None:
     keras: Any = import_module(name)

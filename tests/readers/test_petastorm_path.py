@@ -22,7 +22,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_petastorms_reader_shares_all_rows_equally(dataset: Example, workers: int) -> None:
+def test_petastorm_reader_shares_rows_equally_between_workers(
+    dataset: Example, workers: int
+) -> None:
     shares = []
     for worker in range(workers):
         opened = TrainingDataset.open(dataset.path)
@@ -34,7 +36,7 @@ def test_petastorms_reader_shares_all_rows_equally(dataset: Example, workers: in
     assert max(map(len, shares)) - min(map(len, shares)) <= 24 * 5 // workers
 
 
-def test_workers_that_do_not_divide_the_row_groups_are_refused(dataset: Example) -> None:
+def test_petastorm_reader_indivisible_row_groups_raise(dataset: Example) -> None:
     with pytest.raises(
         ReaderConfigError,
         match="120 row groups of split 'train' can be divided among 1, 2, 3, 4, 5, 6, 8",
@@ -42,14 +44,12 @@ def test_workers_that_do_not_divide_the_row_groups_are_refused(dataset: Example)
         TrainingDataset.open(dataset.path).petastorm_reader("train", worker=0, workers=7)
 
 
-def test_other_formats_have_no_reader_of_their_own(tfrecord: Example) -> None:
+def test_petastorm_reader_of_other_format_raises(tfrecord: Example) -> None:
     with pytest.raises(InvalidArgument, match="tfrecord"):
         TrainingDataset.open(tfrecord.path).petastorm_reader("train")
 
 
-def test_our_reader_reads_petastorm_files_without_petastorm(
-    dataset: Example, tmp_path: Path
-) -> None:
+def test_reader_reads_petastorm_files_without_petastorm(dataset: Example, tmp_path: Path) -> None:
     (tmp_path / "petastorm.py").write_text("raise ImportError('not installed')")
     program = (
         "import sys\n"

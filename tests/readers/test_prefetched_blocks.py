@@ -32,7 +32,7 @@ class Server:
         return [rows[position : position + 1] for position in range(len(keys))]
 
 
-def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_room() -> None:
+def test_prefetched_blocks_use_few_requests_within_room() -> None:
     server, random = Server(), np.random.default_rng(5)
     room = PrefetchLimits(unread_blocks=120, read_blocks=45, request_blocks=16, gap_blocks=4)
     blocks = PrefetchedBlocks(server, room)
@@ -52,7 +52,7 @@ def test_blocks_that_are_read_in_any_order_come_in_few_requests_within_their_roo
     assert sum(len(request) for request in server.requests) < 3 * BLOCKS
 
 
-def test_a_block_that_failed_is_asked_for_again() -> None:
+def test_failed_block_is_requested_again() -> None:
     server = Server()
     blocks = PrefetchedBlocks(
         server, PrefetchLimits(unread_blocks=8, read_blocks=8, request_blocks=4, gap_blocks=0)
@@ -65,7 +65,7 @@ def test_a_block_that_failed_is_asked_for_again() -> None:
     assert [each.result().tolist() for each in blocks.get([3, 4])] == [[[0, 3]], [[0, 4]]]
 
 
-def test_what_a_reader_that_is_gone_expected_is_not_fetched() -> None:
+def test_blocks_of_closed_reader_are_not_fetched() -> None:
     going_on = threading.Event()
     asked = []
 

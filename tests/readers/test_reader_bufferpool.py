@@ -21,7 +21,7 @@ from tests.readers.datasets import make_dataset
 COLUMNS = 10
 
 
-def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
+def test_buffer_is_reused_after_last_view_is_released() -> None:
     memory = BufferPool()
 
     def borrow(purpose: str) -> npt.NDArray[np.float32]:
@@ -41,7 +41,7 @@ def test_memory_is_lent_again_when_no_view_of_it_is_left() -> None:
     assert other.ctypes.data not in (place, second.ctypes.data)
 
 
-def test_memory_of_many_arrays_is_all_lent_again_and_stays_in_its_process() -> None:
+def test_buffers_of_many_arrays_are_reused_and_not_pickled() -> None:
     memory = BufferPool(None)
     wanted = [((100,), np.dtype(np.uint8))]
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_memory_of_many_arrays_is_all_lent_again_and_stays_in_its_process() -> N
     assert len(pickle.dumps(memory)) < 200
 
 
-def test_arrays_that_are_lent_together_come_back_together() -> None:
+def test_buffers_borrowed_together_are_returned_together() -> None:
     memory, wanted = (
         BufferPool(),
         [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))],
@@ -71,7 +71,7 @@ def test_arrays_that_are_lent_together_come_back_together() -> None:
 
 
 @pytest.mark.tensorflow
-def test_batches_that_are_kept_stay_what_they_were(tfrecord: Example) -> None:
+def test_kept_batches_are_not_overwritten(tfrecord: Example) -> None:
     pytest.importorskip("tensorflow")
     reader = open_reader(
         tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, seed=2
@@ -107,7 +107,7 @@ def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_memory_does_not_grow_with_the_dataset(
+def test_reader_memory_independent_of_dataset_size(
     data_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_RANGE_ROWS", 1024)

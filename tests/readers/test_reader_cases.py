@@ -81,7 +81,7 @@ def write(directory: str, case: dict[str, Any]) -> Manifest:
 
 @given(cases(), st.integers(0, 3), st.data())
 @settings(max_examples=62, deadline=None)
-def test_any_dataset_is_read_in_equal_steps_exactly_once_by_workers_that_may_change(
+def test_random_cases_read_rows_once_with_changing_workers(
     case: dict[str, Any], epoch: int, data: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -50,7 +50,7 @@ def expected_batch(example: Example, reader: Reader, rows: list[int]) -> dict[st
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_batches_hold_the_rows_that_the_order_names(
+def test_batches_contain_rows_of_reader_order(
     example: Example,
     size: int,
     lanes: int | None,
@@ -87,7 +87,7 @@ def test_batches_hold_the_rows_that_the_order_names(
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
-def test_padding_reads_every_row_once_over_all_workers(example: Example, workers: int) -> None:
+def test_remainder_pad_reads_rows_once_over_all_workers(example: Example, workers: int) -> None:
     reader = open_example(example, remainder="pad")
     seen = []
     for worker in range(workers):
@@ -99,7 +99,7 @@ def test_padding_reads_every_row_once_over_all_workers(example: Example, workers
     assert sorted(seen) == list(range(ROWS))
 
 
-def test_features_and_labels_are_read_unless_columns_are_named(example: Example) -> None:
+def test_default_columns_are_features_and_labels(example: Example) -> None:
     names = list(next(open_example(example).batches()))
     assert names == [name for name in example.table.column_names if name != "small"]
     batch = next(open_example(example, columns=["small", "vector"]).batches())
@@ -109,7 +109,7 @@ def test_features_and_labels_are_read_unless_columns_are_named(example: Example)
     }
 
 
-def test_all_formats_give_the_same_batches(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_all_formats_give_same_batches(tmp_path_factory: pytest.TempPathFactory) -> None:
     from tests.readers.conftest import KINDS, make_example
 
     streams = []
@@ -125,7 +125,7 @@ def test_all_formats_give_the_same_batches(tmp_path_factory: pytest.TempPathFact
                 assert batches[0][name].tolist() == other[name].tolist()
 
 
-def test_an_iterator_that_is_left_early_stops_its_threads(tfrecord: Example) -> None:
+def test_abandoned_batch_iterator_stops_threads(tfrecord: Example) -> None:
     import threading
 
     batches = open_example(tfrecord, global_batch_size=1, lanes=1).batches()
@@ -135,7 +135,7 @@ def test_an_iterator_that_is_left_early_stops_its_threads(tfrecord: Example) -> 
     assert not [name for name in names if name.startswith("featurestore-reader")]
 
 
-def test_wrong_workers_and_steps_are_refused_before_the_first_batch(tfrecord: Example) -> None:
+def test_invalid_workers_and_steps_raise_before_first_batch(tfrecord: Example) -> None:
     reader = open_example(tfrecord)
     with pytest.raises(ReaderConfigError, match="5 workers cannot share 12 lanes"):
         reader.batches(worker=0, workers=5)

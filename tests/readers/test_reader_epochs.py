@@ -30,7 +30,7 @@ def rows_of_epoch(reader: Reader, epoch: int, **worker: int) -> list[list[int]]:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("epochs", [1, 2])
-def test_iterating_again_reads_the_next_epochs(example: Example, epochs: int) -> None:
+def test_repeated_iteration_reads_next_epochs(example: Example, epochs: int) -> None:
     pytest.importorskip("tensorflow")
     reader = open_example(example, seed=4)
     dataset = reader.tf_dataset(epochs, start_epoch=5)
@@ -43,9 +43,7 @@ def test_iterating_again_reads_the_next_epochs(example: Example, epochs: int) ->
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
-def test_fitting_three_epochs_sees_three_orders_of_all_rows(
-    tfrecord: Example, library: str
-) -> None:
+def test_fit_three_epochs_reads_three_orders(tfrecord: Example, library: str) -> None:
     tf = pytest.importorskip("tensorflow")
     keras = pytest.importorskip(library)
     reader = open_example(tfrecord, columns=[ROW, "ratio", "label"], remainder="keep")
@@ -73,9 +71,7 @@ def test_fitting_three_epochs_sees_three_orders_of_all_rows(
 
 
 @pytest.mark.tensorflow
-def test_workers_that_iterate_again_share_the_next_epoch_without_repeats(
-    tfrecord: Example,
-) -> None:
+def test_repeated_iteration_of_workers_shares_next_epoch(tfrecord: Example) -> None:
     pytest.importorskip("tensorflow")
     reader = open_example(tfrecord, remainder="drop")
     datasets = [reader.tf_dataset(worker=worker, workers=3) for worker in range(3)]
@@ -89,7 +85,7 @@ def test_workers_that_iterate_again_share_the_next_epoch_without_repeats(
 
 
 @pytest.mark.tensorflow
-def test_a_distributed_dataset_goes_on_with_the_next_epoch(tfrecord: Example) -> None:
+def test_distributed_dataset_continues_with_next_epoch(tfrecord: Example) -> None:
     tf = pytest.importorskip("tensorflow")
     reader = open_example(tfrecord)
     dataset = reader.distribute(tf.distribute.get_strategy(), start_epoch=2)
@@ -98,9 +94,7 @@ def test_a_distributed_dataset_goes_on_with_the_next_epoch(tfrecord: Example) ->
 
 
 @pytest.mark.tensorflow
-def test_an_iteration_that_began_in_mid_epoch_is_followed_by_the_step_after_it(
-    tfrecord: Example,
-) -> None:
+def test_iteration_after_mid_epoch_start_continues_at_next_step(tfrecord: Example) -> None:
     pytest.importorskip("tensorflow")
     reader = open_example(tfrecord)
     steps = reader.steps_per_epoch
@@ -119,14 +113,8 @@ def test_an_iteration_that_began_in_mid_epoch_is_followed_by_the_step_after_it(
     most=st.integers(1, 5),
     remainder=st.sampled_from(["drop", "keep", "pad"]),
 )
-def test_iterations_read_every_step_of_every_epoch_in_turn(
-    rows: int,
-    size: int,
-    epochs: int,
-    start_epoch: int,
-    start: float,
-    most: int,
-    remainder: Any,
+def test_iterations_read_all_steps_of_epochs_in_turn(
+    rows: int, size: int, epochs: int, start_epoch: int, start: float, most: int, remainder: Any
 ) -> None:
     order = ReaderOrder(
         rows=max(rows, size),
@@ -163,7 +151,7 @@ def test_iterations_read_every_step_of_every_epoch_in_turn(
     assert found == list(range(first, first + 4 * count))
 
 
-def test_the_steps_of_iterations_do_not_depend_on_how_many_wait(example: Example) -> None:
+def test_iteration_steps_independent_of_waiting_iterations(example: Example) -> None:
     reader = open_example(example)
     iterations = reader.iterations(2, worker=0, workers=1, start_epoch=1, start_step=3)
     later = [iterations[number] for number in (9, 0, 5)]

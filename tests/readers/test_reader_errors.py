@@ -38,14 +38,14 @@ def shard_path(example: Example, number: int) -> str:
     return os.path.join(example.path, example.manifest.splits[0].shards[number].path)
 
 
-def test_a_missing_shard_is_named(copy: Example) -> None:
+def test_missing_shard_raises_with_path(copy: Example) -> None:
     os.remove(shard_path(copy, 3))
     with pytest.raises(DatasetDamaged, match=shard_path(copy, 3)):
         open_example(copy)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-def test_a_shard_of_another_size_is_named_with_both_sizes(copy: Example, change: int) -> None:
+def test_shard_size_mismatch_raises_with_both_sizes(copy: Example, change: int) -> None:
     path = shard_path(copy, 1)
     size = os.path.getsize(path)
     with open(path, "ab") as file:
@@ -54,7 +54,7 @@ def test_a_shard_of_another_size_is_named_with_both_sizes(copy: Example, change:
         open_example(copy)
 
 
-def test_a_shard_that_is_cut_off_after_opening_is_named_when_it_is_read(copy: Example) -> None:
+def test_shard_truncated_after_opening_raises_on_read(copy: Example) -> None:
     reader = open_example(copy)
     for number in range(5):
         with open(shard_path(copy, number), "ab") as file:
@@ -76,14 +76,12 @@ def with_rows(example: Example, rows: int) -> Manifest:
 
 
 @pytest.mark.parametrize("rows", [42, 2**39, 2**60])
-def test_more_rows_than_a_shard_has_are_refused_before_an_order_is_made_of_them(
-    example: Example, rows: int
-) -> None:
+def test_manifest_with_too_many_rows_raises_before_ordering(example: Example, rows: int) -> None:
     with pytest.raises(DatasetDamaged, match=f"has 41 rows, but {rows} in the manifest"):
         open_reader(example.path, with_rows(example, rows), split="train", global_batch_size=12)
 
 
-def test_windows_wider_than_the_split_take_no_more_memory_than_it(tfrecord: Example) -> None:
+def test_window_wider_than_split_needs_no_extra_memory(tfrecord: Example) -> None:
     wide = open_example(tfrecord, window_rows=8 * 10**12)
     (batch,) = list(wide.batches())[-1:]
     assert len(batch["label"]) == wide.global_batch_size
@@ -100,14 +98,14 @@ def test_windows_wider_than_the_split_take_no_more_memory_than_it(tfrecord: Exam
         ("seed", []),
     ],
 )
-def test_a_state_of_something_else_is_refused(tfrecord: Example, name: str, value: object) -> None:
+def test_resume_foreign_state_raises(tfrecord: Example, name: str, value: object) -> None:
     state = open_example(tfrecord).state(0, 1)
     with pytest.raises(ReaderConfigError, match=name):
         resume(tfrecord.path, tfrecord.manifest, {**state, name: value})
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "variable", "parquet"])
-def test_columns_that_are_not_read_are_not_decoded(kind: str, tmp_path: Path) -> None:
+def test_unread_columns_are_not_decoded(kind: str, tmp_path: Path) -> None:
     """The bytes of one column are spoiled: others are read all the same."""
     made = make_example(tmp_path / "made", kind)
     spoiled = 0
@@ -126,13 +124,13 @@ def test_columns_that_are_not_read_are_not_decoded(kind: str, tmp_path: Path) ->
             assert batch[name].tolist() == made.values[name][step * 12 : step * 12 + 12]
 
 
-def test_gzip_shards_are_refused_with_the_way_to_read_them(tmp_path: Path) -> None:
+def test_gzip_shards_raise_with_tfrecorddataset_hint(tmp_path: Path) -> None:
     manifest = make_dataset(tmp_path, example_table(20), compression="GZIP")
     with pytest.raises(ReaderConfigError, match="TFRecordDataset"):
         open_reader(str(tmp_path), manifest, split="train", global_batch_size=4)
 
 
-def test_columns_without_a_fixed_shape_are_refused_together(tmp_path: Path) -> None:
+def test_columns_without_fixed_shape_raise_together(tmp_path: Path) -> None:
     table = example_table(20)
     ragged = pa.array([list(range(n % 3)) for n in range(20)], pa.list_(pa.int64()))
     table = table.append_column("history", ragged).append_column("past", ragged)
@@ -171,14 +169,14 @@ def test_columns_without_a_fixed_shape_are_refused_together(tmp_path: Path) -> N
         ({"window_rows": 12}, ReaderConfigError, "window_rows=16"),
     ],
 )
-def test_settings_are_checked_when_the_reader_is_opened(
+def test_reader_settings_are_validated_on_open(
     tfrecord: Example, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         open_example(tfrecord, **changes)
 
 
-def test_pytorch_is_asked_for_where_it_is_missing(
+def test_torch_dataset_without_pytorch_raises_missing_extra(
     tfrecord: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [each for each in sys.modules if each.startswith("featurestore.readers.torch")]:

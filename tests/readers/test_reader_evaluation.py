@@ -26,7 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_a_short_last_batch_keeps_every_row_once(example: Example, shuffle: bool) -> None:
+def test_remainder_keep_reads_every_row_once(example: Example, shuffle: bool) -> None:
     reader = open_example(example, remainder="keep", shuffle=shuffle)
     batches = list(reader.batches(1))
     sizes = [len(batch[ROW]) for batch in batches]
@@ -37,7 +37,7 @@ def test_a_short_last_batch_keeps_every_row_once(example: Example, shuffle: bool
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 50, ROWS + 1])
-def test_balanced_replicas_have_rows_in_every_batch(tfrecord: Example, replicas: int) -> None:
+def test_balanced_over_replicas_gives_each_replica_rows(tfrecord: Example, replicas: int) -> None:
     for each in range(1, 50):
         batch = each * replicas
         reader = open_example(tfrecord, global_batch_size=batch, remainder="pad", shuffle=False)
@@ -49,18 +49,18 @@ def test_balanced_replicas_have_rows_in_every_batch(tfrecord: Example, replicas:
         assert sorted(rows[rows != PADDING]) == list(range(ROWS))
 
 
-def test_a_short_last_batch_is_for_one_worker(tfrecord: Example) -> None:
+def test_remainder_keep_with_two_workers_raises(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="keep")
     with pytest.raises(ReaderConfigError, match='remainder="keep" is for one worker'):
         reader.batches(worker=0, workers=2)
 
 
-def test_a_split_smaller_than_a_batch_is_one_short_batch(tfrecord: Example) -> None:
+def test_remainder_keep_small_split_is_one_short_batch(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="keep", global_batch_size=2 * ROWS)
     assert [len(batch[ROW]) for batch in reader.batches()] == [ROWS]
 
 
-def test_the_state_of_a_reader_that_keeps_the_remainder_resumes(tfrecord: Example) -> None:
+def test_remainder_keep_state_resumes(tfrecord: Example) -> None:
     dataset = TrainingDataset.open(tfrecord.path)
     reader = dataset.reader("train", global_batch_size=12, remainder="keep")
     again, epoch, step = dataset.resume(reader.state(2, 16))
@@ -85,7 +85,7 @@ def keyed(store: FeatureStore, rows: int) -> TrainingDataset:
 
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_predictions_come_back_by_key(
+def test_predict_returns_predictions_by_key(
     duckdb_store: FeatureStore, remainder: str, shuffle: bool
 ) -> None:
     dataset = keyed(duckdb_store, 101)
@@ -97,7 +97,7 @@ def test_predictions_come_back_by_key(
     assert found == dict(zip(stored["customer"], (stored["x"] * 2).tolist(), strict=True))
 
 
-def test_predictions_of_another_number_of_rows_are_refused(tfrecord: Example) -> None:
+def test_unpad_other_number_of_rows_raises(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="pad")
     with pytest.raises(InvalidArgument, match="an epoch has 203 rows, 204 with padding"):
         reader.unpad(np.zeros(202))
@@ -122,9 +122,7 @@ def exact_auc(dataset: TrainingDataset) -> float:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
-def test_the_area_under_the_curve_counts_rows_and_not_padding(
-    duckdb_store: FeatureStore, name: str
-) -> None:
+def test_auc_excludes_padding_rows(duckdb_store: FeatureStore, name: str) -> None:
     pytest.importorskip("tensorflow")
     library = pytest.importorskip(name)
     dataset = keyed(duckdb_store, 130)
@@ -143,7 +141,7 @@ def test_the_area_under_the_curve_counts_rows_and_not_padding(
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_evaluate_looks_at_every_row_once_whatever_the_remainder(
+def test_evaluate_counts_every_row_once_for_any_remainder(
     duckdb_store: FeatureStore, remainder: str
 ) -> None:
     pytest.importorskip("tensorflow")
@@ -164,7 +162,7 @@ def test_evaluate_looks_at_every_row_once_whatever_the_remainder(
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
-def test_validation_of_keras_counts_no_padding(
+def test_keras_validation_excludes_padding(
     duckdb_store: FeatureStore, tmp_path: Path, name: str
 ) -> None:
     pytest.importorskip("tensorflow")
@@ -194,9 +192,7 @@ def test_validation_of_keras_counts_no_padding(
 
 
 @pytest.mark.tensorflow
-def test_metrics_that_would_count_padding_are_refused_by_fit(
-    tfrecord: Example, tmp_path: Path
-) -> None:
+def test_fit_unweighted_metrics_over_padding_raise(tfrecord: Example, tmp_path: Path) -> None:
     pytest.importorskip("tensorflow")
     library = pytest.importorskip("tf_keras")
     reader = open_example(tfrecord, columns=["ratio", "label"], remainder="pad")
@@ -207,7 +203,9 @@ def test_metrics_that_would_count_padding_are_refused_by_fit(
 
 
 @pytest.mark.tensorflow
-def test_padding_is_spoken_of_once(tfrecord: Example, caplog: pytest.LogCaptureFixture) -> None:
+def test_tf_dataset_logs_padding_notice_once(
+    tfrecord: Example, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("tensorflow")
     _log_once.cache_clear()
     reader = open_example(tfrecord, remainder="pad")
@@ -223,7 +221,7 @@ def test_padding_is_spoken_of_once(tfrecord: Example, caplog: pytest.LogCaptureF
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_a_weight_column_is_given_to_the_loss(duckdb_store: FeatureStore, remainder: str) -> None:
+def test_weight_column_is_passed_to_loss(duckdb_store: FeatureStore, remainder: str) -> None:
     pytest.importorskip("tensorflow")
     table = pa.table(
         {
@@ -246,7 +244,7 @@ def test_a_weight_column_is_given_to_the_loss(duckdb_store: FeatureStore, remain
         assert total == 60
 
 
-def test_a_column_with_the_name_of_padding_weights_is_refused(tmp_path: Path) -> None:
+def test_weight_column_named_sample_weight_with_padding_raises(tmp_path: Path) -> None:
     table = pa.table({"sample_weight": pa.array(range(9)), "y": pa.array(range(9))})
     manifest = make_dataset(tmp_path, table, labels=["y"])
     dataset = TrainingDataset(str(tmp_path), manifest)

@@ -20,7 +20,7 @@ HEAVY = (
 )
 
 
-def test_reading_on_a_worker_imports_neither_registry_nor_engine(example: Example) -> None:
+def test_reader_worker_imports_neither_registry_nor_engine(example: Example) -> None:
     program = (
         "import sys\n"
         "from featurestore.training.dataset import TrainingDataset\n"
@@ -41,7 +41,7 @@ def test_reading_on_a_worker_imports_neither_registry_nor_engine(example: Exampl
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_a_tensorflow_worker_imports_neither_registry_nor_engine(tfrecord: Example) -> None:
+def test_tensorflow_worker_imports_neither_registry_nor_engine(tfrecord: Example) -> None:
     pytest.importorskip("tensorflow")
     program = (
         "import sys\n"
@@ -61,7 +61,7 @@ def test_a_tensorflow_worker_imports_neither_registry_nor_engine(tfrecord: Examp
     assert ended.stdout.strip() == "[]"
 
 
-def test_importing_the_readers_imports_not_even_pandas() -> None:
+def test_readers_import_does_not_import_pandas() -> None:
     program = (
         "import sys\n"
         "import featurestore.readers\n"

@@ -14,7 +14,7 @@ from tests.readers.test_reader_contract import open_example
 WITH_NULLS = ["count", "flag", "ratio", "name", "vector", "moment", "day"]
 
 
-def test_columns_with_nulls_are_named_at_once(example_with_nulls: Example) -> None:
+def test_reader_columns_with_nulls_raise_with_all_names(example_with_nulls: Example) -> None:
     with pytest.raises(NullsInColumns) as caught:
         open_example(example_with_nulls)
     for name in WITH_NULLS:
@@ -24,9 +24,7 @@ def test_columns_with_nulls_are_named_at_once(example_with_nulls: Example) -> No
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_mask_adds_a_column_that_tells_which_values_are_present(
-    example_with_nulls: Example, shuffle: bool
-) -> None:
+def test_nulls_mask_adds_presence_columns(example_with_nulls: Example, shuffle: bool) -> None:
     reader = open_example(example_with_nulls, nulls="mask", remainder="pad", shuffle=shuffle)
     table = example_with_nulls.table
     for step, batch in enumerate(reader.batches()):
@@ -49,7 +47,7 @@ def reader_zero(reader: Any, name: str) -> Any:
     return next(column.zero for column in reader.columns if column.name == name)
 
 
-def test_values_fill_nulls_but_not_padding(example_with_nulls: Example) -> None:
+def test_nulls_fill_values_leave_padding_unfilled(example_with_nulls: Example) -> None:
     fills = {
         "count": -1,
         "flag": True,
@@ -84,6 +82,6 @@ def test_values_fill_nulls_but_not_padding(example_with_nulls: Example) -> None:
         ({"vector": [1, 2]}, r"'vector'"),
     ],
 )
-def test_policies_that_do_not_fit_are_refused(tfrecord: Example, nulls: Any, message: str) -> None:
+def test_nulls_invalid_policies_raise(tfrecord: Example, nulls: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         open_example(tfrecord, nulls=nulls)

@@ -58,7 +58,7 @@ def all_batches(order: ReaderOrder, epoch: int, workers: int = 1) -> list[list[i
 @example(
     ReaderOrder(rows=101, block_rows=7, window_rows=14, global_batch_size=11, lanes=11, seed=0), 1
 )
-def test_the_order_follows_its_definition(order: ReaderOrder, epoch: int) -> None:
+def test_order_equals_reference_definition(order: ReaderOrder, epoch: int) -> None:
     expected = global_batches(
         rows=order.rows,
         block_rows=order.block_rows,
@@ -74,7 +74,7 @@ def test_the_order_follows_its_definition(order: ReaderOrder, epoch: int) -> Non
 
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=75, deadline=None)
-def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: int) -> None:
+def test_order_gives_workers_equal_steps_of_one_shape(order: ReaderOrder, epoch: int) -> None:
     full, rest = divmod(order.rows, order.global_batch_size)
     assert order.steps_per_epoch == full + (rest > 0 and order.remainder == "pad")
     for workers in order.worker_counts():
@@ -87,7 +87,7 @@ def test_every_worker_makes_equal_steps_of_one_shape(order: ReaderOrder, epoch: 
 
 @given(orders(remainder="pad"), st.integers(0, 3))
 @settings(max_examples=75, deadline=None)
-def test_padding_reads_every_row_exactly_once(order: ReaderOrder, epoch: int) -> None:
+def test_order_pad_reads_every_row_once(order: ReaderOrder, epoch: int) -> None:
     for workers in order.worker_counts():
         rows = [
             row for batch in all_batches(order, epoch, workers) for row in batch if row != PADDING
@@ -99,14 +99,14 @@ def test_padding_reads_every_row_exactly_once(order: ReaderOrder, epoch: int) ->
 
 @given(orders(remainder="drop"), st.integers(0, 3))
 @settings(max_examples=50, deadline=None)
-def test_dropping_leaves_out_less_than_one_global_batch(order: ReaderOrder, epoch: int) -> None:
+def test_order_drop_omits_less_than_one_global_batch(order: ReaderOrder, epoch: int) -> None:
     rows = [row for batch in all_batches(order, epoch) for row in batch]
     assert len(set(rows)) == len(rows)
     assert PADDING not in rows
     assert 0 <= order.rows - len(rows) < order.global_batch_size
 
 
-def test_dropping_leaves_out_other_rows_in_another_epoch() -> None:
+def test_order_drop_omits_different_rows_per_epoch() -> None:
     order = ReaderOrder(rows=1000, block_rows=8, window_rows=32, global_batch_size=64, lanes=16)
     left_out = [
         frozenset(range(1000)) - {row for batch in all_batches(order, epoch) for row in batch}
@@ -117,7 +117,7 @@ def test_dropping_leaves_out_other_rows_in_another_epoch() -> None:
 
 @given(orders(), st.integers(0, 2), st.data())
 @settings(max_examples=50, deadline=None)
-def test_global_batches_are_the_same_for_any_worker_count(
+def test_order_global_batches_independent_of_worker_count(
     order: ReaderOrder, epoch: int, data: st.DataObject
 ) -> None:
     expected = all_batches(order, epoch)
@@ -135,7 +135,7 @@ def test_global_batches_are_the_same_for_any_worker_count(
 
 @given(orders(), st.data())
 @settings(max_examples=50, deadline=None)
-def test_starting_at_a_step_gives_the_batches_from_there(
+def test_order_from_start_step_equals_tail_of_epoch(
     order: ReaderOrder, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, order.steps_per_epoch))
@@ -149,7 +149,7 @@ def test_starting_at_a_step_gives_the_batches_from_there(
 
 @given(orders(shuffle=True))
 @settings(max_examples=50, deadline=None)
-def test_windows_are_ranges_of_canonical_rows_permuted(order: ReaderOrder) -> None:
+def test_order_windows_permute_ranges_of_canonical_rows(order: ReaderOrder) -> None:
     current = order.epoch(0)
     for lane in range(order.lanes):
         rows: list[int] = []
@@ -167,7 +167,7 @@ def test_windows_are_ranges_of_canonical_rows_permuted(order: ReaderOrder) -> No
 
 @given(orders(shuffle=False))
 @settings(max_examples=40, deadline=None)
-def test_without_shuffle_steps_are_slices_of_the_canonical_order(order: ReaderOrder) -> None:
+def test_order_without_shuffle_slices_canonical_order(order: ReaderOrder) -> None:
     size = order.global_batch_size
     for step, batch in enumerate(all_batches(order, 0)):
         wanted = range(step * size, (step + 1) * size)
@@ -177,11 +177,11 @@ def test_without_shuffle_steps_are_slices_of_the_canonical_order(order: ReaderOr
 
 @given(st.integers(0, 2000), st.integers(0, 2**64 - 1))
 @settings(max_examples=40, deadline=None)
-def test_permutations_hold_every_index_once(size: int, key: int) -> None:
+def test_permutation_contains_every_index_once(size: int, key: int) -> None:
     assert sorted(permutation(size, key).tolist()) == list(range(size))
 
 
-def test_epochs_and_seeds_differ_and_seed_zero_is_a_seed() -> None:
+def test_order_differs_by_epoch_and_seed_including_zero() -> None:
     def read(seed: int, epoch: int) -> bytes:
         order = ReaderOrder(
             rows=4096, block_rows=16, window_rows=64, global_batch_size=64, lanes=8, seed=seed
@@ -298,7 +298,7 @@ def test_default_lanes_are_the_largest_divisor_up_to_64(size: int, lanes: int) -
 
 
 @given(st.integers(1, 500))
-def test_divisors_are_all_that_divide(number: int) -> None:
+def test_divisors_equal_brute_force(number: int) -> None:
     assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
 
 
@@ -315,7 +315,7 @@ def make(**changes: Any) -> ReaderOrder:
     )
 
 
-def test_worker_counts_that_do_not_fit_list_those_that_do() -> None:
+def test_check_workers_invalid_count_raises_with_valid_counts() -> None:
     with pytest.raises(
         ReaderConfigError, match=r"5 workers .* 12 lanes .* 1, 2, 3, 4, 6, 12 workers"
     ) as caught:
@@ -342,19 +342,19 @@ def test_worker_counts_that_do_not_fit_list_those_that_do() -> None:
         ({"global_batch_size": 0}, r"global_batch_size=0"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_order_invalid_settings_raise(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ReaderConfigError, match=message):
         make(**changes)
 
 
-def test_steps_and_epochs_out_of_range_are_refused() -> None:
+def test_order_step_or_epoch_out_of_range_raises() -> None:
     with pytest.raises(ReaderConfigError, match="epoch of 4 steps"):
         make().epoch(0).batch(4)
     with pytest.raises(ReaderConfigError, match="epoch=-1"):
         make().epoch(-1)
 
 
-def test_starting_late_costs_what_starting_early_does() -> None:
+def test_order_late_start_computes_one_window_per_lane() -> None:
     """One window a lane is computed, wherever the epoch is entered."""
     order = ReaderOrder(
         rows=50_000_000, block_rows=1024, window_rows=2048, global_batch_size=1024, lanes=64

@@ -39,7 +39,7 @@ def block(page: str, part: str) -> str:
     return found
 
 
-def test_the_vectors_on_the_page_are_the_orders_own() -> None:
+def test_order_page_vectors_equal_golden_vectors() -> None:
     (text,) = blocks("reader-order.md", "json")
     vectors = json.loads(text)
     assert len(vectors) == len(GOLDEN_VECTORS)
@@ -101,16 +101,14 @@ def finish(running: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_script_of_the_training_page_runs(training_page: Start, tmp_path: Path) -> None:
+def test_training_page_script_runs(training_page: Start, tmp_path: Path) -> None:
     assert finish(training_page("whole.txt", 1), tmp_path / "whole.txt") == (0, 0)
 
 
 # A run of two workers that is killed goes on in test_distributed_training.py, from one checkpoint.
 @pytest.mark.tensorflow
 @pytest.mark.soak
-def test_the_script_of_the_training_page_survives_kill_and_goes_on(
-    training_page: Start, tmp_path: Path
-) -> None:
+def test_training_page_script_resumes_after_kill(training_page: Start, tmp_path: Path) -> None:
     killed = training_page("killed.txt", 2)
     try:
         end = time.monotonic() + 200
@@ -174,7 +172,7 @@ print(made, [float(v).hex() for array in model.get_weights() for v in array.resh
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_the_loop_of_the_training_page_resumes_bit_for_bit(
+def test_training_page_loop_resumes_exactly(
     tmp_path: Path, tfrecord: Example, fork_server: ForkServer
 ) -> None:
     pytest.importorskip("tf_keras")

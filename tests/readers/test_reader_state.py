@@ -16,7 +16,7 @@ from tests.readers.conftest import Example
 from tests.readers.test_reader_contract import open_example
 
 
-def test_a_state_goes_through_json_and_gives_the_rest_of_the_run(example: Example) -> None:
+def test_state_json_roundtrip_resumes_remaining_batches(example: Example) -> None:
     reader = open_example(
         example, seed=3, columns=["label", "row_id"], remainder="pad", window_rows=16, lanes=4
     )
@@ -31,7 +31,7 @@ def test_a_state_goes_through_json_and_gives_the_rest_of_the_run(example: Exampl
             assert np.array_equal(before[name], after[name])
 
 
-def test_a_dataset_resumes_a_state_that_another_process_wrote(tfrecord: Example) -> None:
+def test_dataset_resumes_state_of_another_process(tfrecord: Example) -> None:
     dataset = TrainingDataset.open(tfrecord.path)
     reader = dataset.reader("train", global_batch_size=12, seed=4)
     again, epoch, step = TrainingDataset.open(tfrecord.path).resume(
@@ -46,13 +46,13 @@ def test_a_dataset_resumes_a_state_that_another_process_wrote(tfrecord: Example)
     assert np.concatenate(parts).tolist() == reader.rows(1, 7).tolist()
 
 
-def test_the_end_of_an_epoch_is_the_beginning_of_the_next(tfrecord: Example) -> None:
+def test_state_at_epoch_end_equals_start_of_next(tfrecord: Example) -> None:
     reader = open_example(tfrecord)
     state = reader.state(0, reader.steps_per_epoch)
     assert (state["epoch"], state["step"]) == (1, 0)
 
 
-def test_null_policies_and_sizes_are_part_of_the_state(tfrecord: Example) -> None:
+def test_state_contains_null_policies_and_sizes(tfrecord: Example) -> None:
     reader = open_example(tfrecord, nulls={"ratio": 0.5}, shuffle=False)
     again, _, _ = resume(
         tfrecord.path, tfrecord.manifest, json.loads(json.dumps(reader.state(0, 0)))
@@ -62,7 +62,7 @@ def test_null_policies_and_sizes_are_part_of_the_state(tfrecord: Example) -> Non
     assert again.columns == reader.columns
 
 
-def test_another_manifest_is_refused_with_both_hashes(tfrecord: Example) -> None:
+def test_resume_other_manifest_raises_with_both_hashes(tfrecord: Example) -> None:
     state = open_example(tfrecord).state(0, 1)
     other = replace(tfrecord.manifest, seed=tfrecord.manifest.seed + 1)
     both = f"{tfrecord.manifest.content_hash}.*{other.content_hash}"
@@ -70,7 +70,7 @@ def test_another_manifest_is_refused_with_both_hashes(tfrecord: Example) -> None
         resume(tfrecord.path, other, state)
 
 
-def test_states_of_other_orders_and_incomplete_ones_are_refused(tfrecord: Example) -> None:
+def test_resume_other_order_or_incomplete_state_raises(tfrecord: Example) -> None:
     state = open_example(tfrecord).state(0, 1)
     with pytest.raises(
         ReaderConfigError, match="order version 2; this release reads order version 1"
@@ -84,7 +84,7 @@ def test_states_of_other_orders_and_incomplete_ones_are_refused(tfrecord: Exampl
         )
 
 
-def test_states_of_steps_that_do_not_exist_are_refused(tfrecord: Example) -> None:
+def test_state_step_out_of_range_raises(tfrecord: Example) -> None:
     reader = open_example(tfrecord)
     with pytest.raises(ReaderConfigError, match="no step 17"):
         reader.state(0, 17)

@@ -64,9 +64,7 @@ def assert_same(dataset: Any, expected: list[Any]) -> None:
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
-    example: Example, shuffle: bool, remainder: str
-) -> None:
+def test_tf_dataset_equals_numpy_iterator(example: Example, shuffle: bool, remainder: str) -> None:
     reader = open_example(example, shuffle=shuffle, remainder=remainder, seed=2)
     worker, workers = (0, 1) if remainder == "keep" else (1, 3)
     dataset = reader.tf_dataset(2, worker=worker, workers=workers, start_epoch=1, start_step=4)
@@ -78,9 +76,7 @@ def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
-    example_with_nulls: Example, remainder: str
-) -> None:
+def test_tf_dataset_nulls_equal_numpy_iterator(example_with_nulls: Example, remainder: str) -> None:
     fills = {
         "count": -1,
         "flag": True,
@@ -96,7 +92,7 @@ def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_bytes_that_end_with_zeros_keep_them(tmp_path: Path, shuffle: bool) -> None:
+def test_tf_dataset_bytes_keep_trailing_zeros(tmp_path: Path, shuffle: bool) -> None:
     values = [f"v{number:03d}".encode() + b"\0" * (number >= 50) for number in range(90)]
     same = [bytes([number, 0, number % 3]) for number in range(90)]
     table = pa.table({"longer": values, "same": same, "label": range(90)})
@@ -121,7 +117,7 @@ def test_bytes_that_end_with_zeros_keep_them(tmp_path: Path, shuffle: bool) -> N
     assert_same(reader.tf_dataset(), expected)
 
 
-def test_shapes_are_static_and_nothing_shards_again(example: Example) -> None:
+def test_tf_dataset_static_shapes_without_auto_sharding(example: Example) -> None:
     import tensorflow as tf
 
     reader = open_example(example, remainder="pad")
@@ -143,7 +139,7 @@ def test_shapes_are_static_and_nothing_shards_again(example: Example) -> None:
     assert policy == tf.data.experimental.AutoShardPolicy.OFF
 
 
-def test_without_labels_the_features_stand_alone(tfrecord: Example) -> None:
+def test_tf_dataset_without_labels_yields_features(tfrecord: Example) -> None:
     import tensorflow as tf
 
     only = open_example(tfrecord, columns=["ratio", "count"])
@@ -154,7 +150,7 @@ def test_without_labels_the_features_stand_alone(tfrecord: Example) -> None:
     assert weight.dtype == tf.float32
 
 
-def test_an_iterator_that_is_left_early_stops_its_threads(example: Example) -> None:
+def test_tf_dataset_abandoned_iterator_stops_threads(example: Example) -> None:
     iterator = iter(open_example(example, global_batch_size=1, lanes=1).tf_dataset(5))
     next(iterator)
     del iterator
@@ -166,7 +162,7 @@ def test_an_iterator_that_is_left_early_stops_its_threads(example: Example) -> N
     assert not [thread for thread in left if thread.is_alive()]
 
 
-def test_wrong_workers_are_refused_before_the_first_step(tfrecord: Example) -> None:
+def test_tf_dataset_invalid_workers_raise_before_first_step(tfrecord: Example) -> None:
     reader = open_example(tfrecord)
     with pytest.raises(ValueError, match="5 workers cannot share 12 lanes"):
         reader.tf_dataset(worker=0, workers=5)
@@ -189,9 +185,7 @@ raise SystemExit(3)
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_a_process_ends_while_its_iterator_is_in_the_middle_of_an_epoch(
-    tmp_path: Path, data_format: str
-) -> None:
+def test_process_exits_with_iterator_in_mid_epoch(tmp_path: Path, data_format: str) -> None:
     numbers = np.arange(400_000)
     table = pa.table(
         {

@@ -35,7 +35,7 @@ def numbers(unit: str) -> pa.Table:
 
 @pytest.mark.parametrize("unit", PER_SECOND)
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "duckdb", "rows", "columns"])
-def test_the_hint_of_a_number_as_time_makes_the_right_time(
+def test_numeric_time_hint_converts_correctly(
     duckdb_store: FeatureStore, unit: str, library: str
 ) -> None:
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
@@ -56,7 +56,9 @@ def test_the_hint_of_a_number_as_time_makes_the_right_time(
     assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
 
 
-def test_the_hint_speaks_of_spark_to_spark(spark: SparkSession, tmp_path: Any) -> None:
+def test_numeric_time_hint_uses_spark_functions_for_spark(
+    spark: SparkSession, tmp_path: Any
+) -> None:
     import featurestore
 
     store = featurestore.connect(tmp_path, engine="spark")
@@ -65,16 +67,14 @@ def test_the_hint_speaks_of_spark_to_spark(spark: SparkSession, tmp_path: Any) -
         store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
 
 
-def test_numbers_that_are_no_time_get_a_hint_that_asks_for_the_unit() -> None:
+def test_numeric_time_hint_for_ambiguous_numbers_requests_unit() -> None:
     assert epoch_unit([20240131]) is None
     assert "where they count 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
     assert "unit" not in conversion_hint("day", pa.string(), [])
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_times_that_were_numbers_read_as_nanoseconds_are_warned_about(
-    duckdb_store: FeatureStore, unit: str
-) -> None:
+def test_times_near_1970_warn_about_nanoseconds(duckdb_store: FeatureStore, unit: str) -> None:
     pd = pytest.importorskip("pandas")
     df = numbers(unit).to_pandas()
     df["ts"] = pd.to_datetime(df["ts"], utc=True).dt.floor("us")
@@ -86,9 +86,7 @@ def test_times_that_were_numbers_read_as_nanoseconds_are_warned_about(
         duckdb_store.insert_into_featuregroup(df, "g", mode="overwrite")
 
 
-def test_labels_whose_time_is_a_number_are_refused_with_its_unit(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_numeric_label_time_raises_with_unit(duckdb_store: FeatureStore) -> None:
     times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
     rows = numbers("s").set_column(1, "ts", times)
     duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
@@ -102,9 +100,7 @@ def test_labels_whose_time_is_a_number_are_refused_with_its_unit(
         duckdb_store.get_features("g.x", labels=old)
 
 
-def test_numbers_for_the_time_of_a_group_that_exists_are_refused_with_their_unit(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_insert_numeric_event_time_raises_with_unit(duckdb_store: FeatureStore) -> None:
     times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
     rows = numbers("s").set_column(1, "ts", times)
     duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
@@ -120,7 +116,7 @@ def test_numbers_for_the_time_of_a_group_that_exists_are_refused_with_their_unit
         ("at", None, r"primary_key=\['at'\] without event_time= joins rows of equal 'at'"),
     ],
 )
-def test_a_time_in_the_key_is_refused_with_the_line_to_paste(
+def test_event_time_in_primary_key_raises_with_hint(
     duckdb_store: FeatureStore, key: Any, created: str | None, says: str
 ) -> None:
     rows = [{"id": 1, "at": NOW, "known": NOW, "x": 1.0}]
@@ -131,7 +127,7 @@ def test_a_time_in_the_key_is_refused_with_the_line_to_paste(
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_a_job_with_its_time_in_the_key_is_refused() -> None:
+def test_sql_job_event_time_in_primary_key_raises() -> None:
     with pytest.raises(InvalidJob, match=r"primary_key=\['id'\]"):
         sql_job(
             "hourly", sql="select * from g", primary_key=["id", "at"], event_time="at",
@@ -140,15 +136,13 @@ def test_a_job_with_its_time_in_the_key_is_refused() -> None:
 
 
 @pytest.mark.parametrize("ttl", [timedelta(0), "0s", "0d"])
-def test_a_ttl_of_zero_is_refused_and_both_of_its_meanings_offered(
-    duckdb_store: FeatureStore, ttl: Any
-) -> None:
+def test_ttl_zero_raises_with_both_alternatives(duckdb_store: FeatureStore, ttl: Any) -> None:
     rows = [{"id": 1, "at": NOW, "x": 1.0}]
     with pytest.raises(InvalidArgument, match=r"ttl=None is without limit; ttl='exact'"):
         duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at", ttl=ttl)
 
 
-def test_an_exact_ttl_answers_at_exact_times_only(store: FeatureStore) -> None:
+def test_ttl_exact_matches_equal_times_only(store: FeatureStore) -> None:
     rows = [{"id": 1, "at": NOW, "x": 1.0}]
     group = store.get_or_create_featuregroup(
         rows, "g", primary_key="id", event_time="at", ttl="exact"

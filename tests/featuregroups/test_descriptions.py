@@ -42,7 +42,7 @@ def described(duckdb_store: FeatureStore) -> FeatureStore:
     return duckdb_store
 
 
-def test_descriptions_are_searched_and_shown(
+def test_descriptions_are_searchable_and_displayed(
     described: FeatureStore, command_line: Callable[..., Any]
 ) -> None:
     found = described.search("fahrenheit")
@@ -54,9 +54,7 @@ def test_descriptions_are_searched_and_shown(
     assert "weather.k" in listed
 
 
-def test_descriptions_change_without_a_version_and_outlive_the_registry(
-    described: FeatureStore,
-) -> None:
+def test_description_change_keeps_version_and_survives_rebuild(described: FeatureStore) -> None:
     described.update_featuregroup("weather", descriptions={"temp": "in Celsius", "k": ""})
     group = described.update_featuregroup("weather", description="Weather by the hour")
     assert (group.version, group.delta_version) == (1, 4)
@@ -79,7 +77,7 @@ def test_descriptions_change_without_a_version_and_outlive_the_registry(
         ({"description": 5}, "description='Hourly weather'"),
     ],
 )
-def test_a_wrong_description_changes_nothing(
+def test_invalid_description_change_raises_without_change(
     described: FeatureStore, given: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidArgument) as told:
@@ -88,15 +86,13 @@ def test_a_wrong_description_changes_nothing(
     assert described.featuregroup("weather").delta_version == 2
 
 
-def test_a_description_of_no_column_makes_no_group(duckdb_store: FeatureStore) -> None:
+def test_create_with_description_of_unknown_column_raises(duckdb_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument, match="which is not a column"):
         duckdb_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_a_rename_keeps_rows_keys_tags_descriptions_and_expectations(
-    described: FeatureStore,
-) -> None:
+def test_rename_keeps_rows_keys_tags_descriptions_and_expectations(described: FeatureStore) -> None:
     before = described.featuregroup("weather")
     made = described.rename_feature("weather", "temp", "temperature")
     assert made.version == 2
@@ -118,7 +114,7 @@ def test_a_rename_keeps_rows_keys_tags_descriptions_and_expectations(
     assert described.get_features(["weather.temperature"]).count() == 3
 
 
-def test_a_key_is_renamed_wherever_it_is_named(described: FeatureStore) -> None:
+def test_rename_key_updates_definition(described: FeatureStore) -> None:
     made = described.rename_feature("weather", "k", "airport")
     described.rename_feature("weather", "t", "measured_at")
     last = described.rename_feature("weather", "p", "part")
@@ -136,7 +132,7 @@ def test_a_key_is_renamed_wherever_it_is_named(described: FeatureStore) -> None:
         ("temp", "temp", InvalidArgument, "the name that the feature has"),
     ],
 )
-def test_a_wrong_rename_makes_no_version(
+def test_invalid_rename_creates_no_version(
     described: FeatureStore, old: str, new: str, kind: type[Exception], said: str
 ) -> None:
     with pytest.raises(kind) as told:
@@ -145,7 +141,7 @@ def test_a_wrong_rename_makes_no_version(
     assert described.get_latest_featuregroup_version("weather") == 1
 
 
-def test_a_group_of_an_older_release_has_no_descriptions(tmp_path: Path) -> None:
+def test_group_of_older_release_has_no_descriptions(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         made = store.create_featuregroup([{"x": 1}], "g")
         assert made.descriptions == {}

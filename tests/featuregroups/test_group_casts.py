@@ -42,7 +42,7 @@ def chunk(**changed: Any) -> pd.DataFrame:
     return pd.DataFrame(columns | changed)
 
 
-def test_the_next_chunk_of_a_file_appends(duckdb_store: FeatureStore) -> None:
+def test_insert_next_csv_chunk_appends(duckdb_store: FeatureStore) -> None:
     text = "id,seats,price,note\n1,180,9.5,a\n2,,10.5,b\n3,200,8,\n4,,9,\n"
     chunks = pd.read_csv(io.StringIO(text), chunksize=1)
     group = duckdb_store.create_featuregroup(next(chunks), "planes")
@@ -69,7 +69,7 @@ def test_the_next_chunk_of_a_file_appends(duckdb_store: FeatureStore) -> None:
     [{}, {"seats": [1.0, np.nan]}, {"note": [np.nan] * 2}, {"spectrum": [np.array([1, 2])] * 2}],
     ids=["as pandas has it", "missing integers", "no texts", "arrays of integers"],
 )
-def test_values_that_lose_nothing_are_cast(group: FeatureGroup, changed: dict[str, Any]) -> None:
+def test_insert_lossless_values_are_cast(group: FeatureGroup, changed: dict[str, Any]) -> None:
     assert group.insert(chunk(**changed)).rows == 3
     assert group.read().schema.types == FIRST.schema.types
 
@@ -119,9 +119,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_value_that_does_not_fit_is_named_with_the_cast_to_paste(
-    group: FeatureGroup, case: str
-) -> None:
+def test_insert_lossy_value_error_contains_cast(group: FeatureGroup, case: str) -> None:
     changed, says, paste = REFUSED[case]
     with pytest.raises(SchemaMismatch, match=says) as error:
         group.insert(chunk(**changed))
@@ -132,13 +130,13 @@ def test_a_value_that_does_not_fit_is_named_with_the_cast_to_paste(
     assert len(files) == 1
 
 
-def test_hints_speak_the_language_of_the_dataframe(group: FeatureGroup) -> None:
+def test_insert_error_hint_matches_dataframe_library(group: FeatureGroup) -> None:
     with pytest.raises(SchemaMismatch) as error:
         group.insert(pl.from_pandas(chunk(seats=[1, 2.5])))
     assert 'pl.col("seats").round().cast(pl.Int64, strict=False)' in str(error.value.hint)
 
 
-def test_lists_of_any_length_take_arrays(duckdb_store: FeatureStore) -> None:
+def test_variable_lists_accept_arrays(duckdb_store: FeatureStore) -> None:
     lists = pa.table({"tokens": pa.array([[1], [2, 3]], pa.list_(pa.int64()))})
     group = duckdb_store.create_featuregroup(lists, "texts")
     group.insert(pd.DataFrame({"tokens": [[4, 5], [6, 7]]}))

@@ -25,7 +25,7 @@ def prices(store: FeatureStore, name: str) -> list[Decimal | None]:
     return list(store.get_featuregroup(name).to_arrow().sort_by("id")["price"].to_pylist())
 
 
-def test_equal_decimals_and_integers_fit(store: FeatureStore) -> None:
+def test_decimals_of_equal_value_fit_stored_type(store: FeatureStore) -> None:
     group = store.create_featuregroup([row(0, Decimal("9.99"))], "g", primary_key="id")
     values = [Decimal("1.1"), Decimal("1.100"), Decimal("2E+0"), 3, None]
     for number, value in enumerate(values, 1):
@@ -46,7 +46,7 @@ def test_equal_decimals_and_integers_fit(store: FeatureStore) -> None:
         (10, "create_featuregroup(...)"),
     ],
 )
-def test_wider_decimals_are_refused_with_the_type_that_holds_both(
+def test_wider_decimals_raise_with_common_type(
     duckdb_store: FeatureStore, value: Any, hint: str
 ) -> None:
     first = [row(0, Decimal("9.99"))]
@@ -62,7 +62,7 @@ def test_wider_decimals_are_refused_with_the_type_that_holds_both(
         assert prices(duckdb_store, "g") == [Decimal("9.99"), value]
 
 
-def test_declared_types_hold_what_later_batches_bring(store: FeatureStore) -> None:
+def test_declared_decimal_types_fit_later_batches(store: FeatureStore) -> None:
     first = {
         **row(0, Decimal("9.99")),
         "fee": 1,
@@ -91,7 +91,7 @@ def test_declared_types_hold_what_later_batches_bring(store: FeatureStore) -> No
     assert store.get_featuregroup("g").to_arrow().sort_by("id").to_pylist() == [first, later]
 
 
-def test_declared_types_are_refused_before_anything_is_written(duckdb_store: FeatureStore) -> None:
+def test_invalid_declared_types_raise_without_writing(duckdb_store: FeatureStore) -> None:
     def create(price: Any, **types: Any) -> None:
         duckdb_store.create_featuregroup([row(0, price)], "g", primary_key="id", **types)
 
@@ -110,7 +110,7 @@ def test_declared_types_are_refused_before_anything_is_written(duckdb_store: Fea
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_definitions_agree_whatever_digits_a_batch_has(duckdb_store: FeatureStore) -> None:
+def test_get_or_create_ignores_inferred_decimal_digits(duckdb_store: FeatureStore) -> None:
     create = duckdb_store.get_or_create_featuregroup
     create([row(0, Decimal("9.99"))], "g", primary_key="id")
     assert create(pd.DataFrame([row(0, Decimal("100.999"))]), "g", primary_key="id").version == 1

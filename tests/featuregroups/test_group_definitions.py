@@ -29,7 +29,7 @@ TABLE = pa.table({"id": [1, 2], "t": [DAY] * 2, "known": [DAY] * 2, "x": [0.5, 1
 VECTORS = TABLE.append_column("vector", pa.array([[1, 2]] * 2, pa.list_(pa.int64(), 2)))
 
 
-def test_versions_count_up(duckdb_store: FeatureStore) -> None:
+def test_create_featuregroup_increments_version(duckdb_store: FeatureStore) -> None:
     first = duckdb_store.create_featuregroup(TABLE, "g")
     second = duckdb_store.create_featuregroup(TABLE.drop(["known"]), "g", primary_key="id")
     assert (first.version, second.version) == (1, 2)
@@ -43,7 +43,7 @@ def test_versions_count_up(duckdb_store: FeatureStore) -> None:
     assert duckdb_store.create_featuregroup(TABLE, "g").version == 8
 
 
-def test_the_handle_says_what_the_group_is(duckdb_store: FeatureStore) -> None:
+def test_featuregroup_handle_attributes_and_repr(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(
         TABLE,
         "g",
@@ -108,7 +108,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ({"partition_by": ["id", "t", "known", "x"]}, InvalidArgument, "partition"),
     ],
 )
-def test_a_wrong_definition_leaves_nothing_behind(
+def test_create_featuregroup_invalid_definition_writes_nothing(
     duckdb_store: FeatureStore, options: Any, kind: Any, says: str
 ) -> None:
     with pytest.raises(kind, match=says):
@@ -119,7 +119,7 @@ def test_a_wrong_definition_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("name", ["Speeds", "../up", "a/b", "", "a" * 64, "1st", "a b", "ä"])
-def test_names_that_break_the_rule_are_refused_with_a_rename(
+def test_featuregroup_invalid_name_raises_with_suggestion(
     duckdb_store: FeatureStore, name: str
 ) -> None:
     with pytest.raises(InvalidName, match="Hint: call it"):
@@ -128,7 +128,7 @@ def test_names_that_break_the_rule_are_refused_with_a_rename(
         duckdb_store.get_featuregroup(name)
 
 
-def test_what_is_not_there_is_said_with_what_is(duckdb_store: FeatureStore) -> None:
+def test_get_featuregroup_unknown_raises_with_available(duckdb_store: FeatureStore) -> None:
     with pytest.raises(FeatureGroupNotFound, match="Available: none"):
         duckdb_store.featuregroup("g")
     duckdb_store.create_featuregroup(TABLE, "g")
@@ -138,7 +138,7 @@ def test_what_is_not_there_is_said_with_what_is(duckdb_store: FeatureStore) -> N
         duckdb_store.insert_into_featuregroup(TABLE, "g", version=2)
 
 
-def test_of_concurrent_creators_of_one_version_one_wins(duckdb_store: FeatureStore) -> None:
+def test_concurrent_create_of_one_version_succeeds_once(duckdb_store: FeatureStore) -> None:
     outcomes: list[object] = []
     start = threading.Barrier(4)
 
@@ -162,7 +162,9 @@ def test_of_concurrent_creators_of_one_version_one_wins(duckdb_store: FeatureSto
     assert duckdb_store.get_featuregroup("g").count() == 2
 
 
-def test_creators_that_leave_the_version_open_all_get_one(duckdb_store: FeatureStore) -> None:
+def test_concurrent_create_without_version_gives_distinct_versions(
+    duckdb_store: FeatureStore,
+) -> None:
     versions: list[int] = []
     threads = [
         threading.Thread(
@@ -179,7 +181,7 @@ def test_creators_that_leave_the_version_open_all_get_one(duckdb_store: FeatureS
     assert sorted(versions) == [1, 2, 3, 4]
 
 
-def test_concurrent_get_or_create_gives_everyone_the_same_group(duckdb_store: FeatureStore) -> None:
+def test_concurrent_get_or_create_returns_same_group(duckdb_store: FeatureStore) -> None:
     found: list[featurestore.FeatureGroup] = []
     threads = [
         threading.Thread(
@@ -200,7 +202,7 @@ def test_concurrent_get_or_create_gives_everyone_the_same_group(duckdb_store: Fe
     assert duckdb_store.get_featuregroup("g").count() == 2
 
 
-def test_deleting_a_version_leaves_the_others(duckdb_store: FeatureStore) -> None:
+def test_delete_featuregroup_version_keeps_other_versions(duckdb_store: FeatureStore) -> None:
     first = duckdb_store.create_featuregroup(TABLE, "g", tags={"a": "b"})
     duckdb_store.create_featuregroup(TABLE, "g")
     duckdb_store.delete_featuregroup("g", version=1)
@@ -213,13 +215,13 @@ def test_deleting_a_version_leaves_the_others(duckdb_store: FeatureStore) -> Non
 
 
 @pytest.mark.parametrize("df", [pa.table({}), np.zeros((3, 0))])
-def test_a_dataframe_without_columns_is_refused(duckdb_store: FeatureStore, df: object) -> None:
+def test_create_featuregroup_without_columns_raises(duckdb_store: FeatureStore, df: object) -> None:
     with pytest.raises(UnsupportedDataframe, match="no columns"):
         duckdb_store.create_featuregroup(df, "g")
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_a_group_of_a_thousand_columns_is_written_and_read(duckdb_store: FeatureStore) -> None:
+def test_featuregroup_with_1000_columns_roundtrip(duckdb_store: FeatureStore) -> None:
     wide = pa.table({f"c{number}": [float(number)] for number in range(1_000)})
     group = duckdb_store.create_featuregroup(wide, "g", statistics=False)
     group.insert(wide, validation="off")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-def test_tags_live_in_the_table_and_in_the_registry(duckdb_store: FeatureStore) -> None:
+def test_tags_are_stored_in_table_and_registry(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": [1]}), "g", tags={"team": "traffic"})
     duckdb_store.add_featuregroup_tag("g", "pii", "no")
     duckdb_store.add_featuregroup_tag("g", "team", "roads")
@@ -36,7 +36,7 @@ def test_tags_live_in_the_table_and_in_the_registry(duckdb_store: FeatureStore) 
         duckdb_store.add_featuregroup_tag("g", "", "x")
 
 
-def test_search_says_where_it_found_the_text(duckdb_store: FeatureStore) -> None:
+def test_search_results_name_matched_field(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(
         pa.table({"id": [1], "wind_speed": [1.0]}), "weather", primary_key="id"
     )
@@ -57,9 +57,7 @@ def test_search_says_where_it_found_the_text(duckdb_store: FeatureStore) -> None
         duckdb_store.search(" ")
 
 
-def test_the_list_of_features_leaves_out_keys_times_and_old_versions(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_features_list_omits_keys_times_and_old_versions(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"id": [1], "old": [1]}), "g", primary_key="id")
     duckdb_store.create_featuregroup(
         pa.table({"id": [1], "a": [1], "b": [1]}), "g", primary_key="id"
@@ -67,9 +65,7 @@ def test_the_list_of_features_leaves_out_keys_times_and_old_versions(
     assert duckdb_store.get_features_list() == ["g.a", "g.b"]
 
 
-def test_a_column_is_traced_to_the_run_and_the_versions_it_came_from(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_column_provenance_contains_run_and_source_versions(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": [1]}), "raw")
     duckdb_store.create_featuregroup(pa.table({"y": [1]}), "derived")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
@@ -94,9 +90,7 @@ def test_a_column_is_traced_to_the_run_and_the_versions_it_came_from(
         provenance(duckdb_store.session, "derived.z")
 
 
-def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStore) -> None:
     raw = duckdb_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
     declared = Declaration(job="nightly")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
@@ -117,7 +111,7 @@ def test_a_column_is_traced_to_its_job_and_a_group_to_its_training_datasets(
     assert [each.name for each in raw.derived()] == ["derived"]
 
 
-def test_lists_and_searches_come_a_page_at_a_time(duckdb_store: FeatureStore) -> None:
+def test_lists_and_searches_are_paginated(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     for name in ("a", "b", "c"):
         for _ in range(2):

@@ -31,7 +31,7 @@ def rows(first: int, count: int, place: str) -> pa.Table:
     )
 
 
-def test_columns_and_conditions_are_pushed_down_to_the_files(store: FeatureStore) -> None:
+def test_select_and_filter_are_pushed_down_to_files(store: FeatureStore) -> None:
     group = store.create_featuregroup(rows(0, 50, "a"), "g", primary_key="id", partition_by="place")
     group.insert(rows(100, 50, "b"))
     frame = store.get_featuregroup("g").select("id", "place").filter("id >= 120 AND place = 'b'")
@@ -42,7 +42,7 @@ def test_columns_and_conditions_are_pushed_down_to_the_files(store: FeatureStore
     assert sorted(frame.to_arrow()["id"].to_pylist()) == list(range(120, 150))
 
 
-def test_rows_that_a_condition_rules_out_are_not_read(store: FeatureStore) -> None:
+def test_filter_skips_files_of_excluded_rows(store: FeatureStore) -> None:
     group = store.create_featuregroup(
         rows(100, 50, "b"), "g", primary_key="id", partition_by="place"
     )
@@ -62,7 +62,7 @@ def test_rows_that_a_condition_rules_out_are_not_read(store: FeatureStore) -> No
         store.get_featuregroup("g").to_arrow()
 
 
-def test_every_dataframe_type_gives_the_same_rows(duckdb_store: FeatureStore) -> None:
+def test_dataframe_types_give_same_rows(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"id": [1, 2], "x": [0.5, None]}), "g")
     get = duckdb_store.get_featuregroup
     assert get("g", dataframe_type="arrow").to_pylist() == get("g", dataframe_type="python")
@@ -74,7 +74,7 @@ def test_every_dataframe_type_gives_the_same_rows(duckdb_store: FeatureStore) ->
         get("g", dataframe_type="excel")  # type: ignore[call-overload]
 
 
-def test_a_frame_is_a_dataframe_argument(duckdb_store: FeatureStore) -> None:
+def test_insert_accepts_feature_frame(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows(0, 5, "a"), "g", primary_key="id")
     copy = duckdb_store.create_featuregroup(
         duckdb_store.get_featuregroup("g").select("id", "x").filter("id > 2"),
@@ -86,7 +86,7 @@ def test_a_frame_is_a_dataframe_argument(duckdb_store: FeatureStore) -> None:
     assert sorted(copy.read().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 4]
 
 
-def test_an_overwrite_may_read_the_group_itself(duckdb_store: FeatureStore) -> None:
+def test_overwrite_with_rows_of_same_group(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows(0, 10, "a"), "g", primary_key="id")
     group.insert(group.read().filter("id >= 5"), mode="overwrite")
     assert group.read().count() == 5
@@ -94,7 +94,7 @@ def test_an_overwrite_may_read_the_group_itself(duckdb_store: FeatureStore) -> N
     assert group.read().count() == 2
 
 
-def test_a_frame_prints_as_a_table(
+def test_frame_show_prints_table(
     duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     duckdb_store.create_featuregroup(rows(0, 7, "a"), "g")

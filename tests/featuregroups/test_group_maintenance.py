@@ -54,7 +54,7 @@ def pin(store: FeatureStore, delta_version: int) -> None:
         training_datasets.add(connection, dataset)
 
 
-def test_compaction_leaves_the_rows_as_they_are(duckdb_store: FeatureStore) -> None:
+def test_compaction_preserves_rows(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [0]}), "g")
     for number in (1, 2):
         group.insert(pa.table({"n": [number]}))
@@ -65,7 +65,7 @@ def test_compaction_leaves_the_rows_as_they_are(duckdb_store: FeatureStore) -> N
     assert duckdb_store.compact_featuregroup("g").delta_version == group.delta_version
 
 
-def test_vacuum_keeps_what_a_training_dataset_pins(duckdb_store: FeatureStore) -> None:
+def test_vacuum_keeps_versions_pinned_by_training_dataset(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     pin(duckdb_store, 3)
     removed = duckdb_store.vacuum_featuregroup("g", retain="0s")
@@ -81,9 +81,7 @@ def test_vacuum_keeps_recent_versions(duckdb_store: FeatureStore) -> None:
     assert values(duckdb_store, as_of=1) == [0]
 
 
-def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_vacuum_keeps_versions_pinned_by_unregistered_manifest(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     frame = duckdb_store.get_featuregroup("g", as_of=2)
     duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
@@ -95,7 +93,7 @@ def test_a_manifest_on_disk_pins_even_when_the_registry_knows_nothing(
         duckdb_store.delete_featuregroup("g", version=1)
 
 
-def test_the_log_is_never_cleaned_by_itself(store: FeatureStore) -> None:
+def test_delta_log_is_not_cleaned_by_checkpoints(store: FeatureStore) -> None:
     """Checkpoints are where Delta's writers remove old commits, which here are older than any retention."""
     group = store.create_featuregroup(pa.table({"n": [0]}), "g", validation="off", statistics=False)
     assert read_snapshot(group.path).properties["delta.enableExpiredLogCleanup"] == "false"
@@ -110,7 +108,7 @@ def test_the_log_is_never_cleaned_by_itself(store: FeatureStore) -> None:
     assert [c.delta_version for c in group.history()] == list(range(12, 0, -1))
 
 
-def test_a_pinned_group_is_deleted_by_force_only(duckdb_store: FeatureStore) -> None:
+def test_delete_pinned_group_requires_force(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     pin(duckdb_store, 1)
     with pytest.raises(PinnedByTrainingDataset, match="force=True"):
@@ -120,7 +118,7 @@ def test_a_pinned_group_is_deleted_by_force_only(duckdb_store: FeatureStore) -> 
     assert not os.path.exists(path)
 
 
-def test_vacuum_keeps_what_a_running_export_reads(duckdb_store: FeatureStore) -> None:
+def test_vacuum_keeps_files_of_running_export(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     frame = duckdb_store.get_featuregroup("g", as_of=3)
     removed: list[str] = []
@@ -134,7 +132,7 @@ def test_vacuum_keeps_what_a_running_export_reads(duckdb_store: FeatureStore) ->
     assert values(duckdb_store, as_of=3) == [0, 1, 2]
 
 
-def test_a_group_that_compacts_by_itself_keeps_few_files(duckdb_store: FeatureStore) -> None:
+def test_automatic_compaction_keeps_few_files(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(
         pa.table({"n": [0]}),
@@ -206,7 +204,7 @@ class Exporter:
             self._settled.set()
 
 
-def test_an_export_that_begins_beside_a_vacuum_waits_for_it(
+def test_export_waits_for_running_vacuum(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
@@ -218,7 +216,7 @@ def test_an_export_that_begins_beside_a_vacuum_waits_for_it(
     assert duckdb_store.get_training_datasets() == []
 
 
-def test_an_export_that_begins_beside_a_deletion_waits_for_it(
+def test_export_waits_for_running_deletion(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
@@ -230,7 +228,7 @@ def test_an_export_that_begins_beside_a_deletion_waits_for_it(
     assert duckdb_store.get_training_datasets() == []
 
 
-def test_a_vacuum_whose_process_died_keeps_no_export_waiting(
+def test_export_does_not_wait_for_vacuum_of_dead_process(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
@@ -245,7 +243,7 @@ def test_a_vacuum_whose_process_died_keeps_no_export_waiting(
     assert duckdb_store.create_training_dataset(frame, "d", data_format="parquet").version == 1
 
 
-def test_a_vacuum_that_never_ends_is_named_to_who_waits(
+def test_export_times_out_with_name_of_vacuum(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
@@ -263,9 +261,7 @@ def test_a_vacuum_that_never_ends_is_named_to_who_waits(
 
 
 @spark_in_soak  # the suite of all engines vacuums on Spark
-def test_a_version_that_was_vacuumed_is_said_with_those_that_can_be_read(
-    store: FeatureStore,
-) -> None:
+def test_vacuumed_version_error_lists_readable_versions(store: FeatureStore) -> None:
     many_versions(store)
     pin(store, 3)
     before = store.get_featuregroup("g", as_of=2)
@@ -294,7 +290,7 @@ def test_a_version_that_was_vacuumed_is_said_with_those_that_can_be_read(
     ]
 
 
-def test_a_dataset_whose_source_was_vacuumed_is_said_by_verify(duckdb_store: FeatureStore) -> None:
+def test_verify_recompute_reports_vacuumed_source(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     frame = duckdb_store.get_featuregroup("g", as_of=2)
     made = duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
@@ -306,7 +302,7 @@ def test_a_dataset_whose_source_was_vacuumed_is_said_by_verify(duckdb_store: Fea
     assert "a vacuum removed its data files. Versions that can be read: 0, 5." in str(problem)
 
 
-def test_a_file_that_the_latest_version_needs_is_damage(duckdb_store: FeatureStore) -> None:
+def test_missing_file_of_latest_version_raises_table_damaged(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     os.remove(read_snapshot(duckdb_store.featuregroup("g").path).files[0].path)
     with pytest.raises(TableDamaged, match="is missing"):

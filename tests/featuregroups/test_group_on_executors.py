@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ROWS = 5_000
 
 
-def test_rows_of_a_large_spark_dataframe_do_not_come_into_this_process(
+def test_spark_dataframe_insert_stays_on_executors(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for bound in ("_MAX_SORTED_BYTES", "_MAX_GROUPED_BYTES"):

@@ -66,7 +66,7 @@ class LockedRegistry:
         self._lock.close()
 
 
-def test_an_insert_whose_registration_fails_has_landed(store: FeatureStore) -> None:
+def test_insert_with_failed_registration_is_committed(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g")
     locked = LockedRegistry(store, 2)
     with pytest.warns(PublicationWarning, match="Delta version 2 .* landed, and then"):
@@ -81,9 +81,7 @@ def test_an_insert_whose_registration_fails_has_landed(store: FeatureStore) -> N
     assert open_intents(store) == []
 
 
-def test_a_creation_whose_registration_fails_is_finished_by_the_next_write(
-    store: FeatureStore,
-) -> None:
+def test_create_with_failed_registration_completes_on_next_write(store: FeatureStore) -> None:
     locked = LockedRegistry(store, 1)
     with pytest.warns(PublicationWarning, match="landed, and then"):
         store.create_featuregroup(locked.rows(), "g")
@@ -94,7 +92,7 @@ def test_a_creation_whose_registration_fails_is_finished_by_the_next_write(
     assert open_intents(store) == []
 
 
-def test_a_failing_statistics_file_does_not_fail_the_insert(store: FeatureStore) -> None:
+def test_insert_with_failing_statistics_file_succeeds(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g", statistics=False)
     made = store.create_featuregroup(pa.table({"n": [1]}), "h")
     folder = Path(f"{made.path}_statistics")
@@ -108,7 +106,7 @@ def test_a_failing_statistics_file_does_not_fail_the_insert(store: FeatureStore)
     assert group.delta_version == 1
 
 
-def test_an_error_before_the_commit_is_an_error(store: FeatureStore) -> None:
+def test_insert_error_before_commit_leaves_no_intent(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g")
     with pytest.raises(SchemaMismatch):
         group.insert(pa.table({"other": [1]}))
@@ -116,7 +114,7 @@ def test_an_error_before_the_commit_is_an_error(store: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("function", ["_checkpoint", "_register", "commit_of", "count_commit"])
-def test_an_interrupt_after_the_commit_says_that_the_rows_landed(
+def test_insert_interrupted_after_commit_reports_committed_rows(
     store: FeatureStore, function: str
 ) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g")

@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = json.loads(
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
-def test_the_definition_in_the_table_follows_the_schema(duckdb_store: FeatureStore) -> None:
+def test_table_definition_matches_json_schema(duckdb_store: FeatureStore) -> None:
     columns = {
         "id": [1],
         "t": [DAY],

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     frame = spark.range(6, numPartitions=3).selectExpr(
         "id",
@@ -66,9 +64,7 @@ def test_spark_arrays_get_their_shape_and_numbers_fit_on_the_executors(
     assert np.isin(pair[:, 0, 0], range(6)).all()
 
 
-def test_arrays_encoded_by_a_codec_are_recognised_in_spark_frames(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_spark_petastorm_codec_columns_raise_with_hint(spark: Any, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         codecs = pytest.importorskip("petastorm.codecs")

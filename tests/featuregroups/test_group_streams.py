@@ -55,9 +55,7 @@ PROGRAM = """
     ("kind", "policy"),
     [pytest.param("duckdb", "off", marks=pytest.mark.soak), ("reader", "strict")],
 )
-def test_a_stream_ten_times_larger_than_memory_lands(
-    tmp_path: Path, kind: str, policy: str
-) -> None:
+def test_insert_stream_ten_times_larger_than_memory(tmp_path: Path, kind: str, policy: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store"), kind, policy],
         capture_output=True, text=True, check=False, timeout=500,

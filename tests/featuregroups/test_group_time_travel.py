@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-def test_each_moment_shows_the_data_that_there_was(duckdb_store: FeatureStore) -> None:
+def test_read_as_of_returns_data_of_that_time(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     for number in (2, 3):
         group.insert(pa.table({"n": [number]}))
@@ -37,7 +37,7 @@ def test_each_moment_shows_the_data_that_there_was(duckdb_store: FeatureStore) -
         group.read(as_of=history[0].timestamp - dt.timedelta(days=1))
 
 
-def test_commits_of_one_second_are_told_apart(duckdb_store: FeatureStore) -> None:
+def test_read_as_of_distinguishes_commits_within_one_second(duckdb_store: FeatureStore) -> None:
     """Four commits within a second, two of them within a millisecond.
 
     The later of those is what there was.
@@ -75,7 +75,7 @@ def set_time(path: str, version: int, moment: dt.datetime) -> None:
     )  # Hadoop's checksum of the old bytes
 
 
-def test_a_frame_stays_at_its_version_while_others_write(duckdb_store: FeatureStore) -> None:
+def test_frame_keeps_version_during_later_writes(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     frame = group.read()
     group.insert(pa.table({"n": [2]}), mode="overwrite")
@@ -84,13 +84,15 @@ def test_a_frame_stays_at_its_version_while_others_write(duckdb_store: FeatureSt
 
 
 @pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9")])
-def test_versions_that_are_not_there(duckdb_store: FeatureStore, as_of: int, says: str) -> None:
+def test_read_as_of_unknown_version_raises(
+    duckdb_store: FeatureStore, as_of: int, says: str
+) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     with pytest.raises(VersionNotFound, match=says):
         group.read(as_of=as_of)
 
 
-def test_wrong_moments_are_refused_and_naive_ones_are_utc(duckdb_store: FeatureStore) -> None:
+def test_read_as_of_invalid_raises_and_naive_is_utc(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"n": [1]}), "g")
     for wrong in ("yesterday", True, 1.5):
         with pytest.raises(InvalidArgument):

@@ -56,7 +56,7 @@ COLUMNS = {
 TABLE = pa.table({"id": [0, 1, 2], **COLUMNS})
 
 
-def test_all_types_come_back_equal(duckdb_store: FeatureStore) -> None:
+def test_all_types_roundtrip(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
     found = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert found.schema.equals(TABLE.schema), f"{found.schema}\n{TABLE.schema}"
@@ -79,7 +79,7 @@ def test_nan_and_null_stay_distinct(duckdb_store: FeatureStore) -> None:
     assert sorted(str(row["x"]) for row in found) == ["1.0", "None", "nan"]
 
 
-def test_an_empty_frame_makes_a_group(duckdb_store: FeatureStore) -> None:
+def test_empty_dataframe_creates_group(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(TABLE.slice(0, 0), "empty", primary_key="id")
     assert (group.delta_version, group.history()[-1].rows) == (1, 0)
     assert duckdb_store.get_featuregroup("empty", dataframe_type="arrow").num_rows == 0
@@ -87,16 +87,14 @@ def test_an_empty_frame_makes_a_group(duckdb_store: FeatureStore) -> None:
     assert (commit.rows, commit.unique) == (3, True)
 
 
-def test_a_matrix_comes_back_as_it_was(duckdb_store: FeatureStore) -> None:
+def test_numpy_matrix_roundtrip(duckdb_store: FeatureStore) -> None:
     matrix = np.random.default_rng(0).random((20, 10))
     duckdb_store.create_featuregroup(matrix, "eit_school")
     found = duckdb_store.get_featuregroup("eit_school", dataframe_type="numpy")
     np.testing.assert_array_equal(found[found[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
 
 
-def test_nothing_is_written_of_a_frame_with_types_that_cannot_be_stored(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_unsupported_types_raise_without_writing(duckdb_store: FeatureStore) -> None:
     bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.array([1], pa.time32("s"))})
     with pytest.raises(UnsupportedType, match=r"a: .*b: "):
         duckdb_store.create_featuregroup(bad, "bad")
@@ -118,9 +116,7 @@ GIVEN = {
 }  # fmt: skip
 
 
-def test_given_types_land_as_the_feature_types_that_are_promised(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_input_types_are_stored_as_documented_feature_types(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": [0, 1], **{name: given for name, (given, _, _) in GIVEN.items()}})
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
         group = duckdb_store.create_featuregroup(table, "given", primary_key="id")
@@ -141,7 +137,7 @@ def test_given_types_land_as_the_feature_types_that_are_promised(
     assert group.delta_version == 1
 
 
-def test_naive_times_of_a_relation_are_warned_of_once(duckdb_store: FeatureStore) -> None:
+def test_naive_times_of_relation_warn_once(duckdb_store: FeatureStore) -> None:
     rows = duckdb.sql("select 1 as id, timestamp '2024-01-01' as t")
     with pytest.warns(NaiveTimeWarning) as caught:
         duckdb_store.create_featuregroup(rows, "naive", primary_key="id")
@@ -150,7 +146,7 @@ def test_naive_times_of_a_relation_are_warned_of_once(duckdb_store: FeatureStore
     assert (len(caught), len(caught_later)) == (1, 1)
 
 
-def test_a_column_of_nulls_takes_the_type_of_the_group(duckdb_store: FeatureStore) -> None:
+def test_null_column_takes_type_of_group(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
     nothing = pa.table({"id": [9], **{name: pa.nulls(1) for name in COLUMNS}})
     group.insert(nothing)
@@ -159,7 +155,7 @@ def test_a_column_of_nulls_takes_the_type_of_the_group(duckdb_store: FeatureStor
     assert found.to_pylist() == nothing.to_pylist()
 
 
-def test_shapes_are_in_the_columns_metadata_of_delta_and_stay_there(
+def test_array_shapes_persist_in_delta_column_metadata(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     images = np.arange(2 * 8 * 6, dtype=np.uint8).reshape(2, 8, 6)

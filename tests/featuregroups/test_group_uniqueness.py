@@ -35,7 +35,7 @@ def group_of(store: FeatureStore, name: str = "g") -> FeatureGroup:
     return store.create_featuregroup(rows([1, 2], 1), name, primary_key="id", event_time="t")
 
 
-def test_later_appends_upserts_and_deletes_keep_keys_unique(duckdb_store: FeatureStore) -> None:
+def test_unique_keys_preserved_by_appends_upserts_and_deletes(duckdb_store: FeatureStore) -> None:
     group = group_of(duckdb_store)
     assert unique(group)
     group.insert(rows([1, 2], 2))
@@ -49,9 +49,7 @@ def test_later_appends_upserts_and_deletes_keep_keys_unique(duckdb_store: Featur
     assert [each.unique for each in group.history() if each.unique is not None] == [True] * 4
 
 
-def test_an_append_of_earlier_or_equal_times_is_not_known_to_be_unique(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_append_of_earlier_or_equal_times_is_not_unique(duckdb_store: FeatureStore) -> None:
     group = group_of(duckdb_store)
     group.insert(rows([5], 1))
     assert not unique(group)
@@ -61,7 +59,7 @@ def test_an_append_of_earlier_or_equal_times_is_not_known_to_be_unique(
     assert unique(group)
 
 
-def test_what_was_not_checked_is_not_claimed(duckdb_store: FeatureStore) -> None:
+def test_unchecked_writes_are_not_marked_unique(duckdb_store: FeatureStore) -> None:
     group = group_of(duckdb_store)
     group.insert(rows([7, 7], 3), validation="off")
     assert not unique(group)
@@ -72,7 +70,7 @@ def test_what_was_not_checked_is_not_claimed(duckdb_store: FeatureStore) -> None
     assert not unique(plain)
 
 
-def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore) -> None:
+def test_unique_mark_is_lost_after_concurrent_append(duckdb_store: FeatureStore) -> None:
     """An append that was checked against version 1 lands after another one.
 
     It proves nothing any more.
@@ -89,7 +87,7 @@ def test_a_claim_does_not_outlive_a_writer_in_between(duckdb_store: FeatureStore
     assert not unique(group)
 
 
-def test_replacing_a_range_claims_nothing(duckdb_store: FeatureStore) -> None:
+def test_replace_range_is_not_marked_unique(duckdb_store: FeatureStore) -> None:
     from featurestore.plugins.engine import TimeRange
 
     group = group_of(duckdb_store)

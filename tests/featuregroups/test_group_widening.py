@@ -60,7 +60,7 @@ def test_schema_change_widens_decimals_and_keeps_older_versions(store: FeatureSt
     assert features.schema.field("price").type == pa.decimal128(8, 3)
 
 
-def test_values_and_not_types_of_batches_decide_the_digits(store: FeatureStore) -> None:
+def test_decimal_widening_uses_values_not_batch_types(store: FeatureStore) -> None:
     group = store.create_featuregroup([row(0, Decimal("9.99"))], "g", primary_key="id")
     wide = pa.table({"id": [1], "price": pa.array([Decimal("7.50")], pa.decimal128(38, 20))})
     group.insert(wide, schema_change="add")
@@ -72,7 +72,7 @@ def test_values_and_not_types_of_batches_decide_the_digits(store: FeatureStore) 
     assert prices(store) == [Decimal("0.001")]
 
 
-def test_lists_and_partitions_of_decimals_are_widened(store: FeatureStore) -> None:
+def test_decimal_lists_and_partitions_are_widened(store: FeatureStore) -> None:
     first = {**row(0, Decimal("9.9")), "parts": [Decimal("1.5"), None]}
     group = store.create_featuregroup([first], "g", primary_key="id", partition_by="price")
     later = {**row(1, Decimal("10.25")), "parts": [Decimal("0.125"), Decimal(70)]}
@@ -82,7 +82,7 @@ def test_lists_and_partitions_of_decimals_are_widened(store: FeatureStore) -> No
     assert store.get_featuregroup("g").to_arrow().sort_by("id").to_pylist() == [first, later]
 
 
-def test_more_than_38_digits_are_refused_and_nothing_is_widened(store: FeatureStore) -> None:
+def test_decimal_over_38_digits_raises_without_widening(store: FeatureStore) -> None:
     first = {**row(0, Decimal("9.99")), "fee": Decimal("1.5")}
     group = store.create_featuregroup([first], "g", primary_key="id")
     later = {**row(1, Decimal(10) ** 37), "fee": Decimal("12.25")}
@@ -93,7 +93,7 @@ def test_more_than_38_digits_are_refused_and_nothing_is_widened(store: FeatureSt
     assert store.get_featuregroup("g").to_arrow().to_pylist() == [first]
 
 
-def test_refused_rows_widen_nothing(duckdb_store: FeatureStore) -> None:
+def test_decimal_widening_skipped_for_rejected_rows(duckdb_store: FeatureStore) -> None:
     rule = {"type": "expect_column_values_to_be_between"}
     rule["kwargs"] = {"column": "price", "max_value": 50}  # type: ignore[assignment]
     group = duckdb_store.create_featuregroup(
@@ -104,7 +104,7 @@ def test_refused_rows_widen_nothing(duckdb_store: FeatureStore) -> None:
     assert price_type(duckdb_store) == pa.decimal128(3, 2)
 
 
-def test_quarantines_hold_rows_of_more_digits(store: FeatureStore) -> None:
+def test_quarantine_stores_rows_of_more_digits(store: FeatureStore) -> None:
     rule: dict[str, Any] = {"type": "expect_column_values_to_be_between"}
     rule["kwargs"] = {"column": "price", "max_value": 50}
     options: dict[str, Any] = {"validation": "quarantine", "expectations": [rule]}
@@ -116,7 +116,7 @@ def test_quarantines_hold_rows_of_more_digits(store: FeatureStore) -> None:
     assert prices(store) == [Decimal("9.99"), Decimal("0.5")]
 
 
-def test_statistics_and_registry_follow_the_wider_type(store: FeatureStore) -> None:
+def test_decimal_widening_updates_statistics_and_registry(store: FeatureStore) -> None:
     group = store.create_featuregroup([row(0, Decimal("1.5"))], "g", primary_key="id")
     group.insert([row(1, Decimal("2.5"))])
     group.insert([row(2, Decimal("101.25"))], schema_change="add")
@@ -145,7 +145,7 @@ def random_decimal(rng: random.Random) -> Decimal | None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_batches_end_in_the_table_of_all_at_once(
+def test_decimal_widening_random_batches_equal_single_batch(
     store: FeatureStore, engine_name: str, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -171,7 +171,7 @@ def test_random_batches_end_in_the_table_of_all_at_once(
         assert tables[0] == tables[1]
 
 
-def test_concurrent_writers_of_other_digits_keep_all_rows(
+def test_concurrent_decimal_widening_keeps_all_rows(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     group = duckdb_store.create_featuregroup([row(0, Decimal("0.1"))], "g", primary_key="id")

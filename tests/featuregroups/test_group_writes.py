@@ -34,7 +34,7 @@ def values(store: FeatureStore, name: str = "g", **options: Any) -> dict[Any, An
     return {(row["id"], row["t"].day): row["x"] for row in found}
 
 
-def test_each_mode_does_what_it_says(store: FeatureStore) -> None:
+def test_insert_modes_append_upsert_and_overwrite(store: FeatureStore) -> None:
     group = store.create_featuregroup(
         rows([1, 2], x=1.0), "g", primary_key="id", event_time="t", statistics=False
     )
@@ -71,7 +71,7 @@ def test_each_mode_does_what_it_says(store: FeatureStore) -> None:
     assert all(c.timestamp.tzinfo is not None for c in group.history())
 
 
-def test_a_correction_with_a_new_created_time_is_a_new_row(duckdb_store: FeatureStore) -> None:
+def test_upsert_with_new_created_time_adds_row(duckdb_store: FeatureStore) -> None:
     first = rows([1], x=1.0).append_column("known", pa.array([day(1)]))
     group = duckdb_store.create_featuregroup(
         first, "g", primary_key="id", event_time="t", created_time="known"
@@ -84,7 +84,7 @@ def test_a_correction_with_a_new_created_time_is_a_new_row(duckdb_store: Feature
     assert sorted((row["known"].day, row["x"]) for row in found) == [(1, 1.0), (5, 3.0)]
 
 
-def test_columns_match_by_name_and_narrower_types_are_cast(duckdb_store: FeatureStore) -> None:
+def test_insert_matches_columns_by_name_and_casts(duckdb_store: FeatureStore) -> None:
     wide = pa.table({"id": [1], "a": pa.array([1], pa.int64()), "b": pa.array([0.5], pa.float64())})
     duckdb_store.create_featuregroup(wide, "g", primary_key="id")
     narrow = pa.table(
@@ -96,7 +96,7 @@ def test_columns_match_by_name_and_narrower_types_are_cast(duckdb_store: Feature
     assert found.to_pylist() == [{"id": 1, "a": 1, "b": 0.5}, {"id": 2, "a": 7, "b": 1.5}]
 
 
-def test_new_columns_come_in_only_when_asked(duckdb_store: FeatureStore) -> None:
+def test_insert_new_columns_require_schema_change(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     wider = rows([2], 2, y=pa.array([7], pa.uint8()))
     with pytest.raises(SchemaMismatch, match=r"unknown: 'y' \(uint8\)(.|\n)*schema_change='add'"):
@@ -116,7 +116,7 @@ def test_new_columns_come_in_only_when_asked(duckdb_store: FeatureStore) -> None
     assert group.schema.names == ["id", "t", "x", "y", "z"]
 
 
-def test_columns_added_by_several_writers_at_once_are_all_kept(duckdb_store: FeatureStore) -> None:
+def test_concurrent_column_additions_are_all_kept(duckdb_store: FeatureStore) -> None:
     import threading
 
     import featurestore
@@ -150,9 +150,7 @@ def test_columns_added_by_several_writers_at_once_are_all_kept(duckdb_store: Fea
         assert featuregroups.get(connection, "g").spec == group.spec
 
 
-def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_insert_schema_mismatch_error_contains_types_and_hint(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     table = pa.table({"id": [1], "n": pa.array([1], pa.int32()), "text": ["a"]})
     store.create_featuregroup(table, "g", primary_key="id")
@@ -172,7 +170,7 @@ def test_what_does_not_fit_is_refused_with_both_types_and_a_way_out(
     assert len(store.get_featuregroup_history("g")) == 1
 
 
-def test_duplicate_keys_in_one_batch_are_refused_with_examples(duckdb_store: FeatureStore) -> None:
+def test_insert_duplicate_keys_raises_with_examples(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     doubled = pa.concat_tables([rows([5], 2, x=1.0), rows([5], 2, x=2.0)])
     for mode, policy in (("upsert", None), ("upsert", "off"), ("append", None)):
@@ -183,7 +181,7 @@ def test_duplicate_keys_in_one_batch_are_refused_with_examples(duckdb_store: Fea
     assert values(duckdb_store)[(5, 2)] == 2.0
 
 
-def test_a_batch_that_breaks_expectations_never_lands(duckdb_store: FeatureStore) -> None:
+def test_insert_failing_expectations_writes_nothing(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     with pytest.raises(ValidationFailed, match="no_null_keys"):
@@ -196,7 +194,7 @@ def test_a_batch_that_breaks_expectations_never_lands(duckdb_store: FeatureStore
     assert [each.name for each in store.get_featuregroups()] == ["g"]
 
 
-def test_failing_rows_go_to_the_quarantine(duckdb_store: FeatureStore) -> None:
+def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     batch = rows([2, None], 2).cast(group.schema)
     commit = group.insert(batch, validation="quarantine", transaction=("app", 1))
@@ -211,7 +209,7 @@ def test_failing_rows_go_to_the_quarantine(duckdb_store: FeatureStore) -> None:
     assert DeltaTable(group.path + "_quarantine").to_pyarrow_table().num_rows == 1
 
 
-def test_a_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) -> None:
+def test_insert_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     first = group.insert(rows([2]), transaction=("nightly", 7))
     again = group.insert(rows([2]), transaction=("nightly", 7))
@@ -224,7 +222,7 @@ def test_a_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) -> No
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
-def test_a_stream_is_not_touched_by_a_repeated_transaction(
+def test_insert_repeated_transaction_does_not_consume_stream(
     duckdb_store: FeatureStore, mode: str
 ) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
@@ -250,7 +248,7 @@ def test_a_stream_is_not_touched_by_a_repeated_transaction(
         ({"mode": "upsert"}, KeyRequired, "no primary key"),
     ],
 )
-def test_wrong_arguments_are_refused(
+def test_insert_invalid_arguments_raise(
     duckdb_store: FeatureStore, options: Any, kind: Any, says: str
 ) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
@@ -259,20 +257,22 @@ def test_wrong_arguments_are_refused(
 
 
 @pytest.mark.parametrize("where", ["", "id >", "nonsense = 1", "id = 1; drop table x"])
-def test_a_wrong_condition_deletes_nothing(duckdb_store: FeatureStore, where: str) -> None:
+def test_delete_invalid_condition_raises_without_deleting(
+    duckdb_store: FeatureStore, where: str
+) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
     with pytest.raises((InvalidSql, InvalidArgument)):
         duckdb_store.delete_from_featuregroup("g", where)
     assert group.delta_version == 1
 
 
-def test_deleting_no_row_makes_no_commit(duckdb_store: FeatureStore) -> None:
+def test_delete_without_matching_rows_makes_no_commit(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
     assert duckdb_store.delete_from_featuregroup("g", "id = 5").delta_version == 1
     assert group.delta_version == 1
 
 
-def test_partitions_refuse_what_delta_cannot_name(duckdb_store: FeatureStore) -> None:
+def test_partition_values_unsupported_by_delta_raise(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": [1, 2], "place": ["JFK", ""]})
     for policy in ("off", "strict"):
         with pytest.raises(InvalidArgument, match="'place' has empty texts"):
@@ -290,7 +290,7 @@ def test_partitions_refuse_what_delta_cannot_name(duckdb_store: FeatureStore) ->
     assert found.to_pylist() == [{"id": 1, "place": "JFK"}, {"id": 3, "place": "LGA"}]
 
 
-def test_the_engines_read_and_extend_each_others_tables(tmp_path: Any, spark: Any) -> None:
+def test_engines_read_and_extend_tables_of_each_other(tmp_path: Any, spark: Any) -> None:
     import featurestore
 
     embedded = featurestore.connect(tmp_path / "store", engine="duckdb")

@@ -38,7 +38,7 @@ DECLARED: dict[str, Any] = {
 
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR.keys())
 @pytest.mark.parametrize("role", ROLES)
-def test_far_times_of_rows_in_memory_are_refused(
+def test_out_of_range_times_in_memory_raise(
     duckdb_store: FeatureStore, role: str, far: int
 ) -> None:
     store, rows = duckdb_store, table(role, far)
@@ -60,7 +60,7 @@ def test_far_times_of_rows_in_memory_are_refused(
 
 
 @pytest.mark.parametrize("validation", ["strict", "warn", "quarantine", "off"])
-def test_far_times_of_native_rows_are_refused(store: FeatureStore, validation: str) -> None:
+def test_out_of_range_times_in_native_rows_raise(store: FeatureStore, validation: str) -> None:
     store.create_featuregroup(table("t", NEAR), "near")
     native = store.sql("select k, t, t + interval 8000 years as x from near")
     with pytest.raises(OutOfRange, match="outside of the years 1 to 9999"):
@@ -73,9 +73,7 @@ def test_far_times_of_native_rows_are_refused(store: FeatureStore, validation: s
 
 
 @pytest.mark.parametrize("text", ["東" * 36, "x" * 300, "/" * 90, "a" * 251])
-def test_partition_texts_longer_than_folder_names_are_refused(
-    store: FeatureStore, text: str
-) -> None:
+def test_partition_text_over_folder_name_limit_raises(store: FeatureStore, text: str) -> None:
     rows = [{"k": 1, "city": "Paris"}, {"k": 2, "city": text}]
     with pytest.raises(InvalidArgument, match=f"'city' has a text of {len(text)} letters"):
         store.create_featuregroup(rows, "g", primary_key="k", partition_by="city")
@@ -85,7 +83,7 @@ def test_partition_texts_longer_than_folder_names_are_refused(
 
 
 @pytest.mark.parametrize("text", ["東" * 27, "y" * 250, "/" * 83])
-def test_partition_texts_as_long_as_folder_names_are_stored(store: FeatureStore, text: str) -> None:
+def test_partition_text_at_folder_name_limit_is_stored(store: FeatureStore, text: str) -> None:
     rows = [{"k": 1, "city": "Paris"}, {"k": 2, "city": text}]
     group = store.create_featuregroup(rows, "g", primary_key="k", partition_by="city")
     assert sorted(group.read().to_arrow().column("city").to_pylist()) == sorted(["Paris", text])

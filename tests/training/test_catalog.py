@@ -20,7 +20,7 @@ from featurestore.training.catalog import clean_all
 Example = Callable[..., pa.Table]
 
 
-def test_a_finished_dataset_that_was_not_registered_is_found_again(
+def test_unregistered_finished_dataset_is_recovered(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     made = duckdb_store.create_training_dataset(example(50), "d", key=["at"], tags={"team": "risk"})
@@ -45,7 +45,7 @@ def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
         )
 
 
-def test_unknown_datasets_are_refused_with_what_there_is(
+def test_get_training_dataset_unknown_raises_with_alternatives(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     duckdb_store.create_training_dataset(example(20), "known", key=["at"])
@@ -55,7 +55,7 @@ def test_unknown_datasets_are_refused_with_what_there_is(
         duckdb_store.get_training_dataset("known", version=3)
 
 
-def test_clean_removes_what_killed_exports_left_and_nothing_else(
+def test_clean_removes_only_leftovers_of_killed_exports(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
@@ -76,9 +76,7 @@ def test_clean_removes_what_killed_exports_left_and_nothing_else(
         assert made.verify().ok
 
 
-def test_a_deletion_that_was_killed_is_finished(
-    duckdb_store: FeatureStore, example: Example
-) -> None:
+def test_killed_dataset_deletion_is_completed(duckdb_store: FeatureStore, example: Example) -> None:
     made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
     leave_dead(duckdb_store, "remove", 1)
     again = featurestore.connect(duckdb_store.location)
@@ -86,7 +84,7 @@ def test_a_deletion_that_was_killed_is_finished(
     assert not Path(made.path).exists()
 
 
-def test_a_group_that_a_dataset_pins_is_not_deleted(
+def test_delete_featuregroup_pinned_by_dataset_raises(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     duckdb_store.create_featuregroup(example(50), "facts", primary_key=["user", "at"])
@@ -103,7 +101,7 @@ def test_a_group_that_a_dataset_pins_is_not_deleted(
 
 
 @pytest.mark.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
-def test_petastorms_own_reader_gives_each_worker_its_share(
+def test_petastorm_reader_divides_rows_between_workers(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     made = duckdb_store.create_training_dataset(

@@ -140,7 +140,7 @@ def cluster(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fe
 @pytest.mark.spark
 @pytest.mark.petastorm
 @pytest.mark.parametrize(("way", "partitions"), PAIRS)
-def test_spark_writes_the_bytes_of_the_embedded_engine_from_any_number_of_partitions(
+def test_spark_export_equals_duckdb_bytes_for_any_partitions(
     way: str, partitions: int, expected: dict[str, TrainingDataset], cluster: FeatureStore
 ) -> None:
     frame = in_partitions(cluster, table(ragged=way in WITH_LISTS), partitions)
@@ -158,7 +158,7 @@ def test_spark_writes_the_bytes_of_the_embedded_engine_from_any_number_of_partit
 @pytest.mark.petastorm
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_threads_and_order_of_arrival_change_no_byte(
+def test_export_bytes_independent_of_threads_and_input_order(
     way: str, threads: int, expected: dict[str, TrainingDataset], tmp_path: Path
 ) -> None:
     rows = table(ragged=way in WITH_LISTS)
@@ -170,7 +170,7 @@ def test_threads_and_order_of_arrival_change_no_byte(
 
 
 @pytest.mark.spark
-def test_each_engine_recomputes_what_the_other_wrote(spark: Any, tmp_path: Path) -> None:
+def test_engines_recompute_datasets_of_each_other(spark: Any, tmp_path: Path) -> None:
     place = tmp_path / "store"
     rows = table(ragged=True)
     with (

@@ -116,7 +116,7 @@ def total_order(rows: pa.Table, key: tuple[str, ...]) -> list[dict[str, object]]
     batch_rows=st.sampled_from([1, 3, 7, 100]),
     values=st.integers(1, 3),
 )
-def test_shards_are_the_total_order_cut_into_equal_parts_despite_ties(
+def test_shards_split_total_order_equally_despite_ties(
     keys: list[int], shards: int, batch_rows: int, values: int
 ) -> None:
     rows = pa.table(
@@ -130,7 +130,7 @@ def test_shards_are_the_total_order_cut_into_equal_parts_despite_ties(
     assert [row for part in parts for row in part.to_pylist()] == total_order(rows, ("k",))
 
 
-def test_many_rows_keep_every_row_once() -> None:
+def test_shards_of_many_rows_contain_every_row_once() -> None:
     rng = np.random.default_rng(1)
     rows = pa.table({"k": rng.integers(0, 50_000, 100_000), "v": rng.normal(size=100_000)})
     parts = write(rows, key=("k",), shards=7, batch_rows=9_999)
@@ -151,14 +151,8 @@ def test_many_rows_keep_every_row_once() -> None:
     shards=st.integers(1, 12),
     batch_rows=st.sampled_from([11, 200]),
 )
-def test_boundaries_found_by_narrowing_are_those_of_all_hashes_sorted(
-    hashes: list[int],
-    copies: int,
-    groups: int,
-    most: int,
-    bits: int,
-    shards: int,
-    batch_rows: int,
+def test_shard_boundaries_equal_sorted_hashes(
+    hashes: list[int], copies: int, groups: int, most: int, bits: int, shards: int, batch_rows: int
 ) -> None:
     """Ranks of all groups, of which some have fewer rows than shards and so empty shards."""
     given_hashes = np.repeat(np.array(hashes, dtype=np.uint64), copies)

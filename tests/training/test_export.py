@@ -54,7 +54,7 @@ def as_set(rows: list[dict[str, object]]) -> set[str]:
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "petastorm", "csv"])
-def test_every_row_lands_once_in_hash_order_and_equal_shards(
+def test_export_writes_equal_shards_in_hash_order(
     duckdb_store: FeatureStore, data_format: str, example: Example
 ) -> None:
     table = example()
@@ -79,7 +79,7 @@ def test_every_row_lands_once_in_hash_order_and_equal_shards(
     assert dataset.verify().ok, str(dataset.verify())
 
 
-def test_same_rows_give_the_same_bytes_and_batching(
+def test_export_same_rows_give_same_bytes_in_any_batches(
     duckdb_store: FeatureStore, tmp_path: Path, example: Example
 ) -> None:
     table = example(3000)
@@ -101,7 +101,7 @@ def test_same_rows_give_the_same_bytes_and_batching(
     ]
 
 
-def test_adding_rows_never_moves_a_row_to_another_split(
+def test_export_added_rows_keep_splits_of_earlier_rows(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(2000)
@@ -114,7 +114,7 @@ def test_adding_rows_never_moves_a_row_to_another_split(
         assert as_set(rows_of(small, split)) <= as_set(rows_of(large, split))
 
 
-def test_split_by_keeps_all_rows_of_a_user_together(
+def test_split_by_keeps_rows_of_one_user_together(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     dataset = duckdb_store.create_training_dataset(
@@ -147,7 +147,7 @@ def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Ex
     assert dataset.verify().ok
 
 
-def test_time_split_is_half_open_and_counts_what_it_leaves_out(
+def test_time_split_is_half_open_and_counts_excluded_rows(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     middle = START + timedelta(minutes=500)
@@ -162,7 +162,7 @@ def test_time_split_is_half_open_and_counts_what_it_leaves_out(
     assert dataset.verify().ok
 
 
-def test_rows_with_one_key_are_ordered_by_their_canonical_bytes(duckdb_store: FeatureStore) -> None:
+def test_rows_of_one_key_are_ordered_by_canonical_bytes(duckdb_store: FeatureStore) -> None:
     table = pa.table(
         {"k": pa.array([1, 1, 1, 2, 2, 3] * 50, pa.int64()), "v": pa.array(range(300), pa.int64())}
     )
@@ -177,7 +177,9 @@ def test_rows_with_one_key_are_ordered_by_their_canonical_bytes(duckdb_store: Fe
     assert pairs == sorted(pairs)
 
 
-def test_labels_are_counted_and_weighted(duckdb_store: FeatureStore, example: Example) -> None:
+def test_label_counts_and_class_weights_match_rows(
+    duckdb_store: FeatureStore, example: Example
+) -> None:
     table = example()
     dataset = duckdb_store.create_training_dataset(table, "counted", label="label", key=["at"])
     counts = dataset.manifest.split("train").label_counts["label"]
@@ -195,7 +197,7 @@ def test_labels_are_counted_and_weighted(duckdb_store: FeatureStore, example: Ex
     }
 
 
-def test_labels_that_no_one_counts_are_no_classes(duckdb_store: FeatureStore) -> None:
+def test_label_counts_omit_non_class_labels(duckdb_store: FeatureStore) -> None:
     vectors = pa.array([[1.0, 2.0], [1.0, 2.0], None], pa.list_(pa.float32(), 2))
     table = pa.table(
         {
@@ -215,7 +217,7 @@ def test_labels_that_no_one_counts_are_no_classes(duckdb_store: FeatureStore) ->
 
 
 @pytest.mark.parametrize(("values", "counted"), [(999, True), (1000, False)])
-def test_up_to_a_thousand_label_values_are_counted_null_among_them(
+def test_label_counts_cover_1000_values_including_null(
     duckdb_store: FeatureStore, values: int, counted: bool
 ) -> None:
     labels = [n % values / 7 for n in range(3_000)]
@@ -228,7 +230,7 @@ def test_up_to_a_thousand_label_values_are_counted_null_among_them(
         assert sum(counts["y"].values()) == 3_010
 
 
-def test_proportions_of_labels_are_told_for_each_split(
+def test_label_proportions_are_reported_per_split(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     rules = {"splits": {"train": 0.5, "test": 0.5}, "label": ["label", "word"], "key": "at"}
@@ -243,7 +245,7 @@ def test_proportions_of_labels_are_told_for_each_split(
                 assert shares["null" if value is None else str(value)] == pytest.approx(expected)
 
 
-def test_splits_other_than_those_counted_are_no_dataset(
+def test_write_shards_rows_differing_from_counts_raises(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     """Whatever an engine did wrong between counting and writing, also where every shard got its number of rows."""
@@ -271,7 +273,7 @@ def test_splits_other_than_those_counted_are_no_dataset(
         write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
 
 
-def test_what_killed_attempts_of_a_task_left_is_removed(
+def test_killed_task_attempt_files_are_removed(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     place = Path(duckdb_store.location, "trainingdatasets", "d", "v1", "train")
@@ -299,7 +301,7 @@ def test_what_killed_attempts_of_a_task_left_is_removed(
         (0, 100, 1),
     ],
 )
-def test_shards_have_about_128_mib_and_come_by_eights_where_rows_suffice(
+def test_shard_count_targets_128_mib_in_multiples_of_8(
     duckdb_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
     asked = TrainingDatasetRequest(name="d", data_format="parquet")
@@ -308,7 +310,7 @@ def test_shards_have_about_128_mib_and_come_by_eights_where_rows_suffice(
     assert replace(request, rows_per_shard=7).shards_of(50, bytes_per_row=1) == 8
 
 
-def test_digits_are_images_in_every_format(duckdb_store: FeatureStore) -> None:
+def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None:
     from sklearn.datasets import load_digits  # takes longer to import than the other tests
 
     digits = load_digits()
@@ -345,7 +347,7 @@ def test_digits_are_images_in_every_format(duckdb_store: FeatureStore) -> None:
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_reads_a_dataset_with_the_spec_and_no_code_of_ours(
+def test_tensorflow_reads_dataset_with_feature_spec_alone(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     import tensorflow as tf
@@ -372,7 +374,7 @@ def test_tensorflow_reads_a_dataset_with_the_spec_and_no_code_of_ours(
     assert 'name: "word"' in Path(made.path, "schema.pbtxt").read_text()
 
 
-def test_manifest_follows_its_schema(duckdb_store: FeatureStore, example: Example) -> None:
+def test_manifest_matches_json_schema(duckdb_store: FeatureStore, example: Example) -> None:
     dataset = duckdb_store.create_training_dataset(example(), "schema", label="label", key=["at"])
     schema = json.loads(
         (Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text()
@@ -382,7 +384,7 @@ def test_manifest_follows_its_schema(duckdb_store: FeatureStore, example: Exampl
     assert TrainingDataset.open(dataset.path).manifest == dataset.manifest
 
 
-def test_versions_count_up_and_are_never_overwritten(
+def test_dataset_versions_increment_and_are_never_overwritten(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(50)
@@ -421,7 +423,7 @@ def test_versions_count_up_and_are_never_overwritten(
         ({"compression": "lzma"}, InvalidArgument),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_written(
+def test_export_invalid_arguments_raise_without_writing(
     duckdb_store: FeatureStore, change: dict[str, object], error: type[Exception], example: Example
 ) -> None:
     arguments: dict[str, object] = {"name": "d", **change}
@@ -431,7 +433,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
     assert not os.path.exists(os.path.join(duckdb_store.location, "trainingdatasets", "d", "v1"))
 
 
-def test_types_that_no_record_can_hold_are_refused_together(duckdb_store: FeatureStore) -> None:
+def test_export_unsupported_types_raise_together(duckdb_store: FeatureStore) -> None:
     table = pa.table(
         {
             "a": pa.array([{"x": 1}], pa.struct([("x", pa.int64())])),
@@ -444,7 +446,7 @@ def test_types_that_no_record_can_hold_are_refused_together(duckdb_store: Featur
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_empty_data_makes_an_empty_dataset(store: FeatureStore, example: Example) -> None:
+def test_export_empty_data_creates_empty_dataset(store: FeatureStore, example: Example) -> None:
     dataset = store.create_training_dataset(
         example(0), "none", splits={"train": 0.5, "test": 0.5}, key=["at"]
     )
@@ -453,7 +455,7 @@ def test_empty_data_makes_an_empty_dataset(store: FeatureStore, example: Example
     assert every_row(dataset) == []
 
 
-def test_features_of_the_store_are_recomputed_to_the_same_bytes(
+def test_verify_recompute_of_store_features_gives_same_bytes(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(400)
@@ -476,7 +478,7 @@ def test_features_of_the_store_are_recomputed_to_the_same_bytes(
     assert report.ok, str(report)
 
 
-def test_labels_from_a_dataframe_say_why_they_cannot_be_recomputed(
+def test_dataframe_labels_have_irreproducible_reason(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(100)
@@ -506,7 +508,7 @@ def test_labels_from_a_dataframe_say_why_they_cannot_be_recomputed(
     assert dataset.manifest.plan_hash
 
 
-def test_a_loose_dataframe_says_why_it_cannot_be_recomputed(
+def test_plain_dataframe_has_irreproducible_reason(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     dataset = duckdb_store.create_training_dataset(example(20), "loose", key=["at"])

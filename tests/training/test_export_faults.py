@@ -44,7 +44,9 @@ while True:
 
 # Where a kill meets an export is up to the machine: so kills go on until they met enough.
 @pytest.mark.parametrize("met", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_kills_leave_whole_datasets_or_none(tmp_path: Path, example: Example, met: int) -> None:
+def test_export_killed_leaves_complete_dataset_or_none(
+    tmp_path: Path, example: Example, met: int
+) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup(example(4000), "facts", primary_key=["user", "at"])
     rng = random.Random(6)
@@ -112,9 +114,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_is_said_and_nothing_is_half_visible(
-    small_disk: Path, example: Example
-) -> None:
+def test_export_full_disk_raises_and_leaves_no_dataset(small_disk: Path, example: Example) -> None:
     store = featurestore.connect(small_disk / "store")
     with pytest.raises(StorageError, match=r"(?i)no space|disk"):
         store.create_training_dataset(example(400_000), "d", key=["at"], statistics=False)
@@ -126,7 +126,7 @@ def test_a_full_disk_is_said_and_nothing_is_half_visible(
 
 
 @pytest.mark.parametrize("taken", ["trainingdatasets/d", "_staging"])
-def test_a_directory_that_cannot_be_made_is_named(
+def test_export_unwritable_directory_raises_with_path(
     duckdb_store: FeatureStore, example: Example, taken: str
 ) -> None:
     place = Path(duckdb_store.location, taken)
@@ -139,7 +139,7 @@ def test_a_directory_that_cannot_be_made_is_named(
     assert duckdb_store.get_training_datasets() == []
 
 
-def test_two_exports_of_one_name_make_two_versions(
+def test_concurrent_exports_of_one_name_create_two_versions(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     duckdb_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
@@ -160,7 +160,7 @@ def test_two_exports_of_one_name_make_two_versions(
     assert all(each.verify().ok for each in duckdb_store.get_training_datasets())
 
 
-def test_a_running_export_is_never_taken_for_a_dead_one(duckdb_store: FeatureStore) -> None:
+def test_running_export_keeps_its_version_reserved(duckdb_store: FeatureStore) -> None:
     session = duckdb_store.session
 
     def export(version: int | None = None) -> Any:
@@ -177,7 +177,7 @@ def test_a_running_export_is_never_taken_for_a_dead_one(duckdb_store: FeatureSto
         assert third.version == 1
 
 
-def test_a_directory_that_cannot_be_synced_after_the_manifest_is_a_warning(
+def test_export_failed_sync_after_manifest_warns(
     duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync_directory = local._sync_directory
@@ -221,7 +221,7 @@ class InterruptAt:
             sys.settrace(before)
 
 
-def test_an_interrupt_at_any_moment_leaves_a_whole_dataset_or_none(
+def test_export_interrupted_leaves_complete_dataset_or_none(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     rows = example(50)

@@ -31,7 +31,7 @@ def dataset(duckdb_store: FeatureStore, example: Example) -> TrainingDataset:
     )
 
 
-def test_every_flipped_byte_of_a_manifest_is_found(dataset: TrainingDataset) -> None:
+def test_manifest_any_flipped_byte_raises(dataset: TrainingDataset) -> None:
     path = Path(dataset.path, "manifest.json")
     content = path.read_bytes()
     assert Manifest.from_bytes(content, path=str(path)) == dataset.manifest
@@ -68,7 +68,7 @@ OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train/
 
 @pytest.mark.parametrize("outside", OUTSIDE)
 @pytest.mark.parametrize("where", ["shard", "sidecar", "file", "statistics", "sample", "split"])
-def test_a_manifest_that_leads_outside_is_refused(
+def test_manifest_path_outside_dataset_raises(
     dataset: TrainingDataset, where: str, outside: str
 ) -> None:
     path = Path(dataset.path, "manifest.json")
@@ -92,7 +92,7 @@ def test_a_manifest_that_leads_outside_is_refused(
         TrainingDataset.open(dataset.path)
 
 
-def test_files_that_are_links_are_not_read(dataset: TrainingDataset, tmp_path: Path) -> None:
+def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) -> None:
     shard = Path(dataset.path, dataset.manifest.split("train").shards[0].path)
     statistics = Path(dataset.path, dataset.manifest.statistics["train"]["path"])
     for file in (shard, statistics):
@@ -125,7 +125,9 @@ def test_files_that_are_links_are_not_read(dataset: TrainingDataset, tmp_path: P
         ("sources.0.delta_version", "1"),
     ],
 )
-def test_values_out_of_bounds_are_named(dataset: TrainingDataset, part: str, value: object) -> None:
+def test_manifest_values_out_of_bounds_raise(
+    dataset: TrainingDataset, part: str, value: object
+) -> None:
     data = json.loads(Path(dataset.path, "manifest.json").read_text())
     replace_in(data, part.split("."), value)
     with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
@@ -151,7 +153,9 @@ VALUES = st.recursive(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_no_manifest_ends_in_a_traceback(dataset: TrainingDataset, data: st.DataObject) -> None:
+def test_manifest_random_values_raise_only_store_errors(
+    dataset: TrainingDataset, data: st.DataObject
+) -> None:
     content = json.loads(Path(dataset.path, "manifest.json").read_text())
     places: list[str] = []
     inner: Any = content
@@ -168,7 +172,7 @@ def test_no_manifest_ends_in_a_traceback(dataset: TrainingDataset, data: st.Data
         return
 
 
-def test_one_damaged_manifest_stops_nothing_else(
+def test_damaged_manifest_does_not_affect_other_datasets(
     duckdb_store: FeatureStore, dataset: TrainingDataset, example: Example
 ) -> None:
     duckdb_store.create_training_dataset(example(20), "other", key=["at"])

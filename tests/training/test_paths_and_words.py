@@ -29,7 +29,7 @@ def export(store: FeatureStore, **options: Any) -> TrainingDataset:
     return store.create_training_dataset(rows(), "d", progress=False, key="id", **options)
 
 
-def test_the_path_of_a_split_is_what_other_readers_open(duckdb_store: FeatureStore) -> None:
+def test_path_of_split_is_readable_by_pyarrow(duckdb_store: FeatureStore) -> None:
     dataset = export(duckdb_store, data_format="parquet", splits=SPLITS)
     for split in dataset.splits:
         read = pq.read_table(dataset.path_of(split))
@@ -42,9 +42,7 @@ def test_the_path_of_a_split_is_what_other_readers_open(duckdb_store: FeatureSto
 
 @pytest.mark.petastorm
 @pytest.mark.filterwarnings("ignore")
-def test_petastorm_opens_the_url_of_a_split_and_no_directory_above(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_petastorm_opens_url_of_split_but_not_parent_directory(duckdb_store: FeatureStore) -> None:
     petastorm = pytest.importorskip("petastorm")
     dataset = export(duckdb_store, data_format="petastorm")
     with petastorm.make_reader(
@@ -56,7 +54,7 @@ def test_petastorm_opens_the_url_of_a_split_and_no_directory_above(
         petastorm.make_reader(Path(dataset.path).as_uri(), reader_pool_type="dummy")
 
 
-def test_a_dataset_without_statistics_counts_them_on_demand(duckdb_store: FeatureStore) -> None:
+def test_missing_dataset_statistics_are_computed_on_demand(duckdb_store: FeatureStore) -> None:
     counted = export(duckdb_store, splits=SPLITS)
     bare = export(duckdb_store, splits=SPLITS, statistics=False)
     assert not bare.manifest.statistics
@@ -69,7 +67,7 @@ def test_a_dataset_without_statistics_counts_them_on_demand(duckdb_store: Featur
     assert "x" in frame.index
 
 
-def test_tags_and_descriptions_change_after_the_export(duckdb_store: FeatureStore) -> None:
+def test_tags_and_descriptions_are_editable_after_export(duckdb_store: FeatureStore) -> None:
     dataset = export(duckdb_store, description="first", tags={"team": "sky"})
     manifest = Path(dataset.path, "manifest.json").read_bytes()
     assert (dataset.description, dataset.tags) == ("first", {"team": "sky"})
@@ -88,7 +86,7 @@ def test_tags_and_descriptions_change_after_the_export(duckdb_store: FeatureStor
         duckdb_store.add_training_dataset_tag("d", "owner", 1)  # type: ignore[arg-type]
 
 
-def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore) -> None:
+def test_rebuilt_registry_restores_tags_and_descriptions(duckdb_store: FeatureStore) -> None:
     from featurestore.registry import artifacts, training_datasets
 
     dataset = export(duckdb_store)
@@ -106,7 +104,7 @@ def test_a_rebuilt_registry_knows_what_was_said_since(duckdb_store: FeatureStore
         _ = dataset.tags
 
 
-def test_partitions_come_from_the_log(store: FeatureStore) -> None:
+def test_featuregroup_partitions_are_read_from_log(store: FeatureStore) -> None:
     days = [date(2024, 1, 2), date(2024, 1, 1), None]
     table = [{"day": days[n % 3], "zone": n % 2, "x": float(n)} for n in range(12)]
     store.create_featuregroup(table, "g", partition_by=["day", "zone"])
@@ -121,9 +119,7 @@ def test_partitions_come_from_the_log(store: FeatureStore) -> None:
 
 
 @pytest.mark.tensorflow
-def test_the_record_schema_of_a_dataframe_is_that_of_its_dataset(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_record_schema_of_dataframe_equals_that_of_dataset(duckdb_store: FeatureStore) -> None:
     table = [
         {"id": n, "x": None if n == 3 else float(n), "word": "w" * n, "items": [1] * n}
         for n in range(5)
@@ -134,6 +130,6 @@ def test_the_record_schema_of_a_dataframe_is_that_of_its_dataset(
         assert duckdb_store.get_dataframe_tf_record_schema(df) == dataset.tf_feature_spec()
 
 
-def test_dicts_are_what_python_gives(duckdb_store: FeatureStore) -> None:
+def test_python_dataframe_type_returns_dicts(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup([{"id": 1, "x": 2.0}], "g", primary_key="id")
     assert duckdb_store.get_featuregroup("g", dataframe_type="python") == [{"id": 1, "x": 2.0}]

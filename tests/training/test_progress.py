@@ -16,7 +16,7 @@ from featurestore.training.create import ExportProgress, open_progress
 Example = Callable[..., pa.Table]
 
 
-def test_a_listener_hears_the_phases_and_then_every_row(
+def test_progress_listener_receives_phases_and_row_counts(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     heard: list[tuple[str, int, int]] = []
@@ -32,7 +32,7 @@ def test_a_listener_hears_the_phases_and_then_every_row(
     assert all(done <= total for phase, done, total in heard if phase == "write shards")
 
 
-def test_rows_written_are_seen_from_the_bytes_on_disk(
+def test_progress_rows_estimated_from_bytes_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(create, "_POLL_INTERVAL", 0.01)
@@ -50,7 +50,7 @@ def test_rows_written_are_seen_from_the_bytes_on_disk(
     assert {0, 10, 20, 30, 100} <= set(heard)
 
 
-def test_the_bar_shows_rows_a_second_and_the_time_left(
+def test_progress_bar_shows_rate_and_remaining_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -66,7 +66,7 @@ def test_the_bar_shows_rows_a_second_and_the_time_left(
     assert re.search(r"\d:\d\d:\d\d", printed)
 
 
-def test_without_a_terminal_nothing_is_drawn(
+def test_progress_without_terminal_prints_nothing(
     duckdb_store: FeatureStore, example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
     duckdb_store.create_training_dataset(example(20), "d", key="at")

@@ -101,9 +101,7 @@ WAYS = pytest.mark.parametrize("way", [by_name, chained, with_dataframe])
 
 
 @WAYS
-def test_the_inputs_are_the_features_asked_for_by_name_however_it_is_written(
-    store: FeatureStore, way: Any
-) -> None:
+def test_roles_inputs_are_requested_features(store: FeatureStore, way: Any) -> None:
     dataset = store.create_training_dataset(way(store), "won", label="won")
     roles = dataset.roles
     assert sorted(roles.inputs) == sorted(INPUTS)
@@ -117,9 +115,7 @@ def test_the_inputs_are_the_features_asked_for_by_name_however_it_is_written(
 
 
 @WAYS
-def test_columns_that_are_not_used_are_stored_and_read_by_name(
-    store: FeatureStore, way: Any
-) -> None:
+def test_roles_unused_columns_are_stored_and_readable(store: FeatureStore, way: Any) -> None:
     dataset = store.create_training_dataset(way(store), "won", label="won")
     reader = dataset.reader("train", global_batch_size=ROWS, columns=["match_id", "amount"])
     batch = next(reader.batches())
@@ -128,7 +124,7 @@ def test_columns_that_are_not_used_are_stored_and_read_by_name(
 
 
 @WAYS
-def test_features_adds_inputs_and_exclude_takes_them_away(store: FeatureStore, way: Any) -> None:
+def test_roles_features_adds_and_exclude_removes_inputs(store: FeatureStore, way: Any) -> None:
     dataset = store.create_training_dataset(
         way(store),
         "won",
@@ -141,15 +137,13 @@ def test_features_adds_inputs_and_exclude_takes_them_away(store: FeatureStore, w
     assert "level" in dataset.roles.unused
 
 
-def test_a_feature_asked_for_by_name_is_an_input_also_when_it_is_joined_on(
-    store: FeatureStore,
-) -> None:
+def test_roles_requested_join_key_is_input(store: FeatureStore) -> None:
     frame = store.get_features(["matches.division", "divisions.level", "matches.won"])
     dataset = store.create_training_dataset(frame, "won", label="won")
     assert dataset.roles.inputs == ("division", "level")
 
 
-def test_aggregates_over_windows_are_inputs_and_their_keys_are_keys(store: FeatureStore) -> None:
+def test_roles_window_aggregates_are_inputs(store: FeatureStore) -> None:
     spending(store)
     labels = matches().rename_columns(["customer", *matches().column_names[1:]])
     frame = store.get_features(
@@ -162,15 +156,13 @@ def test_aggregates_over_windows_are_inputs_and_their_keys_are_keys(store: Featu
     assert set(roles.key) == {"customer", "division"}
 
 
-def test_a_selection_of_a_frame_keeps_the_roles(store: FeatureStore) -> None:
+def test_roles_preserved_by_frame_selection(store: FeatureStore) -> None:
     frame = by_name(store).select("amount", "home_goals", "won").filter("amount > 2")
     roles = store.create_training_dataset(frame, "won", label="won").roles
     assert (roles.inputs, roles.unused) == (("home_goals",), ("amount",))
 
 
-def test_the_columns_of_a_dataframe_are_inputs_but_key_time_label_and_weight(
-    store: FeatureStore,
-) -> None:
+def test_roles_dataframe_inputs_exclude_key_time_label_and_weight(store: FeatureStore) -> None:
     table = matches().drop(["booked_at"])
     dataset = store.create_training_dataset(
         table, "won", label="won", key="match_id", weight="amount"
@@ -183,16 +175,14 @@ def test_the_columns_of_a_dataframe_are_inputs_but_key_time_label_and_weight(
     assert set(named.roles.unused) == {"match_id", "division", "amount"}
 
 
-def test_the_columns_of_a_whole_group_are_inputs_but_its_key_and_times(
-    store: FeatureStore,
-) -> None:
+def test_roles_group_inputs_exclude_key_and_times(store: FeatureStore) -> None:
     frame = store.get_featuregroup("matches")
     roles = store.create_training_dataset(frame, "won", label="won").roles
     assert roles.inputs == ("home", "away", "division", "amount")
     assert (roles.key, roles.time, roles.unused) == (("match_id",), "played_at", ("booked_at",))
 
 
-def test_a_split_by_time_makes_its_column_the_time(store: FeatureStore) -> None:
+def test_roles_time_split_column_is_time(store: FeatureStore) -> None:
     middle = START + timedelta(hours=20)
     splits = TimeSplit("booked_at", {"train": (None, middle), "test": (middle, None)})
     dataset = store.create_training_dataset(
@@ -201,7 +191,7 @@ def test_a_split_by_time_makes_its_column_the_time(store: FeatureStore) -> None:
     assert (dataset.roles.time, dataset.roles.unused) == ("booked_at", ("played_at",))
 
 
-def test_the_roles_are_printed_once_with_what_to_type(
+def test_roles_are_printed_once_with_features_hint(
     store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -225,7 +215,7 @@ def test_the_roles_are_printed_once_with_what_to_type(
     assert "match_id, amount; name them in features= to feed them" in again.roles._repr_html_()
 
 
-def test_an_input_with_another_value_in_every_row_is_warned_about(store: FeatureStore) -> None:
+def test_roles_input_with_unique_values_warns(store: FeatureStore) -> None:
     with pytest.warns(UserWarning, match="distinct value in every row.*'match_id'") as told:
         store.create_training_dataset(matches(), "won", label="won")
     assert told[0].filename == __file__
@@ -249,7 +239,7 @@ def spending(store: FeatureStore) -> None:
     store.create_featuregroup(table, "spending", primary_key="customer", event_time="at")
 
 
-def test_a_date_is_never_guessed_to_be_the_time(store: FeatureStore) -> None:
+def test_label_time_date_column_is_not_inferred(store: FeatureStore) -> None:
     spending(store)
     store.create_featuregroup(customers(), "customers", primary_key="customer")
     for labels in ("customers", customers()):
@@ -263,9 +253,7 @@ def test_a_date_is_never_guessed_to_be_the_time(store: FeatureStore) -> None:
         assert sorted(dataset.read("train").to_pandas()["spent"]) == [5.0, 7.0]
 
 
-def test_a_lone_timestamp_of_a_group_that_declares_no_time_is_not_guessed(
-    store: FeatureStore,
-) -> None:
+def test_label_time_undeclared_group_timestamp_is_not_inferred(store: FeatureStore) -> None:
     spending(store)
     joined = customers().append_column(
         "joined", pa.array([START, START], pa.timestamp("us", "UTC"))
@@ -276,7 +264,7 @@ def test_a_lone_timestamp_of_a_group_that_declares_no_time_is_not_guessed(
     assert store.get_features("spending.spent", labels=joined).plan.time == "joined"
 
 
-def test_a_timestamp_is_no_time_where_no_group_needs_one(store: FeatureStore) -> None:
+def test_label_time_not_inferred_when_no_group_needs_time(store: FeatureStore) -> None:
     labels = matches().select(["division", "played_at", "won"])
     frame = store.get_features("divisions.level", labels=labels)
     assert frame.plan is not None
@@ -288,7 +276,7 @@ def test_a_timestamp_is_no_time_where_no_group_needs_one(store: FeatureStore) ->
     assert later.plan.time == "played_at"
 
 
-def test_statistics_and_pictures_leave_out_what_is_no_input_or_label(store: FeatureStore) -> None:
+def test_roles_statistics_and_plots_cover_inputs_and_labels_only(store: FeatureStore) -> None:
     dataset = store.create_training_dataset(with_dataframe(store), "won", label="won")
     statistics = dataset.statistics("train")
     assert {each.name: each.role for each in statistics.columns} == dict(dataset.roles)
@@ -314,9 +302,7 @@ some = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
     features=some,
     exclude=some,
 )
-def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
-    **given_roles: Any,
-) -> None:
+def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
     known = RoleRequest(**given_roles)
     try:
         roles = DatasetRoles(assign_roles(SCHEMA, known))
@@ -344,7 +330,7 @@ def test_every_column_has_one_role_and_no_label_or_excluded_column_is_an_input(
         ({"weight": ["home", "away"]}, "is not one column"),
     ],
 )
-def test_roles_that_contradict_one_another_are_refused_before_anything_is_written(
+def test_roles_conflicting_arguments_raise_without_writing(
     store: FeatureStore, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):

@@ -45,7 +45,7 @@ def dataset(store: FeatureStore, data_format: str, **options: Any) -> TrainingDa
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "petastorm", "parquet", "csv"])
-def test_every_format_gives_arrays_back_in_their_shape(
+def test_array_shapes_preserved_in_every_format(
     duckdb_store: FeatureStore, data_format: str
 ) -> None:
     made = dataset(duckdb_store, data_format)
@@ -68,7 +68,7 @@ def test_every_format_gives_arrays_back_in_their_shape(
 
 
 @pytest.mark.tensorflow
-def test_datasets_of_tensorflow_have_static_shapes(duckdb_store: FeatureStore) -> None:
+def test_array_shapes_static_in_tf_dataset(duckdb_store: FeatureStore) -> None:
     import tensorflow as tf
 
     made = dataset(duckdb_store, "tfrecord")
@@ -85,7 +85,7 @@ def test_datasets_of_tensorflow_have_static_shapes(duckdb_store: FeatureStore) -
         np.testing.assert_array_equal(parsed[name].numpy(), COLUMNS[name][order])
 
 
-def test_petastorm_gives_shapes_back(duckdb_store: FeatureStore) -> None:
+def test_array_shapes_preserved_by_petastorm_reader(duckdb_store: FeatureStore) -> None:
     pytest.importorskip("petastorm")
     made = dataset(duckdb_store, "petastorm")
     count = 0
@@ -101,7 +101,7 @@ def test_petastorm_gives_shapes_back(duckdb_store: FeatureStore) -> None:
     assert count == ROWS
 
 
-def test_missing_arrays_are_masked_in_their_shape(duckdb_store: FeatureStore) -> None:
+def test_array_nulls_masked_in_shape(duckdb_store: FeatureStore) -> None:
     images = [None if row % 5 == 0 else COLUMNS["image"][row] for row in range(ROWS)]
     made = duckdb_store.create_training_dataset(
         {"id": range(ROWS), "image": images}, "gaps", key="id"
@@ -114,7 +114,7 @@ def test_missing_arrays_are_masked_in_their_shape(duckdb_store: FeatureStore) ->
     assert not batch["image"][~present].any()
 
 
-def test_frames_give_arrays_in_their_shape(duckdb_store: FeatureStore) -> None:
+def test_array_shapes_preserved_in_dataframes(duckdb_store: FeatureStore) -> None:
     dataset(duckdb_store, "parquet")
     frame = duckdb_store.get_featuregroup("pictures")
     images = frame.select("image").to_numpy()

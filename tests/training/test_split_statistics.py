@@ -52,7 +52,7 @@ def split_accumulator(
     return SplitAccumulator(Assignment((0, 1), ((), ())), dict(enumerate(accumulators)))
 
 
-def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
+def test_split_sample_is_shared_between_partitions() -> None:
     rows = (PARTITIONS * 5000 * 3 // 4, PARTITIONS * 5000 // 4)
     bounded = tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=each) for each in rows)
     unbounded = (statistics_accumulator(SCHEMA, limit=LIMIT),) * 2
@@ -81,7 +81,7 @@ def test_partitions_hold_one_sample_together_and_not_one_each() -> None:
     assert results[0] == results[1]
 
 
-def test_samples_that_copies_make_too_small_are_noticed() -> None:
+def test_split_sample_reduced_by_copies_is_short() -> None:
     accumulator = statistics_accumulator(SCHEMA, limit=LIMIT, rows=5000)
     few = split_accumulator((accumulator, accumulator))
     state = few.update(few.start(), partition(0, distinct=2000))
@@ -92,9 +92,7 @@ def test_samples_that_copies_make_too_small_are_noticed() -> None:
     )
 
 
-def test_statistics_of_splits_are_those_of_their_rows(
-    store: FeatureStore, example: Example
-) -> None:
+def test_split_statistics_equal_rows_of_splits(store: FeatureStore, example: Example) -> None:
     made = store.create_training_dataset(
         example(800), "d", splits={"train": 0.7, "test": 0.3}, key="at", label="label"
     )
@@ -108,9 +106,7 @@ def test_statistics_of_splits_are_those_of_their_rows(
         assert abs(column.mean - pa.compute.mean(rows["n"]).as_py()) < 1e-9
 
 
-def test_exports_of_the_same_rows_in_another_order_differ_in_times_and_ids_alone(
-    tmp_path: Path, example: Example
-) -> None:
+def test_split_statistics_independent_of_row_order(tmp_path: Path, example: Example) -> None:
     rows = example(3000)
     written = []
     for number, order in enumerate((range(3000), range(2999, -1, -1))):
@@ -129,7 +125,7 @@ def test_exports_of_the_same_rows_in_another_order_differ_in_times_and_ids_alone
     assert different == ["created", "run_id", "checksum"]
 
 
-def test_writers_count_what_a_pass_of_its_own_counts(
+def test_split_statistics_of_writers_equal_separate_pass(
     duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where copies make a sample too small, so that all is counted again."""
@@ -156,7 +152,7 @@ def test_writers_count_what_a_pass_of_its_own_counts(
     assert exported("d") == by_itself
 
 
-def test_writers_in_other_processes_return_what_they_counted(
+def test_split_statistics_of_worker_processes_are_returned(
     duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = DuckDBEngine.write_shards

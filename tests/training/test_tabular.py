@@ -29,9 +29,7 @@ def table(rows: int = 30, **more: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "petastorm"])
-def test_the_matrix_holds_the_inputs_in_the_order_of_the_rows(
-    duckdb_store: FeatureStore, data_format: str
-) -> None:
+def test_matrix_contains_inputs_in_row_order(duckdb_store: FeatureStore, data_format: str) -> None:
     dataset = duckdb_store.create_training_dataset(
         table(),
         "pixels",
@@ -53,7 +51,7 @@ def test_the_matrix_holds_the_inputs_in_the_order_of_the_rows(
         assert y.tolist() == rows.column("y").to_pylist()
 
 
-def test_the_matrix_holds_the_values_of_the_readers(duckdb_store: FeatureStore) -> None:
+def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
     words = pa.array(["a", "b", None] * 10)
     made = duckdb_store.create_training_dataset(
         table(city=words),
@@ -82,7 +80,7 @@ def test_the_matrix_holds_the_values_of_the_readers(duckdb_store: FeatureStore) 
         assert np.isnan(stored.x).sum() == made.read(split).to_arrow()["age"].null_count
 
 
-def test_a_matrix_of_named_columns_and_of_several_labels(duckdb_store: FeatureStore) -> None:
+def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore) -> None:
     made = duckdb_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
     x, y, names = made.matrix("train", columns=["id", "age"])
     assert (names, x.shape) == (("id", "age"), (30, 2))
@@ -91,7 +89,7 @@ def test_a_matrix_of_named_columns_and_of_several_labels(duckdb_store: FeatureSt
     assert sorted(x[:, 0].tolist()) == list(range(30))
 
 
-def test_what_is_no_number_is_named(duckdb_store: FeatureStore) -> None:
+def test_matrix_non_numeric_columns_raise_with_names(duckdb_store: FeatureStore) -> None:
     words = pa.array(["a", "b", "c"] * 10)
     made = duckdb_store.create_training_dataset(table(city=words), "words", label="y", key="id")
     with pytest.raises(UnsupportedType, match=r"city \(string\)") as refused:
@@ -110,7 +108,7 @@ def test_what_is_no_number_is_named(duckdb_store: FeatureStore) -> None:
         (pa.array(["cat", "dog", "dog", "dog"]), {"cat": 2.0, "dog": 4 / 6}),
     ],
 )
-def test_class_weights_are_by_the_values_that_a_model_sees(
+def test_class_weights_are_keyed_by_transformed_values(
     duckdb_store: FeatureStore, label: pa.Array, classes: dict[Any, float]
 ) -> None:
     data = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": label})
@@ -119,7 +117,7 @@ def test_class_weights_are_by_the_values_that_a_model_sees(
     assert list(map(type, made.class_weights)) == list(map(type, classes))
 
 
-def test_a_dataset_without_classes_says_so(duckdb_store: FeatureStore) -> None:
+def test_class_weights_without_classes_raise(duckdb_store: FeatureStore) -> None:
     made = duckdb_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
     with pytest.raises(InvalidArgument, match="has no label"):
         _ = made.class_weights

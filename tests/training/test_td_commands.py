@@ -47,9 +47,7 @@ def run(location: str, command_line: Callable[..., Any]) -> Run:
     return call
 
 
-def test_verify_ends_with_0_for_a_whole_dataset_and_1_for_a_damaged_one(
-    run: Run, location: str
-) -> None:
+def test_td_verify_damaged_dataset_exits_1(run: Run, location: str) -> None:
     assert "ok" in run("td", "verify", "d")
     assert run("td", "verify", "d", "--recompute", as_json=True)["recomputed"]
     shard = next(Path(location, "trainingdatasets", "d", "v2", "train").glob("tfrecord-*"))
@@ -65,7 +63,7 @@ def test_verify_ends_with_0_for_a_whole_dataset_and_1_for_a_damaged_one(
     assert run("td", "verify", "d", "--version", "1", as_json=True)["ok"]
 
 
-def test_verify_says_why_a_dataset_cannot_be_made_again(run: Run) -> None:
+def test_td_verify_prints_reason_for_irreproducible_dataset(run: Run) -> None:
     assert "cannot be recomputed: the data was a dataframe" in run(
         "td", "verify", "loose", "--recompute", code=1
     )
@@ -73,7 +71,7 @@ def test_verify_says_why_a_dataset_cannot_be_made_again(run: Run) -> None:
     assert "dataframe" in run("td", "show", "loose", as_json=True)["not_reproducible_because"]
 
 
-def test_diff_ends_with_1_where_rows_differ_and_0_where_they_do_not(run: Run) -> None:
+def test_td_diff_exit_code_1_for_different_rows(run: Run) -> None:
     printed = run("td", "diff", "d", code=1)
     assert "source facts@v1: Delta version 1 -> 2" in printed
     told = run("td", "diff", "d", "--versions", "1", "2", code=1, as_json=True)
@@ -83,7 +81,7 @@ def test_diff_ends_with_1_where_rows_differ_and_0_where_they_do_not(run: Run) ->
     assert "only one version" in run("td", "diff", "loose", code=1)
 
 
-def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:
+def test_td_show_prints_label_proportions_layout_and_losses(run: Run) -> None:
     told = run("td", "show", "d", as_json=True)
     for split in ("train", "test"):
         shares = told["label_proportions"][split]["label"]
@@ -94,7 +92,7 @@ def test_show_tells_label_proportions_layout_and_losses(run: Run) -> None:
     assert told["losses"] == {}
 
 
-def test_show_prints_the_table_of_transformations(
+def test_td_show_prints_transformations(
     run: Run, location: str, example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with featurestore.connect(location) as store:
@@ -111,7 +109,7 @@ def test_show_prints_the_table_of_transformations(
     assert "transformations" not in run("td", "show", "d", as_json=True)
 
 
-def test_clean_lists_and_removes_what_killed_exports_left(run: Run, location: str) -> None:
+def test_td_clean_removes_leftovers_of_killed_exports(run: Run, location: str) -> None:
     dead = Path(location, "trainingdatasets", "d", "v7", "train")
     dead.mkdir(parents=True)
     staged = Path(location, "_staging", "0123456789abcdef" * 2, "rows")
@@ -124,7 +122,7 @@ def test_clean_lists_and_removes_what_killed_exports_left(run: Run, location: st
     assert [each["version"] for each in run("td", "list", as_json=True)] == [1, 2, 1]
 
 
-def test_unknown_datasets_end_with_1_and_say_what_there_is(run: Run) -> None:
+def test_td_commands_unknown_dataset_exit_1_with_alternatives(run: Run) -> None:
     assert "loose" in run("td", "verify", "absent", code=1)
     run("td", "delete", "d", "--version", "1")
     assert [each["version"] for each in run("td", "list", as_json=True)] == [2, 1]

@@ -36,7 +36,7 @@ def shard(dataset: TrainingDataset, split: str = "train", number: int = 1) -> Pa
     return Path(dataset.path, dataset.manifest.split(split).shards[number].path)
 
 
-def test_one_flipped_bit_is_named_with_file_and_offset(dataset: TrainingDataset) -> None:
+def test_verify_flipped_bit_reports_file_and_offset(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     data = bytearray(path.read_bytes())
     place = len(data) // 2
@@ -51,7 +51,7 @@ def test_one_flipped_bit_is_named_with_file_and_offset(dataset: TrainingDataset)
 
 @pytest.mark.petastorm
 @pytest.mark.parametrize("data_format", ["parquet", "petastorm", "csv", "tfrecord"])
-def test_the_first_wrong_mebibyte_of_a_long_file_is_named(
+def test_verify_long_file_reports_first_damaged_mebibyte(
     duckdb_store: FeatureStore, example: Example, data_format: str
 ) -> None:
     dataset = duckdb_store.create_training_dataset(
@@ -69,7 +69,7 @@ def test_the_first_wrong_mebibyte_of_a_long_file_is_named(
     assert dataset.verify().ok
 
 
-def test_a_damaged_file_beside_the_shards_is_named(
+def test_verify_damaged_metadata_files_are_reported(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     dataset = duckdb_store.create_training_dataset(example(100), "beside", key="at")
@@ -90,7 +90,7 @@ def test_a_damaged_file_beside_the_shards_is_named(
         TrainingDataset.open(dataset.path)
 
 
-def test_a_truncated_shard_is_named_with_the_place_where_it_ends(dataset: TrainingDataset) -> None:
+def test_verify_truncated_shard_reports_end_offset(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-7])
@@ -102,7 +102,7 @@ def test_a_truncated_shard_is_named_with_the_place_where_it_ends(dataset: Traini
     assert (problem.file, problem.offset) == (os.path.relpath(path, dataset.path), size - 7)
 
 
-def test_a_missing_shard_is_named(dataset: TrainingDataset) -> None:
+def test_verify_missing_shard_is_reported(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     path.unlink()
     assert [
@@ -110,7 +110,7 @@ def test_a_missing_shard_is_named(dataset: TrainingDataset) -> None:
     ] == ["is missing"]
 
 
-def test_swapped_shards_are_named(dataset: TrainingDataset) -> None:
+def test_verify_swapped_shards_are_reported(dataset: TrainingDataset) -> None:
     one, two = shard(dataset, number=0), shard(dataset, number=1)
     data = one.read_bytes()
     one.write_bytes(two.read_bytes())
@@ -126,7 +126,7 @@ def test_swapped_shards_are_named(dataset: TrainingDataset) -> None:
     assert names[1] in found[names[0]].message
 
 
-def test_rows_in_the_wrong_split_or_order_are_found_though_every_hash_fits(
+def test_verify_rows_in_wrong_split_or_order_are_reported(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     dataset = duckdb_store.create_training_dataset(
@@ -168,7 +168,7 @@ def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
     return TrainingDataset.open(dataset.path)
 
 
-def test_what_cannot_be_checked_is_said(duckdb_store: FeatureStore) -> None:
+def test_verify_unverifiable_rules_are_noted(duckdb_store: FeatureStore) -> None:
     table = pa.table(
         {"x": pa.array([n / 7 for n in range(50)]), "label": pa.array([n % 2 for n in range(50)])}
     )
@@ -189,12 +189,12 @@ def test_what_cannot_be_checked_is_said(duckdb_store: FeatureStore) -> None:
     assert exact.verify().notes == ()
 
 
-def test_a_strange_file_is_named(dataset: TrainingDataset) -> None:
+def test_verify_unexpected_file_is_reported(dataset: TrainingDataset) -> None:
     Path(dataset.path, "train", "tfrecord-99999-of-99999").write_bytes(b"")
     assert [each.message for each in dataset.verify().problems] == ["is not in the manifest"]
 
 
-def test_diff_counts_rows_added_removed_and_changed(
+def test_diff_counts_added_removed_and_changed_rows(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(100)
@@ -212,7 +212,7 @@ def test_diff_counts_rows_added_removed_and_changed(
     assert before.diff(before).same
 
 
-def test_diff_tells_columns_sources_rules_labels_and_drift(
+def test_diff_contains_columns_sources_rules_labels_and_drift(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     table = example(600)

@@ -65,7 +65,7 @@ def flights(duckdb_store: FeatureStore) -> FeatureStore:
     return fill(duckdb_store)
 
 
-def test_training_and_scoring_get_the_same_features_from_a_view(store: FeatureStore) -> None:
+def test_view_training_and_scoring_give_same_features(store: FeatureStore) -> None:
     """On each engine, with two roles of one group."""
     fill(store)
     made = store.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
@@ -82,9 +82,7 @@ def test_training_and_scoring_get_the_same_features_from_a_view(store: FeatureSt
         assert row[name] == trained["N1"][name]
 
 
-def test_a_training_dataset_remembers_its_view_and_is_made_again_without_it(
-    flights: FeatureStore,
-) -> None:
+def test_training_dataset_of_deleted_view_is_reproducible(flights: FeatureStore) -> None:
     view = flights.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
     first = view.create_training_dataset("flights", tags={"of": "a view"}, progress=False)
     rows = view.get_features().filter("seats > 100")
@@ -107,7 +105,7 @@ def test_a_training_dataset_remembers_its_view_and_is_made_again_without_it(
     assert flights.get_training_dataset("flights").manifest.view == {"name": "late", "version": 1}
 
 
-def test_a_view_stays_what_it_was_when_groups_go_on(flights: FeatureStore) -> None:
+def test_view_is_unchanged_by_new_group_versions(flights: FeatureStore) -> None:
     view = flights.create_feature_view("v", features=["planes.*"], labels="asked")
     wider = {"tail": "N1", "seats": 101, "wings": 2}
     flights.insert_into_featuregroup([wider], "planes", mode="upsert", schema_change="add")
@@ -119,9 +117,7 @@ def test_a_view_stays_what_it_was_when_groups_go_on(flights: FeatureStore) -> No
     assert sorted(before.to_pylist()) == [100, 200]
 
 
-def test_a_change_that_keeps_a_view_back_or_breaks_it_is_said_when_it_happens(
-    flights: FeatureStore,
-) -> None:
+def test_group_change_that_affects_view_warns(flights: FeatureStore) -> None:
     view = flights.create_feature_view("v", features=["planes.seats"], labels="asked")
     with pytest.warns(FeatureViewWarning, match="in version 2 'seats' is gone. It goes on reading"):
         flights.create_featuregroup([{"tail": "N1", "chairs": 1}], "planes", primary_key="tail")
@@ -143,9 +139,7 @@ def test_a_change_that_keeps_a_view_back_or_breaks_it_is_said_when_it_happens(
         view.get_features()
 
 
-def test_a_view_that_cannot_work_is_refused_before_anything_is_written(
-    flights: FeatureStore,
-) -> None:
+def test_create_feature_view_invalid_raises_without_writing(flights: FeatureStore) -> None:
     frame = pa.table({"tail": ["N1"]})
     refused: list[tuple[type[Exception], dict[str, Any]]] = [
         (FeatureNotFound, {"features": "planes.wings"}),
@@ -168,7 +162,7 @@ def test_a_view_that_cannot_work_is_refused_before_anything_is_written(
         flights.get_feature_view("w")
 
 
-def test_the_file_is_the_truth_of_a_view(flights: FeatureStore) -> None:
+def test_view_file_restores_view_after_rebuild(flights: FeatureStore) -> None:
     flights.create_feature_view("v", features=BOTH_ENDS, labels="asked", tags={"team": "sky"})
     flights.create_feature_view("v", features="planes.seats")
     file = Path(flights.location) / "featureviews" / "v" / "v1" / "view.json"
@@ -195,7 +189,7 @@ def test_the_file_is_the_truth_of_a_view(flights: FeatureStore) -> None:
     assert [path for path, _ in found.unreadable] == [str(file.parent)]
 
 
-def test_the_command_line_lists_and_shows_views(flights: FeatureStore, command_line: Any) -> None:
+def test_view_commands_list_and_show_views(flights: FeatureStore, command_line: Any) -> None:
     view = flights.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
     view.create_training_dataset("flights", progress=False)
     location = ("--location", flights.location, "--output", "json")
@@ -207,7 +201,7 @@ def test_the_command_line_lists_and_shows_views(flights: FeatureStore, command_l
     assert shown["problems"] == []
 
 
-def test_a_view_exports_with_the_arguments_of_every_export() -> None:
+def test_view_export_accepts_all_export_arguments() -> None:
     of_store = inspect.signature(FeatureStore.create_training_dataset).parameters
     of_view = inspect.signature(featurestore.FeatureView.create_training_dataset).parameters
     missing = set(of_store) - set(of_view) - {"data", "label"}
@@ -215,7 +209,7 @@ def test_a_view_exports_with_the_arguments_of_every_export() -> None:
     assert set(of_view) - set(of_store) == {"labels", "label_time", "as_of"}
 
 
-def test_a_view_hands_its_transformations_to_its_datasets(duckdb_store: FeatureStore) -> None:
+def test_view_transformations_apply_to_training_datasets(duckdb_store: FeatureStore) -> None:
     rows = [{"id": each, "x": float(each), "late": each % 2} for each in range(20)]
     duckdb_store.create_featuregroup(rows, "numbers", primary_key=["id"])
     duckdb_store.create_feature_view(
@@ -236,7 +230,7 @@ def test_a_view_hands_its_transformations_to_its_datasets(duckdb_store: FeatureS
     )
 
 
-def test_a_view_refuses_what_cannot_be_done_to_its_features(duckdb_store: FeatureStore) -> None:
+def test_view_invalid_transformations_raise(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup([{"id": 1, "x": "text"}], "words", primary_key=["id"])
     with pytest.raises(InvalidArgument, match="vocabulary"):
         duckdb_store.create_feature_view(

@@ -46,7 +46,7 @@ def plant(store: FeatureStore, **values: object) -> None:
 
 @pytest.mark.parametrize("kind", ["create", "delete", "write", "export"])
 @pytest.mark.parametrize("where", ["path", "name", "version", "run_id"])
-def test_connecting_to_a_hostile_store_removes_nothing_outside(
+def test_connect_to_manipulated_store_removes_nothing_outside(
     tmp_path: Path, victim: Path, kind: str, where: str
 ) -> None:
     location = tmp_path / "store"
@@ -63,7 +63,7 @@ def test_connecting_to_a_hostile_store_removes_nothing_outside(
     assert again.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_a_link_in_the_store_is_not_followed_by_deletion(tmp_path: Path, victim: Path) -> None:
+def test_delete_featuregroup_does_not_follow_symbolic_link(tmp_path: Path, victim: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup(TABLE, "g")
     folder = tmp_path / "store" / "featuregroups" / "g"
@@ -74,7 +74,7 @@ def test_a_link_in_the_store_is_not_followed_by_deletion(tmp_path: Path, victim:
     assert (victim / "g" / "v1").is_dir()
 
 
-def test_storage_removes_only_below_its_root(tmp_path: Path, victim: Path) -> None:
+def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
     root = tmp_path / "root"
     (root / "inner").mkdir(parents=True)
     (root / "link").symlink_to(victim)
@@ -91,7 +91,7 @@ def test_storage_removes_only_below_its_root(tmp_path: Path, victim: Path) -> No
     assert (victim / "precious").read_text() == "kept"
 
 
-def test_a_copied_store_is_a_store_of_its_own(tmp_path: Path) -> None:
+def test_copied_store_is_independent(tmp_path: Path) -> None:
     original = featurestore.connect(tmp_path / "one")
     original.create_featuregroup(TABLE, "g", primary_key="x")
     made = original.create_training_dataset(original.get_featuregroup("g"), "d", label="y")

@@ -88,7 +88,7 @@ DATASET_DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", [*GROUP_DAMAGES, *DATASET_DAMAGES])
-def test_what_is_sound_is_restored_and_the_rest_is_listed(
+def test_rebuild_restores_intact_and_lists_damaged_artifacts(
     template: Path, tmp_path: Path, damage: str
 ) -> None:
     location = tmp_path / "store"
@@ -109,7 +109,7 @@ def test_what_is_sound_is_restored_and_the_rest_is_listed(
         store.vacuum_featuregroup("good", retain="0s")
 
 
-def test_strange_directories_are_listed_and_never_registered(
+def test_rebuild_lists_unknown_directories_without_registering(
     template: Path, tmp_path: Path
 ) -> None:
     location = tmp_path / "store"
@@ -128,7 +128,7 @@ def test_strange_directories_are_listed_and_never_registered(
     ]
 
 
-def test_a_rebuild_beside_a_creation_lets_it_end_well(tmp_path: Path) -> None:
+def test_rebuild_during_creation_lets_it_complete(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path)
     session = store.session
     write = session.engine.write
@@ -145,7 +145,7 @@ def test_a_rebuild_beside_a_creation_lets_it_end_well(tmp_path: Path) -> None:
     assert store.get_featuregroup("g").count() == 2
 
 
-def test_a_rebuild_leaves_the_intents_of_living_writes(duckdb_store: FeatureStore) -> None:
+def test_rebuild_keeps_intents_of_running_writes(duckdb_store: FeatureStore) -> None:
     session = duckdb_store.session
     with in_flight(session, kind="create", name="g", version=1) as run:
         rebuild(duckdb_store.location)
@@ -154,7 +154,7 @@ def test_a_rebuild_leaves_the_intents_of_living_writes(duckdb_store: FeatureStor
         run.check_intent()
 
 
-def test_a_damaged_registry_is_not_moved_away_under_a_writer(tmp_path: Path) -> None:
+def test_rebuild_keeps_damaged_registry_while_writer_runs(tmp_path: Path) -> None:
     featurestore.connect(tmp_path).close()
     program = (
         "import sys\nfrom featurestore.recovery import liveness\n"

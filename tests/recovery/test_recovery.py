@@ -56,7 +56,7 @@ def left_over(store: FeatureStore) -> list[str]:
         return [each.run_id for each in intents.every(connection)]
 
 
-def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore) -> None:
+def test_recovery_removes_creation_without_rows(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     begin(store, "create", "g")
     path = store.session.featuregroup_path("g", 1)
@@ -72,7 +72,7 @@ def test_a_creation_without_rows_is_removed(duckdb_store: FeatureStore) -> None:
     assert again.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_a_creation_with_rows_is_registered(duckdb_store: FeatureStore) -> None:
+def test_recovery_registers_creation_with_rows(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(TABLE, "g", description="Found again", tags={"a": "b"})
     with store.session.registry.transaction() as connection:
@@ -90,7 +90,7 @@ def test_a_creation_with_rows_is_registered(duckdb_store: FeatureStore) -> None:
     assert group.history()[-1].operation == "create"
 
 
-def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore) -> None:
+def test_recovery_registers_unregistered_commit(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(TABLE, "g")
     begin(store, "write", "g")
@@ -109,7 +109,7 @@ def test_a_commit_that_was_not_registered_is(duckdb_store: FeatureStore) -> None
         assert lineage.results(connection, "raw")[0].run_id == "r9"
 
 
-def test_a_deletion_is_finished(duckdb_store: FeatureStore) -> None:
+def test_recovery_completes_deletion(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(TABLE, "g")
     begin(store, "delete", "g")
@@ -128,7 +128,7 @@ def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
     return path
 
 
-def test_the_writes_of_this_process_are_left_alone(duckdb_store: FeatureStore) -> None:
+def test_recovery_ignores_writes_of_own_process(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     path = half_created(store, owner=liveness.this_process(store.location))
     featurestore.connect(store.location)
@@ -149,7 +149,7 @@ with in_flight(store.session, kind="create", name="g", version=1):
 """
 
 
-def test_another_process_keeps_what_it_writes_until_it_dies(duckdb_store: FeatureStore) -> None:
+def test_recovery_waits_for_death_of_other_process(duckdb_store: FeatureStore) -> None:
     """Nothing of this looks at process ids: it holds for containers that are started again, too."""
     store = duckdb_store
     with subprocess.Popen(
@@ -201,11 +201,8 @@ def end_container(container: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("same_kernel", [True, False])
-def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
-    duckdb_store: FeatureStore,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    same_kernel: bool,
+def test_recovery_releases_names_of_killed_container(
+    duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_kernel: bool
 ) -> None:
     """In its own count the process that creates is number 1, as the one after it will be."""
     store = duckdb_store
@@ -231,7 +228,7 @@ def test_a_container_that_is_killed_keeps_its_names_no_longer_than_it_must(
     assert again.create_training_dataset(TABLE, "d", version=1).version == 1
 
 
-def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
+def test_recovery_of_remote_process_depends_on_heartbeat(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -249,7 +246,7 @@ def test_a_process_of_another_machine_lives_as_long_as_its_heartbeat(
     assert left_over(again) == []
 
 
-def test_heartbeats_come_while_a_write_is_in_flight(
+def test_heartbeat_continues_during_write(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", 0.001)
@@ -260,7 +257,7 @@ def test_heartbeats_come_while_a_write_is_in_flight(
             assert beats.acquire(timeout=60)
 
 
-def test_a_write_that_was_taken_for_dead_publishes_nothing(
+def test_write_presumed_dead_publishes_nothing(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -281,7 +278,7 @@ def test_a_write_that_was_taken_for_dead_publishes_nothing(
     assert store.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_a_child_made_by_fork_is_an_owner_of_its_own(duckdb_store: FeatureStore) -> None:
+def test_forked_child_is_separate_owner(duckdb_store: FeatureStore) -> None:
     location = duckdb_store.location
     mine = liveness.this_process(location)
     ended = subprocess.run(
@@ -308,7 +305,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_one_write_that_cannot_be_settled_stops_no_other(
+def test_recovery_unresolvable_write_does_not_block_others(
     duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = duckdb_store
@@ -322,7 +319,7 @@ def test_one_write_that_cannot_be_settled_stops_no_other(
     assert "write of damaged version 1 could not be resolved" in caplog.text
 
 
-def test_a_group_without_its_folder_is_said(duckdb_store: FeatureStore) -> None:
+def test_recovery_reports_group_without_folder(duckdb_store: FeatureStore) -> None:
     import shutil
 
     group = duckdb_store.create_featuregroup(TABLE, "g")

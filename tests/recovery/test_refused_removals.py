@@ -40,7 +40,7 @@ def left_over(store: FeatureStore) -> list[str]:
         return [each.kind for each in intents.every(connection)]
 
 
-def test_a_file_that_stays_is_named_and_all_others_go(
+def test_remove_files_undeletable_file_is_reported_others_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "a" / "b"
@@ -55,7 +55,7 @@ def test_a_file_that_stays_is_named_and_all_others_go(
     assert os.listdir(folder) == ["two.keep"]
 
 
-def test_a_deletion_of_a_dataset_that_leaves_files_is_a_warning(
+def test_delete_training_dataset_leaving_files_warns(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -73,7 +73,7 @@ def test_a_deletion_of_a_dataset_that_leaves_files_is_a_warning(
     assert left_over(store) == []
 
 
-def test_a_deletion_of_a_group_that_leaves_files_is_a_warning(
+def test_delete_featuregroup_leaving_files_warns(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -91,7 +91,7 @@ def test_a_deletion_of_a_group_that_leaves_files_is_a_warning(
     assert not Path(group.path).exists()
 
 
-def test_staged_rows_that_stay_are_remembered_and_the_write_landed(
+def test_undeletable_staged_rows_are_recorded_and_write_succeeds(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -105,7 +105,7 @@ def test_staged_rows_that_stay_are_remembered_and_the_write_landed(
     assert left_over(store) == []
 
 
-def test_what_an_ended_export_left_and_cannot_go_keeps_its_number_taken(
+def test_undeletable_export_leftovers_keep_version_number_reserved(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = duckdb_store

@@ -45,7 +45,7 @@ KINDS: dict[str, Callable[[list[int]], pa.Array]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=30, deadline=None)
 @given(low=st.integers(0, 300), values=st.integers(8, 400))
-def test_equally_frequent_values_give_equal_bins_but_the_last(
+def test_histogram_uniform_values_have_equal_bins_except_last(
     kind: str, low: int, values: int
 ) -> None:
     found = histogram_of(KINDS[kind](list(range(low, low + values)) * 3))
@@ -55,7 +55,7 @@ def test_equally_frequent_values_give_equal_bins_but_the_last(
     assert len(found.counts) <= 60
 
 
-def test_ages_have_no_teeth() -> None:
+def test_histogram_of_ages_has_equal_bins() -> None:
     ages = list(range(50, 102)) * 10
     for column in (pa.array(ages), pa.array([*ages, None], pa.float64())):
         assert set(histogram_of(column).counts) == {20}
@@ -73,5 +73,5 @@ def test_ages_have_no_teeth() -> None:
     ],
     ids=str,
 )
-def test_wide_ranges_and_single_values_have_bins_as_well(column: Any, bins: int) -> None:
+def test_histogram_of_wide_range_or_single_value(column: Any, bins: int) -> None:
     assert len(histogram_of(column).counts) == bins

@@ -54,7 +54,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_statistics_need_no_pass_of_their_own(tmp_path: Path, passes: list[int]) -> None:
+def test_statistics_of_write_need_no_extra_pass(tmp_path: Path, passes: list[int]) -> None:
     with featurestore.connect(tmp_path, engine="duckdb") as store:
         store.create_featuregroup(rows(0, 150_000), "g", primary_key="id")
         store.insert_into_featuregroup(rows(150_000, 90_000), "g")
@@ -69,7 +69,7 @@ def test_statistics_need_no_pass_of_their_own(tmp_path: Path, passes: list[int])
         assert passes == [240_000]
 
 
-def test_rows_that_were_put_aside_are_not_counted(tmp_path: Path, passes: list[int]) -> None:
+def test_statistics_of_write_exclude_quarantined_rows(tmp_path: Path, passes: list[int]) -> None:
     with featurestore.connect(tmp_path, engine="duckdb") as store:
         bad = pa.concat_tables([rows(0, 100), rows(0, 100).slice(0, 5)])
         with pytest.raises(ValidationFailed):
@@ -80,7 +80,7 @@ def test_rows_that_were_put_aside_are_not_counted(tmp_path: Path, passes: list[i
         assert passes == [count]
 
 
-def test_a_stream_that_breaks_leaves_no_thread(tmp_path: Path) -> None:
+def test_failing_stream_leaves_no_thread(tmp_path: Path) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from rows(0, 100_000).to_batches()
         raise OSError("the source went away")
@@ -93,7 +93,7 @@ def test_a_stream_that_breaks_leaves_no_thread(tmp_path: Path) -> None:
     assert not [each for each in threading.enumerate() if each.name.startswith("beside")]
 
 
-def test_a_count_that_fails_is_tried_again_after_the_commit(
+def test_failed_statistics_are_retried_after_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
 ) -> None:
     update, failed = StatisticsAccumulator.update, []

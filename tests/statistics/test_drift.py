@@ -32,7 +32,7 @@ def one(values: object, **options: object) -> Statistics:
     return result
 
 
-def test_the_same_table_does_not_drift() -> None:
+def test_drift_of_same_table_is_zero() -> None:
     found = statistics_of(varied_table(2_000))
     report = compare_statistics(found, found)
     assert report.ok
@@ -41,7 +41,7 @@ def test_the_same_table_does_not_drift() -> None:
 
 @pytest.mark.parametrize("rows", [30, 300, 3_000])
 @pytest.mark.parametrize("seed", range(5))
-def test_two_draws_of_one_distribution_do_not_drift(rows: int, seed: int) -> None:
+def test_drift_of_two_samples_of_one_distribution_is_ok(rows: int, seed: int) -> None:
     tables = [
         pa.table(
             {
@@ -57,7 +57,7 @@ def test_two_draws_of_one_distribution_do_not_drift(rows: int, seed: int) -> Non
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, 1.0, 3.0])
-def test_the_distance_is_that_of_kolmogorov_and_smirnov(shift: float) -> None:
+def test_drift_ks_equals_scipy(shift: float) -> None:
     from scipy.stats import ks_2samp
 
     a, b = random(1).normal(size=ROWS), random(2).normal(size=ROWS) * 1.5 + shift
@@ -66,7 +66,7 @@ def test_the_distance_is_that_of_kolmogorov_and_smirnov(shift: float) -> None:
     assert report.feature("x").ks == pytest.approx(expected, abs=0.006)
 
 
-def test_the_distance_of_few_values_is_exact() -> None:
+def test_drift_ks_of_few_values_is_exact() -> None:
     from scipy.stats import ks_2samp
 
     a, b = random(1).poisson(2, ROWS), random(2).poisson(3, ROWS)
@@ -74,7 +74,7 @@ def test_the_distance_of_few_values_is_exact() -> None:
     assert report.feature("x").ks == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
 
 
-def test_stability_is_the_sum_over_the_deciles_of_the_first() -> None:
+def test_drift_psi_uses_deciles_of_first_table() -> None:
     a, b = random(3).normal(size=ROWS), random(4).normal(0.5, 1.2, ROWS)
     edges = np.quantile(a, np.linspace(0, 1, 11))[1:-1]
     p, q = (
@@ -88,7 +88,7 @@ def test_stability_is_the_sum_over_the_deciles_of_the_first() -> None:
     assert found.reasons[0].startswith("PSI")
 
 
-def test_new_categories_are_named() -> None:
+def test_drift_reports_new_categories() -> None:
     a = random(1).choice(["a", "b"], ROWS)
     b = random(2).choice(["a", "b", "c"], ROWS, p=[0.45, 0.45, 0.1])
     found = compare_statistics(one(a), one(b)).feature("x")
@@ -98,7 +98,7 @@ def test_new_categories_are_named() -> None:
     assert compare_statistics(one(b), one(a)).feature("x").gone_values == ("c",)
 
 
-def test_missing_values_that_appear_are_drift() -> None:
+def test_drift_reports_new_missing_values() -> None:
     values = random(1).normal(size=ROWS)
     holed = pa.array(values, mask=random(2).random(ROWS) < 0.2)
     found = compare_statistics(one(values), one(holed)).feature("x")
@@ -107,14 +107,14 @@ def test_missing_values_that_appear_are_drift() -> None:
     assert found.reasons == (f"missing 0.0% -> {found.missing_after:.1%}",)
 
 
-def test_thresholds_are_the_users() -> None:
+def test_drift_thresholds_are_configurable() -> None:
     a, b = one(random(1).normal(size=ROWS)), one(random(2).normal(0.3, 1, ROWS))
     assert compare_statistics(a, b).feature("x").drifted
     relaxed = DriftThresholds(psi=1.0, ks=0.9)
     assert not compare_statistics(a, b, thresholds=relaxed).feature("x").drifted
 
 
-def test_columns_that_came_went_or_changed_are_told() -> None:
+def test_drift_reports_added_removed_and_retyped_columns() -> None:
     before = statistics_of(pa.table({"a": [1, 2], "b": [1, 2], "c": [1, 2]}))
     after = statistics_of(pa.table({"a": [1, 2], "c": ["x", "y"], "d": [1, 2]}))
     report = compare_statistics(before, after)
@@ -122,7 +122,7 @@ def test_columns_that_came_went_or_changed_are_told() -> None:
     assert not report.ok
 
 
-def test_a_constant_and_an_empty_column_are_compared_without_trouble() -> None:
+def test_drift_of_constant_and_empty_columns() -> None:
     table = pa.table({"constant": np.full(100, 2.0), "empty": pa.nulls(100, pa.float64())})
     other = pa.table({"constant": np.full(100, 3.0), "empty": pa.array([None] * 50 + [1.0] * 50)})
     report = compare_statistics(statistics_of(table), statistics_of(other))
@@ -131,14 +131,14 @@ def test_a_constant_and_an_empty_column_are_compared_without_trouble() -> None:
     assert report.feature("empty").drifted
 
 
-def test_samples_above_their_limit_are_compared_as_shares() -> None:
+def test_drift_of_samples_above_limit_compares_shares() -> None:
     words = [f"w{index}" for index in range(40)]
     a = one(random(1).choice(words, ROWS), limit=1_000)
     b = one(random(2).choice(words, ROWS), limit=1_000)
     assert not compare_statistics(a, b).drifted
 
 
-def test_a_report_travels_as_json_and_as_text() -> None:
+def test_drift_report_json_and_text_roundtrip() -> None:
     report = compare_statistics(one(random(1).normal(size=ROWS)), one(random(2).normal(1, 1, ROWS)))
     assert (
         DriftReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
@@ -147,7 +147,7 @@ def test_a_report_travels_as_json_and_as_text() -> None:
     assert "1 of 1 features drifted" in str(report)
 
 
-def test_groups_versions_and_delta_versions_are_compared_on_the_command_line(
+def test_drift_command_compares_groups_versions_and_delta_versions(
     duckdb_store: FeatureStore,
 ) -> None:
     for seed, mean in ((1, 0.0), (2, 3.0)):
@@ -183,7 +183,7 @@ def test_groups_versions_and_delta_versions_are_compared_on_the_command_line(
     }
 
 
-def test_splits_of_a_training_dataset_are_compared(duckdb_store: FeatureStore) -> None:
+def test_drift_of_training_dataset_splits(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": range(2_000), "x": random(1).normal(size=2_000)})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"]}
     even = duckdb_store.create_training_dataset(
@@ -200,12 +200,12 @@ def test_splits_of_a_training_dataset_are_compared(duckdb_store: FeatureStore) -
     )
 
 
-def test_what_has_no_statistics_is_refused() -> None:
+def test_compare_statistics_invalid_argument_raises() -> None:
     with pytest.raises(InvalidArgument, match="before='weather'"):
         compare_statistics("weather", one([1.0]))  # type: ignore[arg-type]
 
 
-def test_a_distribution_function_rises_from_zero_to_one() -> None:
+def test_distribution_function_rises_from_zero_to_one() -> None:
     for values in (
         random(1).normal(size=500),
         np.repeat([1.0, 2.0, 2.5], [3, 5, 2]),
@@ -222,7 +222,7 @@ def test_a_distribution_function_rises_from_zero_to_one() -> None:
         assert np.abs(shares - exact).max() < 0.012
 
 
-def test_drift_of_many_texts_says_that_not_all_were_counted() -> None:
+def test_drift_of_many_texts_is_marked_incomplete() -> None:
     few = pa.table({"x": ["a", "b"] * 500, "n": range(1_000)})
     many = pa.table({"x": [f"name {each % 400}" for each in range(1_000)], "n": range(1_000)})
     for before, after, complete in ((few, few, True), (few, many, False), (many, many, False)):

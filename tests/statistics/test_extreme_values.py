@@ -85,9 +85,7 @@ def as_written(statistics: Statistics) -> Statistics:
 
 @settings(max_examples=40, deadline=None)
 @given(columns())
-def test_values_at_the_ends_of_their_type_have_statistics_and_drift(
-    pair: tuple[pa.Array, pa.Array],
-) -> None:
+def test_extreme_values_have_statistics_and_drift(pair: tuple[pa.Array, pa.Array]) -> None:
     before, after = (statistics_of_column(each) for each in pair)
     for statistics, column in ((before, pair[0]), (after, pair[1])):
         assert as_written(statistics) == statistics
@@ -114,7 +112,7 @@ def test_values_at_the_ends_of_their_type_have_statistics_and_drift(
     ],
     ids=str,
 )
-def test_values_at_the_ends_of_their_type_can_be_drawn(column: pa.Array) -> None:
+def test_extreme_values_can_be_plotted(column: pa.Array) -> None:
     matplotlib.use("Agg")
     found = statistics_of_column(column)
     usual = statistics_of_column(column.take([0]))
@@ -122,7 +120,7 @@ def test_values_at_the_ends_of_their_type_can_be_drawn(column: pa.Array) -> None
     plots.distributions(usual, other=found, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
 
 
-def test_times_within_the_calendar_have_texts_within_it() -> None:
+def test_times_within_calendar_have_texts_within_calendar() -> None:
     found = statistics_of_column(times([LAST_MICROS - 9_000, LAST_MICROS, LAST_MICROS])).column("x")
     assert found.maximum == "9999-12-31T23:59:59.999999+00:00"
     assert found.histogram is not None
@@ -131,7 +129,7 @@ def test_times_within_the_calendar_have_texts_within_it() -> None:
         assert text.startswith("9999-12-31T23:59:59")
 
 
-def test_times_outside_the_calendar_have_texts_with_longer_years() -> None:
+def test_times_outside_calendar_have_texts_with_longer_years() -> None:
     found = statistics_of_column(times([LAST_MICROS + 1])).column("x")
     assert found.minimum == found.mean == "10000-01-01T00:00:00.000000+00:00"
     assert statistics_of_column(days([LAST_DAY + 1])).column("x").maximum == "10000-01-01"
@@ -139,7 +137,7 @@ def test_times_outside_the_calendar_have_texts_with_longer_years() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_bits_under_a_null_change_nothing_and_warn_of_nothing(dtype: type[np.floating]) -> None:
+def test_bits_under_null_affect_nothing_without_warning(dtype: type[np.floating]) -> None:
     """Arrow says nothing of the bytes under a null: a signalling NaN there is as good as a zero."""
     width = np.dtype(dtype).itemsize
     words = np.dtype(f"u{width}")
@@ -158,7 +156,7 @@ def test_bits_under_a_null_change_nothing_and_warn_of_nothing(dtype: type[np.flo
     assert hashes[0] == hashes[1]
 
 
-def test_a_signalling_nan_is_a_nan_like_others() -> None:
+def test_signalling_nan_counts_as_nan() -> None:
     usual = np.array([1.5, np.nan, 2.5])
     signalling = usual.copy()
     signalling.view(np.uint64)[1] = 0x7FF0_0000_0000_0001

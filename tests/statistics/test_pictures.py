@@ -73,7 +73,7 @@ def pixels(figure: Figure) -> Any:
 
 
 @pytest.mark.parametrize("columns", [2, 60, 150])
-def test_heatmaps_fit_any_number_of_columns(columns: int) -> None:
+def test_correlations_plot_fits_any_number_of_columns(columns: int) -> None:
     figure = plots.correlations(found_of(columns))
     heatmap = figure.axes[0].collections[0]
     assert heatmap.get_clim() == (-1.0, 1.0)
@@ -84,7 +84,7 @@ def test_heatmaps_fit_any_number_of_columns(columns: int) -> None:
     assert ("Strongest pairs" in texts) == (columns > 25)
 
 
-def test_numbers_stand_in_small_heatmaps_only() -> None:
+def test_correlations_plot_annotates_small_heatmaps_only() -> None:
     def written(figure: Figure) -> int:
         return len(figure.axes[0].texts)
 
@@ -93,7 +93,7 @@ def test_numbers_stand_in_small_heatmaps_only() -> None:
     assert written(plots.correlations(found_of(5), annot=False)) == 0
 
 
-def test_missing_correlations_are_hatched_and_at_the_end() -> None:
+def test_correlations_plot_missing_values_hatched_and_last() -> None:
     table = table_of(3).append_column("constant", pa.array(np.ones(400)))
     figure = plots.correlations(statistics_of(table))
     axis = figure.axes[0]
@@ -102,7 +102,7 @@ def test_missing_correlations_are_hatched_and_at_the_end() -> None:
     assert all(each.get_hatch() for each in axis.patches)
 
 
-def test_two_versions_stand_side_by_side_in_one_order() -> None:
+def test_correlations_plot_two_versions_share_column_order() -> None:
     figure = plots.correlations(found_of(6), other=found_of(5), method="spearman")
     left, right = figure.axes[0], figure.axes[1]
     assert [each.get_text() for each in left.get_yticklabels()] == [
@@ -111,7 +111,7 @@ def test_two_versions_stand_side_by_side_in_one_order() -> None:
     assert len(left.get_yticklabels()) == 5
 
 
-def test_similar_columns_are_neighbours() -> None:
+def test_correlations_plot_orders_similar_columns_together() -> None:
     random = np.random.default_rng(0)
     base = random.normal(size=(500, 3))
     groups = random.permutation(np.repeat([0, 1, 2], 4))
@@ -124,7 +124,7 @@ def test_similar_columns_are_neighbours() -> None:
 
 
 @pytest.mark.parametrize("style", ["default", "dark_background"])
-def test_text_stands_out_from_the_background_in_light_and_dark_style(style: str) -> None:
+def test_plot_text_contrasts_in_light_and_dark_style(style: str) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.colors import to_rgb
 
@@ -137,7 +137,7 @@ def test_text_stands_out_from_the_background_in_light_and_dark_style(style: str)
                 assert abs(np.mean(to_rgb(label.get_color())) - background) > 0.5
 
 
-def test_distributions_draw_every_kind_of_column() -> None:
+def test_distributions_plot_draws_every_kind_of_column() -> None:
     found = statistics_of(varied_table(300))
     figure = plots.distributions(found, other=statistics_of(varied_table(200, seed=1)))
     titles = [axis.get_title() for axis in figure.axes if axis.axison]
@@ -176,7 +176,7 @@ def bar_lengths(axis: Any) -> list[float]:
     ],
     ids=["lognormal", "both tails", "outlier", "counts", "normal", "exponential", "constant"],
 )
-def test_an_axis_without_its_long_tail_says_so(draw: Any, said: str) -> None:
+def test_distributions_plot_truncated_tail_is_labelled(draw: Any, said: str) -> None:
     axis = panel(pa.array(draw(np.random.default_rng(0))))
     assert re.search(said, axis.get_xlabel())
     assert (axis.get_xscale() == "log") == ("log scale" in axis.get_xlabel())
@@ -186,13 +186,13 @@ def test_an_axis_without_its_long_tail_says_so(draw: Any, said: str) -> None:
         assert heights[-1] < 0.7, "one bar and an empty picture"
 
 
-def test_a_sentinel_time_does_not_empty_the_picture() -> None:
+def test_distributions_plot_sentinel_time_is_truncated() -> None:
     days = pd.date_range("2020-01-01", periods=980, freq="D").tolist()
     times = pa.array([*days, *[pd.Timestamp("2200-01-01")] * 20], pa.timestamp("us", "UTC"))
     assert panel(times).get_xlabel().endswith("above, to 2200-01")
 
 
-def test_a_shifted_table_is_drawn_whole_beside_a_long_tail() -> None:
+def test_distributions_plot_shifted_table_with_long_tail_is_complete() -> None:
     random = np.random.default_rng(0)
     values = np.append(random.normal(0, 1, 999), 1e6)
     axis = panel(pa.array(values), other=pa.array(values + 50))
@@ -200,7 +200,7 @@ def test_a_shifted_table_is_drawn_whole_beside_a_long_tail() -> None:
     assert sum(line) > 0.99
 
 
-def test_ticks_are_exact_shares_and_large_numbers_have_a_unit() -> None:
+def test_distributions_plot_ticks_and_units() -> None:
     random = np.random.default_rng(0)
     tables = [random.integers(0, 300_000, 5_000), random.normal(0, 1, 333), np.arange(100) % 7]
     for values in tables:
@@ -215,7 +215,7 @@ def test_ticks_are_exact_shares_and_large_numbers_have_a_unit() -> None:
 
 
 @pytest.mark.parametrize("classes", [3, 12, 3_000])
-def test_texts_that_have_no_bar_of_their_own_are_drawn_as_others(classes: int) -> None:
+def test_distributions_plot_combines_rare_texts_as_others(classes: int) -> None:
     random = np.random.default_rng(0)
     words = [f"class {each}" for each in random.integers(0, classes, 20_000)]
     axis = panel(pa.array(words))
@@ -225,14 +225,14 @@ def test_texts_that_have_no_bar_of_their_own_are_drawn_as_others(classes: int) -
     assert (names[-1] == f"{found - 8:,} others") == (classes > 8)
 
 
-def test_shares_of_texts_in_a_sample_are_shares_of_the_sample() -> None:
+def test_distributions_plot_sampled_text_shares_sum_to_one() -> None:
     words = np.array(["a", "b"])[np.arange(40_000) % 2]
     table = pa.table({"x": words, "n": np.arange(40_000)})
     figure = plots.distributions(statistics_of(table, limit=2_000), columns=["x"])
     assert sum(bar_lengths(figure.axes[0])) == pytest.approx(1.0)
 
 
-def test_features_that_are_not_shown_are_counted_and_can_be_chosen() -> None:
+def test_plots_count_omitted_features_and_accept_columns() -> None:
     found = statistics_of(table_of(200, rows=50))
     title = plots.distributions(found).get_suptitle()
     assert "the first 60 of 200 features; choose with columns=[...]" in title
@@ -248,7 +248,7 @@ def test_features_that_are_not_shown_are_counted_and_can_be_chosen() -> None:
     assert "the first 30 of 200 features" in plots.drift(report, found, found).axes[0].get_title()
 
 
-def test_drift_has_a_picture() -> None:
+def test_drift_plot_is_drawn() -> None:
     before, after = found_of(5), statistics_of(table_of(5, rows=900))
     report = compare_statistics(before, after)
     assert pixels(plots.drift(report, before, after)).std() > 1
@@ -270,7 +270,7 @@ def clustered_state() -> StatisticsState:
     return count(accumulator_of(table), table.to_batches(max_chunksize=100))
 
 
-def test_clusters_are_found_and_named_by_size() -> None:
+def test_clusters_are_named_by_size() -> None:
     found = find_clusters(clustered_state())
     assert np.bincount(found.labels).tolist() == [300, 200, 100]
     assert found.columns == ("a", "b", "c")
@@ -283,7 +283,7 @@ def test_clusters_are_found_and_named_by_size() -> None:
     assert pixels(plots.clusters(found)).std() > 1
 
 
-def test_clusters_of_kept_rows_are_those_of_the_state() -> None:
+def test_clusters_of_stored_rows_equal_clusters_of_state() -> None:
     state = clustered_state()
     found, again = (
         find_clusters(state),
@@ -294,7 +294,7 @@ def test_clusters_of_kept_rows_are_those_of_the_state() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e150, 1e300, 1.7e308])
-def test_clusters_of_values_near_the_end_of_float64_are_found(scale: float) -> None:
+def test_clusters_of_values_near_float64_limit(scale: float) -> None:
     random = np.random.default_rng(0)
     sides = np.repeat([-0.9, 0.9], 40)
     table = pa.table({name: (sides + random.uniform(-0.05, 0.05, 80)) * scale for name in "ab"})
@@ -307,13 +307,13 @@ def test_clusters_of_values_near_the_end_of_float64_are_found(scale: float) -> N
     )
 
 
-def test_clusters_of_one_feature_are_refused() -> None:
+def test_clusters_of_one_feature_raise() -> None:
     table = pa.table({"a": [1.0, 2.0, 3.0]})
     with pytest.raises(StatisticsNotFound, match="two numeric features"):
         find_clusters(count(accumulator_of(table), table.to_batches()))
 
 
-def test_a_frame_describes_each_feature_and_missing_is_missing() -> None:
+def test_descriptive_stats_frame_keeps_missing_values() -> None:
     frame = descriptive_stats(statistics_of(varied_table(300)))
     assert list(frame.index[:2]) == ["plain", "related"]
     assert frame.loc["empty", "count"] == 0
@@ -323,7 +323,7 @@ def test_a_frame_describes_each_feature_and_missing_is_missing() -> None:
     assert descriptive_stats(finish(count(accumulator_of(varied_table(1)), []))).shape[0] == 19
 
 
-def test_what_cannot_be_drawn_says_why() -> None:
+def test_plots_without_drawable_data_raise() -> None:
     words = statistics_of(pa.table({"a": ["x", "y"], "n": [1, 2]}))
     with pytest.raises(StatisticsNotFound, match="two numeric features"):
         plots.correlations(words)
@@ -336,7 +336,7 @@ def test_what_cannot_be_drawn_says_why() -> None:
 # -- the calls of the talk ----------------------------------------------------------------------------------------
 
 
-def test_the_calls_of_the_talk_draw_groups(duckdb_store: FeatureStore) -> None:
+def test_module_level_visualize_functions_draw_groups(duckdb_store: FeatureStore) -> None:
     featurestore.create_featuregroup(np.random.default_rng(0).random((20, 10)), "eit_school")
     assert featurestore.visualize_featuregroup_correlations("eit_school") is None
     for draw in (
@@ -350,7 +350,7 @@ def test_the_calls_of_the_talk_draw_groups(duckdb_store: FeatureStore) -> None:
     assert len(featurestore.visualize_featuregroup_descriptive_stats("eit_school")) == 10
 
 
-def test_a_picture_that_cannot_be_shown_says_how_to_save_it(
+def test_plot_without_display_logs_how_to_save(
     duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     duckdb_store.create_featuregroup(table_of(3), "things")
@@ -361,7 +361,7 @@ def test_a_picture_that_cannot_be_shown_says_how_to_save_it(
     assert not caplog.text
 
 
-def test_pictures_need_no_engine(
+def test_group_plots_need_no_engine(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     duckdb_store.create_featuregroup(table_of(4), "things")
@@ -373,7 +373,7 @@ def test_pictures_need_no_engine(
     assert duckdb_store.visualize_featuregroup_clusters("things", plot=False) is not None
 
 
-def test_two_versions_of_a_group_are_compared_in_one_picture(duckdb_store: FeatureStore) -> None:
+def test_correlations_plot_compares_two_group_versions(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(table_of(4), "things")
     duckdb_store.create_featuregroup(table_of(4, rows=500), "things")
     figure = duckdb_store.visualize_featuregroup_correlations(
@@ -386,7 +386,7 @@ def test_two_versions_of_a_group_are_compared_in_one_picture(duckdb_store: Featu
     ]
 
 
-def test_training_datasets_are_drawn_by_split_without_an_engine(
+def test_training_dataset_plots_by_split_need_no_engine(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     duckdb_store.create_training_dataset(

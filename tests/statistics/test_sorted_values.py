@@ -30,7 +30,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=75, deadline=None)
 @given(VALUES)
-def test_values_come_in_numpys_order_with_the_places_they_had(values: Any) -> None:
+def test_sorted_values_equal_numpy_order(values: Any) -> None:
     order, ordered = ascending(values)
     assert sorted(order.tolist()) == list(range(len(values)))
     assert ordered.dtype == values.dtype
@@ -39,7 +39,7 @@ def test_values_come_in_numpys_order_with_the_places_they_had(values: Any) -> No
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.int64, np.uint64])
-def test_values_that_differ_in_their_last_bits_only_are_sorted(kind: Any) -> None:
+def test_sorted_values_differing_in_last_bits_are_sorted(kind: Any) -> None:
     random = np.random.default_rng(3)
     near = random.integers(2**62, 2**62 + 300, 5_000).astype(np.uint64)
     values = np.concatenate(
@@ -60,7 +60,7 @@ def test_values_that_differ_in_their_last_bits_only_are_sorted(kind: Any) -> Non
         unique_by=lambda each: each[0],
     )
 )
-def test_bins_are_those_of_numpy(found: list[tuple[int, int]]) -> None:
+def test_bin_counts_equal_numpy(found: list[tuple[int, int]]) -> None:
     found.sort()
     unique, counts = (np.array(each) for each in zip(*found, strict=True))
     edges = tuple(np.linspace(-40.0, 40.0, 31))

@@ -57,7 +57,7 @@ def finite(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_counts_sums_means_and_extremes_are_those_of_all_rows(
+def test_count_sum_mean_and_extremes_cover_all_rows(
     table: pa.Table, found: Statistics, name: str
 ) -> None:
     column, values = found.column(name), finite(table, name)
@@ -74,9 +74,7 @@ def test_counts_sums_means_and_extremes_are_those_of_all_rows(
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_deviations_and_quantiles_are_those_of_pandas(
-    table: pa.Table, found: Statistics, name: str
-) -> None:
+def test_std_and_quantiles_equal_pandas(table: pa.Table, found: Statistics, name: str) -> None:
     column = found.column(name)
     values = pd.Series(finite(table, name).astype(np.float64))
     # pandas itself loses digits beside a large mean, so it gets centred values.
@@ -89,20 +87,20 @@ def test_deviations_and_quantiles_are_those_of_pandas(
     assert column.distinct_exact
 
 
-def test_whole_numbers_of_64_bits_are_summed_exactly(table: pa.Table, found: Statistics) -> None:
+def test_sum_of_64_bit_integers_is_exact(table: pa.Table, found: Statistics) -> None:
     assert found.column("large").sum == sum(table["large"].to_pylist())
     assert found.column("unsigned").sum == sum(table["unsigned"].to_pylist())
     assert found.column("unsigned").maximum == pc.max(table["unsigned"]).as_py()
 
 
-def test_not_a_number_and_infinity_are_counted_apart(table: pa.Table, found: Statistics) -> None:
+def test_nan_and_infinity_are_counted_separately(table: pa.Table, found: Statistics) -> None:
     column = found.column("holed")
     assert column.nan == pc.sum(pc.is_nan(table["holed"])).as_py()
     assert column.infinite == pc.sum(pc.is_inf(table["holed"])).as_py()
     assert column.missing == column.nulls + column.nan
 
 
-def test_missing_is_missing_and_never_zero(found: Statistics) -> None:
+def test_missing_values_are_not_zero(found: Statistics) -> None:
     empty = found.column("empty")
     assert (empty.count, empty.nulls) == (0, ROWS)
     assert (
@@ -117,7 +115,7 @@ def test_missing_is_missing_and_never_zero(found: Statistics) -> None:
     assert empty.distinct == 0
 
 
-def test_times_are_told_as_times(table: pa.Table, found: Statistics) -> None:
+def test_time_statistics_are_times(table: pa.Table, found: Statistics) -> None:
     moments = table["moment"].to_pandas()
     column = found.column("moment")
     assert datetime.fromisoformat(str(column.minimum)) == moments.min().to_pydatetime()
@@ -132,7 +130,7 @@ def test_times_are_told_as_times(table: pa.Table, found: Statistics) -> None:
     )
 
 
-def test_texts_have_lengths_in_characters_and_frequent_values(
+def test_text_statistics_have_lengths_and_frequent_values(
     table: pa.Table, found: Statistics
 ) -> None:
     words = table["word"].to_pandas()
@@ -160,7 +158,7 @@ def test_nested_values_have_lengths_only(found: Statistics) -> None:
     assert found.column("struct").count == ROWS
 
 
-def test_histograms_hold_every_finite_value_once(table: pa.Table, found: Statistics) -> None:
+def test_histogram_counts_every_finite_value_once(table: pa.Table, found: Statistics) -> None:
     for column in found.columns:
         if column.histogram is not None:
             assert sum(column.histogram.counts) == column.count - column.infinite
@@ -185,7 +183,7 @@ def test_pearson_correlations_are_pairwise_complete(table: pa.Table, found: Stat
                 assert value == pytest.approx(expected.loc[left, right], abs=1e-10)
 
 
-def test_spearman_correlations_are_those_of_scipy(table: pa.Table, found: Statistics) -> None:
+def test_spearman_correlations_equal_scipy(table: pa.Table, found: Statistics) -> None:
     from scipy.stats import spearmanr
 
     names = ("plain", "related", "single", "large")
@@ -195,7 +193,7 @@ def test_spearman_correlations_are_those_of_scipy(table: pa.Table, found: Statis
     np.testing.assert_allclose(np.array(actual, dtype=float), expected, atol=1e-12)
 
 
-def test_ties_get_the_mean_of_their_ranks() -> None:
+def test_spearman_ties_get_mean_rank() -> None:
     from scipy.stats import spearmanr
 
     table = pa.table({"a": [1, 1, 2, 2, 3, 3, 3], "b": [5, 4, 4, 4, 1, 0, 0]})
@@ -204,7 +202,7 @@ def test_ties_get_the_mean_of_their_ranks() -> None:
     assert found.spearman.value("a", "b") == pytest.approx(expected, abs=1e-12)
 
 
-def test_copies_of_a_row_count_as_often_as_they_occur() -> None:
+def test_repeated_rows_count_every_time() -> None:
     values = np.repeat(np.arange(10), np.arange(1, 11))
     table = pa.table({"a": values, "b": values**2})
     found = statistics_of(table, rows=7, limit=10)
@@ -214,7 +212,7 @@ def test_copies_of_a_row_count_as_often_as_they_occur() -> None:
     assert found.spearman.value("a", "b") == pytest.approx(1.0)
 
 
-def test_keys_and_times_of_a_group_stay_out_of_its_correlations() -> None:
+def test_correlations_exclude_keys_and_times() -> None:
     table = pa.table(
         {
             "id": [1, 2, 3],
@@ -232,7 +230,7 @@ def test_keys_and_times_of_a_group_stay_out_of_its_correlations() -> None:
 
 @pytest.mark.parametrize("columns", [2, 30, 60])
 @pytest.mark.parametrize("rows", [1, 3_000])
-def test_pairs_of_holed_and_complete_columns_are_those_of_pandas(columns: int, rows: int) -> None:
+def test_correlations_of_columns_with_missing_values_equal_pandas(columns: int, rows: int) -> None:
     random = np.random.default_rng(columns)
     data = random.normal(size=(columns, rows)) + random.normal(size=rows)
     known = random.random((columns, rows)) < 0.7
@@ -247,7 +245,7 @@ def test_pairs_of_holed_and_complete_columns_are_those_of_pandas(columns: int, r
 
 
 @pytest.mark.parametrize("columns", [64, 65])
-def test_of_more_than_64_columns_pearson_is_over_the_rows_of_the_sample(columns: int) -> None:
+def test_pearson_over_64_columns_uses_sample(columns: int) -> None:
     random = np.random.default_rng(columns)
     data = random.normal(size=(columns, 2_000)) + random.normal(size=2_000)
     data[0, random.random(2_000) < 0.3] = np.nan
@@ -272,7 +270,7 @@ def test_of_more_than_64_columns_pearson_is_over_the_rows_of_the_sample(columns:
     assert not whole.pearson.sampled
 
 
-def test_more_than_fifty_columns_are_correlated() -> None:
+def test_pearson_of_more_than_50_columns() -> None:
     random = np.random.default_rng(1)
     base = random.normal(size=2_000)
     table = pa.table(
@@ -289,7 +287,7 @@ def test_more_than_fifty_columns_are_correlated() -> None:
     np.testing.assert_allclose(np.array(found.pearson.matrix, dtype=float), expected, atol=1e-12)
 
 
-def test_no_rows_have_statistics_too(table: pa.Table) -> None:
+def test_statistics_of_no_rows(table: pa.Table) -> None:
     found = statistics_of(table.slice(0, 0))
     assert found.rows == 0
     assert all(each.count == 0 for each in found.columns)
@@ -297,7 +295,7 @@ def test_no_rows_have_statistics_too(table: pa.Table) -> None:
     assert found.pearson.value("plain", "related") is None
 
 
-def test_statistics_travel_as_json_of_their_schema(found: Statistics) -> None:
+def test_statistics_json_roundtrip_matches_schema(found: Statistics) -> None:
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     schema = json.loads(
         files("featurestore_schemas").joinpath("statistics.schema.json").read_text()
@@ -306,12 +304,12 @@ def test_statistics_travel_as_json_of_their_schema(found: Statistics) -> None:
     assert Statistics.from_json(data) == found
 
 
-def test_an_unknown_column_is_answered_with_those_that_exist(found: Statistics) -> None:
+def test_statistics_unknown_column_raises_with_suggestion(found: Statistics) -> None:
     with pytest.raises(FeatureNotFound, match="'plain'"):
         found.column("plan")
 
 
-def test_frequent_values_say_how_much_of_the_rows_they_cover() -> None:
+def test_top_share_covers_sampled_rows() -> None:
     names = np.repeat(np.arange(500), np.arange(500, 0, -1)).astype(str)
     found = statistics_of(
         pa.table({"name": names, "few": names == "1", "list": [[1]] * len(names)})
@@ -336,7 +334,7 @@ def test_frequent_values_say_how_much_of_the_rows_they_cover() -> None:
     seed=st.integers(0, 3),
 )
 @settings(max_examples=30, deadline=None)
-def test_columns_of_few_values_are_exact_beyond_the_sample(
+def test_columns_of_few_values_are_exact_beyond_sample(
     kind: pa.DataType, different: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
@@ -358,7 +356,7 @@ def test_columns_of_few_values_are_exact_beyond_the_sample(
     assert (found.quantiles, found.histogram) == (expected.quantiles, expected.histogram)
 
 
-def test_statistics_of_older_releases_have_no_share_that_they_cannot_know() -> None:
+def test_statistics_of_older_releases_have_no_top_share() -> None:
     names = np.repeat(np.arange(500), 3).astype(str)
     written = statistics_of(pa.table({"name": names})).to_json()
     del written["columns"][0]["sampled"]
@@ -366,7 +364,7 @@ def test_statistics_of_older_releases_have_no_share_that_they_cannot_know() -> N
 
 
 @pytest.mark.parametrize("columns", [3, 200])
-def test_the_repr_of_statistics_fits_a_screen(table: pa.Table, columns: int) -> None:
+def test_statistics_repr_fits_screen(table: pa.Table, columns: int) -> None:
     names = np.array(["a" * 40, "b\n\x1b[31m", "c"])[np.arange(300) % 3]
     wide = {f"a long name of a column, {index}": names for index in range(columns)}
     for each in (

@@ -67,7 +67,7 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
 
 @settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 400), max_size=12))
-def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
+def test_statistics_independent_of_batch_boundaries(places: list[int]) -> None:
     found = finish(count(accumulator_of(TABLE), cut(TABLE, places)))
     assert_same(found, WHOLE)
     assert json.dumps(found.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
@@ -78,7 +78,7 @@ def test_any_cut_gives_the_same_statistics(places: list[int]) -> None:
     places=st.lists(st.integers(0, 400), min_size=1, max_size=5),
     order=st.randoms(use_true_random=False),
 )
-def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
+def test_statistics_independent_of_merge_order(places: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
     accumulator = accumulator_of(TABLE)
     states = [count(accumulator, [batch]) for batch in cut(TABLE, places)]
     order.shuffle(states)  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def test_states_merge_in_any_order(places: list[int], order: st.randoms) -> None
     limit=st.integers(1, 60),
     seed=st.integers(0, 3),
 )
-def test_the_sample_depends_on_the_rows_alone(places: list[int], limit: int, seed: int) -> None:
+def test_sample_depends_on_rows_alone(places: list[int], limit: int, seed: int) -> None:
     accumulator = accumulator_of(TABLE, limit=limit, seed=seed)
     shuffled = TABLE.take(np.random.default_rng(seed).permutation(TABLE.num_rows))
     one = count(accumulator, TABLE.to_batches())
@@ -113,7 +113,7 @@ def test_the_sample_depends_on_the_rows_alone(places: list[int], limit: int, see
     assert_same(finish(one), finish(other))
 
 
-def test_a_state_survives_bytes() -> None:
+def test_state_bytes_roundtrip() -> None:
     state = count(accumulator_of(TABLE), TABLE.to_batches(max_chunksize=90))
     assert finish(state_from_bytes(state_to_bytes(state))) == finish(state)
 
@@ -121,13 +121,13 @@ def test_a_state_survives_bytes() -> None:
 @pytest.mark.parametrize(
     "damage", [lambda data: b"nothing", lambda data: data[:-5], lambda data: data[:30]]
 )
-def test_damaged_bytes_are_refused(damage: object) -> None:
+def test_state_from_damaged_bytes_raises(damage: object) -> None:
     data = state_to_bytes(count(accumulator_of(TABLE), TABLE.to_batches()))
     with pytest.raises(StorageError):
         state_from_bytes(damage(data))  # type: ignore[operator]
 
 
-def test_above_its_limit_the_sample_is_a_fair_draw() -> None:
+def test_sample_above_limit_is_representative() -> None:
     random = np.random.default_rng(5)
     rows = 60_000
     table = pa.table(
@@ -146,7 +146,7 @@ def test_above_its_limit_the_sample_is_a_fair_draw() -> None:
     assert not x.distinct_exact
 
 
-def test_rows_that_differ_anywhere_are_not_taken_for_copies() -> None:
+def test_rows_with_any_difference_are_distinct_in_sample() -> None:
     floats = [0.5, 1.0, 2.0, 4.0, float("nan"), None]
     texts = [f"{'the same beginning of a long text ' * 3}{end}" for end in "abc"]
     rows = list(product(floats, floats, range(12), [*texts, None], [True, False, None]))
@@ -159,7 +159,7 @@ def test_rows_that_differ_anywhere_are_not_taken_for_copies() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 600), max_size=8), limit=st.sampled_from([40, 200]))
-def test_a_row_is_drawn_alike_in_every_batch(places: list[int], limit: int) -> None:
+def test_row_hash_independent_of_batch(places: list[int], limit: int) -> None:
     """Whatever else its batch holds: missing values or none, zeros of both signs, NaN."""
     random = np.random.default_rng(7)
     small = random.integers(-2, 3, 600)
@@ -182,12 +182,12 @@ def test_a_row_is_drawn_alike_in_every_batch(places: list[int], limit: int) -> N
     assert len(drawn.hashes[0]) == 600
 
 
-def test_a_wide_table_has_a_smaller_sample() -> None:
+def test_sample_limit_is_smaller_for_wide_tables() -> None:
     assert sample_limit(10) == 25_000
     assert sample_limit(6_400) == 10_000
 
 
-def test_the_state_stays_bounded_by_the_sample() -> None:
+def test_state_size_is_bounded_by_sample() -> None:
     accumulator = accumulator_of(pa.table({"x": [0.0]}), limit=100)
     state = accumulator.start()
     for seed in range(50):
@@ -198,9 +198,7 @@ def test_the_state_stays_bounded_by_the_sample() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 40])
-def test_the_share_of_a_partition_gives_the_same_sample(
-    duckdb_store: FeatureStore, copies: int
-) -> None:
+def test_partition_share_gives_same_sample(duckdb_store: FeatureStore, copies: int) -> None:
     table = pa.table({"x": np.repeat(np.random.default_rng(1).normal(size=2_000), copies)})
     engine = duckdb_store.session.engine
     relation = engine.stage(engine.from_arrow(table.to_reader()), f"{duckdb_store.location}/staged")
@@ -214,7 +212,7 @@ def test_the_share_of_a_partition_gives_the_same_sample(
     assert finish(found) == finish(whole)
 
 
-def test_a_partition_that_knows_the_rows_keeps_its_share_only() -> None:
+def test_partition_with_known_row_count_keeps_its_share() -> None:
     table = pa.table({"x": np.random.default_rng(1).normal(size=50_000)})
     state = count(
         accumulator_of(table, limit=1_000, rows=50_000), table.slice(0, 5_000).to_batches()
@@ -222,7 +220,7 @@ def test_a_partition_that_knows_the_rows_keeps_its_share_only() -> None:
     assert state.sample.row_count == pytest.approx(125, abs=60)
 
 
-def test_long_texts_are_kept_as_their_beginning() -> None:
+def test_long_texts_are_truncated() -> None:
     texts = ["long " * 400 + str(index % 3) for index in range(30)]
     found = statistics_of(pa.table({"text": texts}))
     column = found.column("text")
@@ -237,7 +235,7 @@ def test_long_texts_are_kept_as_their_beginning() -> None:
 
 @settings(max_examples=75, deadline=None)
 @given(st.lists(FLOATS, max_size=60))
-def test_sums_of_floats_are_exact_to_the_last_digit(values: list[float]) -> None:
+def test_sum_of_floats_is_exact(values: list[float]) -> None:
     high, low = sum_twofold(np.array(values, dtype=np.float64))
     exact = sum((Fraction(value) for value in values), Fraction(0))
     if abs(exact) < 2**1000 and all(abs(value) < 2**900 for value in values):
@@ -248,7 +246,7 @@ def test_sums_of_floats_are_exact_to_the_last_digit(values: list[float]) -> None
 
 
 @pytest.mark.parametrize("rows", [1, 4_000, 70_000])
-def test_sums_of_many_floats_are_exact_and_of_opposite_ones_nothing(rows: int) -> None:
+def test_sum_twofold_many_floats_exact_and_opposites_cancel(rows: int) -> None:
     values = np.random.default_rng(rows).normal(size=rows) * 1e3
     high, low = sum_twofold(values)
     assert high == math.fsum(values)
@@ -259,14 +257,14 @@ def test_sums_of_many_floats_are_exact_and_of_opposite_ones_nothing(rows: int) -
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
-def test_sums_of_whole_numbers_do_not_overflow(kind: type) -> None:
+def test_sum_integers_does_not_overflow(kind: type) -> None:
     limits = np.iinfo(kind)
     values: NDArray[np.int64] = np.array([limits.max] * 1_000 + [limits.min] * 3, dtype=kind)
     assert sum_integers(values) == int(limits.max) * 1_000 + int(limits.min) * 3
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e9, 1e15])
-def test_deviations_keep_their_digits_beside_a_large_mean(offset: float) -> None:
+def test_std_is_precise_for_large_mean(offset: float) -> None:
     deviations = np.random.default_rng(2).integers(-1_000, 1_000, 50_000) / 8
     found = statistics_of(
         pa.table({"x": deviations + offset, "y": deviations * 2 - offset}), rows=1_000
@@ -275,7 +273,7 @@ def test_deviations_keep_their_digits_beside_a_large_mean(offset: float) -> None
     assert found.pearson.value("x", "y") == pytest.approx(1.0, abs=1e-12)
 
 
-def test_huge_values_do_not_warn() -> None:
+def test_huge_values_cause_no_warning() -> None:
     found = statistics_of(pa.table({"x": [1e308, -1e308, 1e308, 1.0], "y": [1.0, 2.0, 3.0, 4.0]}))
     assert found.column("x").maximum == 1e308
     json.dumps(found.to_json(), allow_nan=False)

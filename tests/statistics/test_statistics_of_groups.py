@@ -40,7 +40,7 @@ def state_files(store: FeatureStore) -> list[str]:
 
 
 @pytest.mark.spark
-def test_both_engines_count_the_same_in_one_table(spark: object, tmp_path: Path) -> None:
+def test_group_statistics_equal_on_both_engines(spark: object, tmp_path: Path) -> None:
     table = varied_table(3_000, seed=8)
     expected = statistics_of(table)
     for name in ("duckdb", "spark"):
@@ -59,7 +59,7 @@ def test_both_engines_count_the_same_in_one_table(spark: object, tmp_path: Path)
 
 
 @pytest.mark.spark
-def test_statistics_of_a_write_run_on_executors_in_one_job(
+def test_group_statistics_on_spark_run_in_one_job(
     spark: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
@@ -85,7 +85,7 @@ def test_statistics_of_a_write_run_on_executors_in_one_job(
     assert store.get_featuregroup_statistics("people").rows == 130
 
 
-def test_statistics_are_counted_at_the_write(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_are_computed_on_write(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
     found = store.get_featuregroup_statistics("people")
@@ -95,7 +95,7 @@ def test_statistics_are_counted_at_the_write(duckdb_store: FeatureStore) -> None
     assert group.statistics() == found
 
 
-def test_statistics_can_be_turned_off_and_asked_for_later(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_disabled_are_computed_on_request(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(people(0, 10), "people", statistics=False)
     assert not os.path.exists(
         os.path.join(duckdb_store.location, "featuregroups", "people", "v1_statistics")
@@ -103,7 +103,7 @@ def test_statistics_can_be_turned_off_and_asked_for_later(duckdb_store: FeatureS
     assert duckdb_store.get_featuregroup_statistics("people").rows == 10
 
 
-def test_an_append_keeps_what_it_added_and_a_request_merges(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_of_append_are_merged_on_request(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(100, 110), "people")
@@ -118,7 +118,7 @@ def test_an_append_keeps_what_it_added_and_a_request_merges(duckdb_store: Featur
     assert store.get_featuregroup_statistics("people", delta_version=2).rows == 110
 
 
-def test_an_overwrite_starts_anew(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_restart_after_overwrite(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(0, 7), "people", mode="overwrite")
@@ -126,9 +126,7 @@ def test_an_overwrite_starts_anew(duckdb_store: FeatureStore) -> None:
     assert state_files(store) == ["2.state"]
 
 
-def test_upserts_and_deletes_make_them_stale_until_the_next_request(
-    duckdb_store: FeatureStore,
-) -> None:
+def test_group_statistics_are_stale_after_upsert_or_delete(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
     duckdb_store.insert_into_featuregroup(people(0, 1).assign(age=500), "people", mode="upsert")
     assert state_files(duckdb_store) == ["1.state"]
@@ -138,14 +136,14 @@ def test_upserts_and_deletes_make_them_stale_until_the_next_request(
     assert (found.rows, found.column("age").maximum) == (99, 89)
 
 
-def test_statistics_can_be_counted_anew(duckdb_store: FeatureStore) -> None:
+def test_update_featuregroup_statistics_recomputes(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 50), "people")
     before = store.get_featuregroup_statistics("people")
     assert store.update_featuregroup_statistics("people") == before
 
 
-def test_a_new_column_makes_them_count_all_rows_again(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_recount_all_rows_after_new_column(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 50), "people")
     store.insert_into_featuregroup(people(50, 60).assign(height=1.8), "people", schema_change="add")
@@ -153,7 +151,7 @@ def test_a_new_column_makes_them_count_all_rows_again(duckdb_store: FeatureStore
     assert (found.rows, found.column("height").nulls, found.column("height").count) == (60, 50, 10)
 
 
-def test_compaction_leaves_them_as_they_are(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_unchanged_by_compaction(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 50), "people")
     store.insert_into_featuregroup(people(50, 60), "people")
@@ -163,7 +161,7 @@ def test_compaction_leaves_them_as_they_are(duckdb_store: FeatureStore) -> None:
     assert (after.rows, after.columns) == (60, before.columns)
 
 
-def test_lost_files_are_counted_again(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_lost_files_are_recomputed(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(100, 110), "people")
@@ -172,7 +170,7 @@ def test_lost_files_are_counted_again(duckdb_store: FeatureStore) -> None:
     assert store.get_featuregroup_statistics("people").rows == 110
 
 
-def test_a_long_chain_of_appends_is_folded(
+def test_group_statistics_long_append_chain_is_merged(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore.statistics.storage._MAX_CHAIN", 3)
@@ -184,14 +182,14 @@ def test_a_long_chain_of_appends_is_folded(
     assert store.get_featuregroup_statistics("people").rows == 18
 
 
-def test_the_sample_is_there_for_clusters(duckdb_store: FeatureStore) -> None:
+def test_group_statistics_state_contains_sample_for_clusters(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 30), "people", primary_key=["id"])
     state = quality.state_of(store.session, "people")
     assert state.sample.rows().num_rows == 30
 
 
-def test_training_datasets_have_statistics_of_every_split(duckdb_store: FeatureStore) -> None:
+def test_training_dataset_statistics_cover_every_split(duckdb_store: FeatureStore) -> None:
     dataset = duckdb_store.create_training_dataset(
         people(0, 200),
         "ages",

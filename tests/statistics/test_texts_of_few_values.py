@@ -30,7 +30,7 @@ def texts(values: list[str | None], *, rows: int = 9_000) -> pa.Table:
     ],
 )
 @pytest.mark.parametrize("limit", [100, 50_000])
-def test_a_dictionary_changes_nothing(
+def test_text_dictionary_does_not_change_statistics(
     values: list[str | None], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = texts(values)

@@ -99,7 +99,7 @@ def is_of_one(path: str) -> bool:
     return "{name}" in path or "{run_id}" in path or path.endswith("/compare")
 
 
-def test_each_route_lets_in_whom_it_may(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_route_access_matches_role_table(client: TestClient, guarded_store: FeatureStore) -> None:
     """The table of routes and roles: nobody, a token of no use, every user, each scope."""
     routes = routes_of(client)
     assert len(routes) >= 40
@@ -163,7 +163,7 @@ def expected_of(method: str, path: str, who: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", ["rea", "wil", "non"])
-def test_what_is_private_is_nowhere(
+def test_private_group_without_role_is_absent_from_responses(
     client: TestClient, guarded_store: FeatureStore, name: str
 ) -> None:
     """Every page that links lead to, and every address of the REST interface, by itself too."""
@@ -220,7 +220,7 @@ def around(text: str) -> str:
     return text[max(0, start - 200) : start + 200]
 
 
-def test_who_has_a_role_on_the_group_sees_it(
+def test_private_group_with_role_is_visible(
     client: TestClient, guarded_store: FeatureStore
 ) -> None:
     for name in ("mia", "own", "ann"):
@@ -234,7 +234,7 @@ def test_who_has_a_role_on_the_group_sees_it(
     assert (counts["feature groups"], counts["training datasets"]) == (1, 1)
 
 
-def test_a_browser_signs_in_and_out(client: TestClient) -> None:
+def test_sign_in_and_sign_out_change_session(client: TestClient) -> None:
     assert client.get("/groups?q=v").headers["location"] == "/sign-in?next=%2Fgroups%3Fq%3Dv"
     assert sign_in(client, "rea", "something else") == 401
     token = field_of(client.get("/sign-in").text)
@@ -252,7 +252,7 @@ def test_a_browser_signs_in_and_out(client: TestClient) -> None:
     assert client.get("/groups").status_code == 303
 
 
-def test_forms_need_the_token_of_the_browser(client: TestClient) -> None:
+def test_form_without_matching_token_returns_403(client: TestClient) -> None:
     assert sign_in(client, "rea") == 303
     address = "/datasets/of_visits/1/verify"
     assert client.post(address).status_code == 403
@@ -268,7 +268,7 @@ def test_forms_need_the_token_of_the_browser(client: TestClient) -> None:
     assert client.post("/sign-in", data=form).status_code == 403
 
 
-def test_a_stream_is_not_searched_for_the_token_of_a_form(client: TestClient) -> None:
+def test_form_token_is_not_read_from_streamed_body(client: TestClient) -> None:
     """Or a page could make the server hold in memory what may be of any length."""
     assert sign_in(client, "rea") == 303
 
@@ -281,7 +281,9 @@ def test_a_stream_is_not_searched_for_the_token_of_a_form(client: TestClient) ->
         assert answer.status_code == status
 
 
-def test_guessing_passwords_is_slowed_down(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_sign_in_repeated_failures_returns_429(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
     for _ in range(5):
         assert sign_in(client, "wil", "a wrong password") == 401
     assert sign_in(client, "wil", "a wrong password") == 429
@@ -292,7 +294,9 @@ def test_guessing_passwords_is_slowed_down(client: TestClient, guarded_store: Fe
     assert sign_in(client, "wil", PASSWORD) == 303
 
 
-def test_a_user_makes_and_revokes_tokens(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_account_tokens_are_created_and_revoked(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
     assert sign_in(client, "rea") == 303
     form = {"form_token": field_of(client.get("/account").text), "label": "<b>nightly</b>"}
     made = client.post("/account/tokens", data={**form, "scope": "read", "expires": "1d"})
@@ -315,7 +319,9 @@ def test_a_user_makes_and_revokes_tokens(client: TestClient, guarded_store: Feat
         assert program.get("/api/v1/store", headers=headers).status_code == 401
 
 
-def test_a_removed_user_is_out_at_once(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_removed_user_loses_access_immediately(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
     changes.add_user(guarded_store.session, ROOT, "gone", password=PASSWORD)
     headers = token_of(guarded_store, "gone")
     assert sign_in(client, "gone") == 303
@@ -326,7 +332,9 @@ def test_a_removed_user_is_out_at_once(client: TestClient, guarded_store: Featur
     assert client.get("/api/v1/store", headers=headers).status_code == 401
 
 
-def test_long_requests_are_not_read(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_request_body_over_limit_is_refused(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
     body = b"a=" + b"x" * 200_000
     assert client.post("/sign-in", content=body).status_code == 400
 
@@ -338,7 +346,7 @@ def test_long_requests_are_not_read(client: TestClient, guarded_store: FeatureSt
     assert client.post("/sign-in", content=b"x" * 2_000_000).status_code == 413
 
 
-def test_secrets_are_in_no_log(
+def test_secrets_are_absent_from_logs(
     client: TestClient, guarded_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("DEBUG"):
@@ -354,7 +362,9 @@ def test_secrets_are_in_no_log(
             assert PASSWORD not in str(entry)
 
 
-def test_admins_read_who_changed_what(client: TestClient, guarded_store: FeatureStore) -> None:
+def test_audit_page_is_readable_by_admins_only(
+    client: TestClient, guarded_store: FeatureStore
+) -> None:
     assert sign_in(client, "ann") == 303
     page = client.get("/audit?q=private").text
     assert "make private" in page

@@ -41,9 +41,7 @@ def address(browser: Any, served_store: FeatureStore) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
-def test_a_page_of_each_kind_opens_without_an_error(
-    browser: Any, address: str, script: bool
-) -> None:
+def test_pages_of_every_kind_open_without_errors(browser: Any, address: str, script: bool) -> None:
     """That every link leads to a page is found out without a browser."""
     opened = set()
     with tab(browser, address, java_script_enabled=script) as (page, errors):
@@ -61,7 +59,7 @@ def test_a_page_of_each_kind_opens_without_an_error(
     }  # fmt: skip
 
 
-def test_lists_are_searched_sorted_and_paged_in_place(browser: Any, address: str) -> None:
+def test_lists_with_script_search_sort_and_page(browser: Any, address: str) -> None:
     with tab(browser, address) as (page, errors):
         page.goto("/groups?sort=changed")
         names = page.locator("tbody th").all_inner_texts()
@@ -97,7 +95,7 @@ def test_lists_are_searched_sorted_and_paged_in_place(browser: Any, address: str
     assert errors == []
 
 
-def test_lists_are_filtered_and_paged_without_a_script(browser: Any, address: str) -> None:
+def test_lists_without_script_filter_and_page(browser: Any, address: str) -> None:
     with tab(browser, address, java_script_enabled=False) as (page, errors):
         page.goto("/groups")
         page.get_by_role("searchbox", name="Name").fill("doub")
@@ -116,7 +114,7 @@ def test_lists_are_filtered_and_paged_without_a_script(browser: Any, address: st
 
 
 @pytest.mark.parametrize("looks", LOOKS)
-def test_axe_finds_no_serious_barrier(browser: Any, address: str, looks: list[Look]) -> None:
+def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: list[Look]) -> None:
     """One page of each kind; nothing is wider than the screen."""
     try:
         script = axe()
@@ -165,9 +163,7 @@ def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
-def test_people_of_each_role_sign_in_and_see_what_is_theirs(
-    browser: Any, guarded: str, script: bool
-) -> None:
+def test_sign_in_shows_pages_of_each_role(browser: Any, guarded: str, script: bool) -> None:
     for name, job, log in ROLES if script else ROLES[:2]:
         with tab(browser, guarded, java_script_enabled=script) as (page, _):
             page.goto("/groups")

@@ -227,7 +227,7 @@ def leaks(asked: Request, answer: Answer) -> list[str]:
     return [each for each in SECRETS if each in received and each not in sent]
 
 
-def test_no_answer_depends_on_what_is_hidden(guarded: Guarded) -> None:
+def test_responses_are_independent_of_hidden_objects(guarded: Guarded) -> None:
     different = []
     for asked, before in guarded.before.items():
         after = guarded.after[asked]
@@ -245,7 +245,7 @@ def test_no_answer_depends_on_what_is_hidden(guarded: Guarded) -> None:
     assert {asked.user for asked in guarded.after} == set(USERS)
 
 
-def test_everything_that_came_was_asked_for_and_is_seen_with_a_role(guarded: Guarded) -> None:
+def test_hidden_objects_are_visible_with_role(guarded: Guarded) -> None:
     for kind, names in guarded.came.items():
         assert names
         assert names <= set(HIDDEN[kind]), kind
@@ -258,7 +258,7 @@ def test_everything_that_came_was_asked_for_and_is_seen_with_a_role(guarded: Gua
                 assert page.status_code in (200, 307), (user, kind, name)
 
 
-def test_users_without_a_role_on_the_store_see_no_runs(guarded: Guarded) -> None:
+def test_runs_without_store_role_are_hidden(guarded: Guarded) -> None:
     for user in ("vis", "non"):
         answer = guarded.client.get("/api/v1/experiments", headers=guarded.headers[user])
         assert answer.json()["items"] == []
@@ -268,7 +268,7 @@ def test_users_without_a_role_on_the_store_see_no_runs(guarded: Guarded) -> None
     assert len(answer.json()["items"]) == 3
 
 
-def test_errors_of_jobs_list_what_their_reader_may_see(guarded: Guarded, tmp_path: Path) -> None:
+def test_job_errors_omit_private_names_without_role(guarded: Guarded, tmp_path: Path) -> None:
     store, client = guarded.store, guarded.client
     (tmp_path / "lost_jobs.py").write_text(canaries.LOST_JOB)
     store.register_jobs(tmp_path / "lost_jobs.py")

@@ -84,7 +84,7 @@ READS = [
 
 @pytest.mark.parametrize("number", [2**63, 10**30])
 @pytest.mark.parametrize("read", READS, ids=lambda read: str(read["kind"]))
-def test_rows_of_huge_numbers_are_refused(
+def test_rows_request_huge_numbers_are_refused(
     client: TestClient, read: dict[str, object], number: int
 ) -> None:
     bodies: list[dict[str, object]] = [
@@ -101,7 +101,7 @@ def test_rows_of_huge_numbers_are_refused(
 
 
 @pytest.mark.parametrize("time", TIMES)
-def test_rows_at_a_time_out_of_range_is_refused(client: TestClient, time: str) -> None:
+def test_rows_request_time_out_of_range_is_refused(client: TestClient, time: str) -> None:
     for argument in ("as_of", "label_time"):
         read = {**READS[1], argument: time}
         answer = post(client, {"read": read})
@@ -111,13 +111,13 @@ def test_rows_at_a_time_out_of_range_is_refused(client: TestClient, time: str) -
     assert "years 1 to 9999" in answer.json()["detail"]
 
 
-def test_search_of_a_long_text_is_refused(client: TestClient) -> None:
+def test_search_long_text_is_refused(client: TestClient) -> None:
     answer = client.get("/search", params={"q": LONG})
     assert answer.status_code == 422
     assert "the maximum is 1,000" in answer.text
 
 
-def test_missing_version_of_a_time_names_no_path(
+def test_missing_version_error_omits_store_path(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     read = {**READS[0], "as_of": "2001-01-01T00:00:00Z"}

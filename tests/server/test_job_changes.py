@@ -51,7 +51,7 @@ def page_once_ended(client: TestClient, name: str) -> str:
     return html.unescape(client.get(f"/jobs/{name}").text)
 
 
-def test_a_writer_backfills_a_job_after_a_look_at_its_plan(store: FeatureStore) -> None:
+def test_job_backfill_by_writer_shows_plan_then_runs(store: FeatureStore) -> None:
     with client_of(store) as client:
         sign_in(client, "wil")
         field = field_of(client.get("/jobs/doubled").text)
@@ -79,7 +79,7 @@ def test_a_writer_backfills_a_job_after_a_look_at_its_plan(store: FeatureStore) 
     assert actions == [(each, "doubled", "browser") for each in done]
 
 
-def test_a_reader_sees_the_plan_and_changes_nothing(store: FeatureStore) -> None:
+def test_job_changes_by_reader_are_refused(store: FeatureStore) -> None:
     with client_of(store) as client:
         sign_in(client, "rea")
         field = field_of(client.get("/account").text)
@@ -93,7 +93,7 @@ def test_a_reader_sees_the_plan_and_changes_nothing(store: FeatureStore) -> None
     assert store.get_runs("doubled") == []
 
 
-def test_a_job_that_fails_says_why_and_one_runs_at_a_time() -> None:
+def test_job_runs_report_failures_and_run_singly() -> None:
     runs, may_end = JobRuns(), threading.Event()
 
     def wait() -> list[object]:

@@ -67,7 +67,7 @@ def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
 
 
 @pytest.mark.parametrize("after", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in range(9))])
-def test_a_killed_server_keeps_whole_what_it_acknowledged(tmp_path: Path, after: int) -> None:
+def test_killed_server_keeps_acknowledged_writes(tmp_path: Path, after: int) -> None:
     location = tmp_path / "store"
     with featurestore.connect(location) as store:
         store.create_featuregroup(batch(9, 9), "writes", statistics=False)

@@ -17,7 +17,7 @@ PAIRS = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_
 
 
 @given(PAIRS)
-def test_layers_hold_each_node_once_and_the_picture_has_no_overlaps(
+def test_arrange_places_each_node_once_without_overlaps(
     pairs: list[tuple[Node, Node]],
 ) -> None:
     edges = tuple(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
@@ -29,7 +29,7 @@ def test_layers_hold_each_node_once_and_the_picture_has_no_overlaps(
 
 
 @given(PAIRS)
-def test_what_was_read_stands_to_the_left(pairs: list[tuple[Node, Node]]) -> None:
+def test_arrange_places_inputs_left_of_outputs(pairs: list[tuple[Node, Node]]) -> None:
     forward = [pair for pair in pairs if pair[0] < pair[1]]
     layers = arrange(Graph(tuple(NODES), tuple(dict.fromkeys(forward))))
     place = {node: number for number, layer in enumerate(layers) for node in layer}
@@ -38,7 +38,7 @@ def test_what_was_read_stands_to_the_left(pairs: list[tuple[Node, Node]]) -> Non
 
 
 @given(PAIRS)
-def test_a_long_edge_passes_beside_the_nodes_of_the_layers_between(
+def test_draw_long_edges_avoid_nodes(
     pairs: list[tuple[Node, Node]],
 ) -> None:
     edges = tuple(dict.fromkeys(pair for pair in pairs if pair[0] < pair[1]))
@@ -57,14 +57,14 @@ def test_a_long_edge_passes_beside_the_nodes_of_the_layers_between(
         )
 
 
-def test_edges_go_on_through_kinds_that_are_left_out() -> None:
+def test_filter_kinds_joins_edges_through_removed_nodes() -> None:
     job = Node("job", "daily")
     first, second = NODES[:2]
     graph = Graph((first, job, second), ((first, job), (job, second)))
     assert filter_kinds(graph, ["featuregroup"]).edges == ((first, second),)
 
 
-def test_a_walk_goes_from_source_to_dataset_and_back(client: TestClient) -> None:
+def test_lineage_node_returns_sources_and_datasets(client: TestClient) -> None:
     def keys(node: str, **steps: int) -> set[str]:
         found = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
         return {each["key"] for each in found["nodes"]}
@@ -82,7 +82,7 @@ def test_a_walk_goes_from_source_to_dataset_and_back(client: TestClient) -> None
     assert {"from": "experiment:seller", "to": "model:seller@1"} in whole["edges"]
 
 
-def test_a_feature_is_followed_into_what_it_became(client: TestClient) -> None:
+def test_lineage_feature_returns_derived_features_and_models(client: TestClient) -> None:
     """Through the query of a job, the plan of a dataset, a view, and the inputs of a model."""
 
     def keys(node: str, **steps: int) -> set[str]:

@@ -105,7 +105,7 @@ def sign_in(page: Any) -> None:
     page.wait_for_url("**/")
 
 
-def test_pages_of_other_origins_change_and_read_nothing(
+def test_cross_origin_pages_change_and_read_nothing(
     browser: Any, guarded_store: FeatureStore
 ) -> None:
     with (

@@ -53,14 +53,14 @@ def pages(client: TestClient) -> dict[str, str]:
     return pages_of(client)
 
 
-def test_every_link_of_every_page_leads_to_a_page_of_this_server(pages: dict[str, str]) -> None:
+def test_links_of_pages_resolve(pages: dict[str, str]) -> None:
     for part in ("/groups/visits/1/statistics", "/datasets/sells/2/diff", "/jobs/doubled"):
         assert part in pages
     assert any(address.endswith("/log") for address in pages)
     assert "/static/htmx.min.js" in pages
 
 
-def test_texts_of_a_store_are_shown_as_they_are_and_never_run(pages: dict[str, str]) -> None:
+def test_pages_escape_stored_texts(pages: dict[str, str]) -> None:
     shown = 0
     for address, text in pages.items():
         if "<html" not in text and "<table" not in text:
@@ -72,7 +72,7 @@ def test_texts_of_a_store_are_shown_as_they_are_and_never_run(pages: dict[str, s
     assert not any("xyzxyzxyz" in text for text in pages.values())
 
 
-def test_pages_need_no_script_and_no_style_of_their_own(pages: dict[str, str]) -> None:
+def test_pages_have_no_inline_scripts_or_styles(pages: dict[str, str]) -> None:
     for address, text in pages.items():
         if "<html" in text:
             assert not re.search(r"<script(?![^>]*src=)", text), address
@@ -81,7 +81,7 @@ def test_pages_need_no_script_and_no_style_of_their_own(pages: dict[str, str]) -
     assert "unsafe" not in POLICY
 
 
-def test_an_empty_store_shows_what_to_type_and_its_lists_are_empty(
+def test_empty_store_pages_show_first_command(
     empty_client: TestClient,
 ) -> None:
     assert "create_featuregroup" in empty_client.get("/").text
@@ -99,7 +99,7 @@ def test_an_empty_store_shows_what_to_type_and_its_lists_are_empty(
         assert empty_client.get(address).status_code == 200
 
 
-def test_lists_come_by_pages_and_as_csv_that_no_spreadsheet_computes(tmp_path: Path) -> None:
+def test_lists_are_paged_and_csv_formulas_escaped(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "many") as store:
         for number in range(5):
             store.create_featuregroup([{"x": 1}], f"group_{number}", description="=1+1")
@@ -111,7 +111,7 @@ def test_lists_come_by_pages_and_as_csv_that_no_spreadsheet_computes(tmp_path: P
         assert table[1].endswith(",'=1+1")
 
 
-def test_the_newest_written_groups_stand_first(tmp_path: Path) -> None:
+def test_groups_sorted_by_change_list_newest_first(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "order") as store:
         for name in ("a", "b"):
             store.create_featuregroup([{"x": 1}], name)
@@ -121,7 +121,7 @@ def test_the_newest_written_groups_stand_first(tmp_path: Path) -> None:
         assert names == ["a", "b"]
 
 
-def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
+def test_search_filters_by_kind_tag_owner_and_freshness(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     def found(address: str, **chosen: str) -> set[str]:
@@ -161,7 +161,7 @@ def test_a_search_is_narrowed_by_kind_tag_owner_and_freshness(
         connection.execute(again, {"changed": changed})
 
 
-def test_drift_between_two_commits_is_on_the_page_of_a_group(tmp_path: Path) -> None:
+def test_statistics_page_shows_drift_between_commits(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "drifting") as store:
         store.create_featuregroup([{"x": float(each)} for each in range(100)], "g")
         for start in (1000, 0):
@@ -186,7 +186,7 @@ def test_drift_between_two_commits_is_on_the_page_of_a_group(tmp_path: Path) -> 
         assert "delta_version=1" in answer.text
 
 
-def test_rows_that_failed_a_check_are_shown_with_the_reasons(tmp_path: Path) -> None:
+def test_validation_page_shows_failing_rows_with_reasons(tmp_path: Path) -> None:
     between = {"column": "age", "min_value": 0, "max_value": 120}
     expected = [{"type": "expect_column_values_to_be_between", "kwargs": between}]
     with featurestore.connect(tmp_path / "checked") as store:
@@ -205,7 +205,7 @@ def test_rows_that_failed_a_check_are_shown_with_the_reasons(tmp_path: Path) -> 
         assert table[1].endswith(",2,4711")
 
 
-def test_a_page_never_counts_statistics(tmp_path: Path) -> None:
+def test_statistics_page_does_not_compute_statistics(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "uncounted") as store:
         store.create_featuregroup([{"x": 1}], "plain", statistics=False)
         client = TestClient(create_app(store), base_url="http://localhost")
@@ -222,7 +222,7 @@ class NoSpark:
     name = "spark"
 
 
-def test_a_store_on_spark_is_shown_without_it(
+def test_spark_store_pages_work_without_spark(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     session = replace(served_store.session, engine=NoSpark())  # type: ignore[arg-type]
@@ -239,11 +239,11 @@ def test_a_store_on_spark_is_shown_without_it(
         assert "featurestore job run doubled --due" in refused.text
 
 
-def test_a_dataset_is_verified_by_its_button(client: TestClient) -> None:
+def test_dataset_verify_button_returns_result(client: TestClient) -> None:
     assert "ok, 2 rows" in client.post("/datasets/sells/1/verify").text
 
 
-def test_a_log_is_read_from_the_folder_of_logs_alone(
+def test_run_log_outside_log_folder_is_refused(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     run = served_store.get_runs("doubled")[0]
@@ -258,7 +258,7 @@ def test_a_log_is_read_from_the_folder_of_logs_alone(
             connection.exec_driver_sql("UPDATE runs SET log = ? WHERE run_id = ?", (log, run_id))
 
 
-def test_a_monitor_shows_its_windows_and_findings_as_the_library_has_them(
+def test_monitor_page_matches_library_history(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     text = client.get("/monitors/watch").text
@@ -271,9 +271,7 @@ def test_a_monitor_shows_its_windows_and_findings_as_the_library_has_them(
     assert client.get("/monitors/doubled").status_code == 404
 
 
-def test_two_runs_are_drawn_over_one_another(
-    client: TestClient, served_store: FeatureStore
-) -> None:
+def test_compare_page_draws_runs_together(client: TestClient, served_store: FeatureStore) -> None:
     runs = experiments.get_runs("seller", store=served_store)[1:]
     listed = client.get("/experiments?name=seller&dataset=sells&version=1&page=1").text
     for run in runs:
@@ -295,7 +293,7 @@ def test_two_runs_are_drawn_over_one_another(
     assert client.get(f"/experiments/compare?run={runs[0].id}&run=none-such").status_code == 404
 
 
-def test_models_lead_to_run_dataset_and_lineage(client: TestClient) -> None:
+def test_model_page_links_run_dataset_and_lineage(client: TestClient) -> None:
     text = client.get("/models/seller/2").text
     for address in ("/datasets/sells/1", "/experiments/2024", "/models/seller/1", "/lineage?node="):
         assert f'href="{address}' in text
@@ -307,9 +305,7 @@ def test_models_lead_to_run_dataset_and_lineage(client: TestClient) -> None:
     ]
 
 
-def test_prometheus_reads_what_the_library_says(
-    client: TestClient, served_store: FeatureStore
-) -> None:
+def test_metrics_match_library_metrics(client: TestClient, served_store: FeatureStore) -> None:
     answered = client.get("/metrics")
     assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert 'featurestore_featuregroup_rows{featuregroup="doubled"}' in answered.text
@@ -321,7 +317,7 @@ def _series(text: str) -> list[str]:
     return sorted(line.rsplit(" ", 1)[0] for line in text.splitlines() if line[0] != "#")
 
 
-def test_an_address_that_is_none_is_answered_with_what_exists(client: TestClient) -> None:
+def test_unknown_address_returns_404_with_suggestions(client: TestClient) -> None:
     missing = client.get("/groups/visit/1")
     assert missing.status_code == 404
     assert "visits" in missing.text

@@ -53,7 +53,7 @@ def came_back(client: TestClient, following: str = "/groups") -> str:
     raise AssertionError("the provider did not lead back")
 
 
-def test_who_signed_in_there_is_in_here(
+def test_provider_sign_in_creates_session(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     duckdb_store.create_featuregroup([{"x": 1}], "visits")
@@ -78,7 +78,7 @@ def test_who_signed_in_there_is_in_here(
         {"azp": "somebody-else"},
     ],
 )
-def test_a_token_that_is_not_about_this_attempt_is_refused(
+def test_provider_token_with_wrong_claims_is_refused(
     duckdb_store: FeatureStore, provider: OpenIdProvider, claims: dict[str, object]
 ) -> None:
     provider.claims = claims
@@ -88,7 +88,7 @@ def test_a_token_that_is_not_about_this_attempt_is_refused(
         assert client.get("/groups").status_code == 303
 
 
-def test_a_token_of_another_key_or_none_is_refused(
+def test_provider_token_with_unknown_key_is_refused(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     from joserfc.jwk import RSAKey
@@ -98,7 +98,7 @@ def test_a_token_of_another_key_or_none_is_refused(
         assert client.get(came_back(client)).status_code == 401
 
 
-def test_an_answer_of_another_browser_signs_nobody_in(
+def test_provider_callback_from_another_browser_is_refused(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     with (
@@ -113,7 +113,7 @@ def test_an_answer_of_another_browser_signs_nobody_in(
         assert client.get(address).status_code == 401
 
 
-def test_who_is_not_known_comes_in_only_where_that_is_set(
+def test_provider_unknown_user_without_default_role_is_refused(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     with client_of(duckdb_store, provider=settings_of(provider, role=None)) as client:
@@ -127,7 +127,7 @@ def test_who_is_not_known_comes_in_only_where_that_is_set(
         assert ">rea<" in client.get("/account").text
 
 
-def test_a_name_that_is_taken_is_not_taken_over(
+def test_provider_existing_user_name_is_not_reused(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     changes.add_user(duckdb_store.session, ROOT, "ann", role="admin", password=PASSWORD)
@@ -137,7 +137,7 @@ def test_a_name_that_is_taken_is_not_taken_over(
         assert client.get("/groups").status_code == 303
 
 
-def test_a_provider_that_is_none_is_said(
+def test_provider_invalid_settings_raise(
     duckdb_store: FeatureStore, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made(issuer: str) -> None:

@@ -28,32 +28,32 @@ from tests.server.guarded import token_of
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
-def test_an_address_that_others_reach_is_refused(served_store: FeatureStore, host: str) -> None:
+def test_serve_network_host_without_auth_is_refused(served_store: FeatureStore, host: str) -> None:
     with pytest.raises(ConfigurationError, match="reachable from the network"):
         serve(served_store, ServerSettings(host=host))
 
 
-def test_other_names_of_this_machine_are_not_answered(client: TestClient) -> None:
+def test_unknown_host_header_returns_400(client: TestClient) -> None:
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
     for host in ("localhost:8787", "127.0.0.1", "[::1]:8787"):
         assert client.get("/healthz", headers={"Host": host}).status_code == 200, host
 
 
-def test_forms_of_other_sites_are_refused(client: TestClient) -> None:
+def test_cross_site_forms_are_refused(client: TestClient) -> None:
     address = "/datasets/sells/1/verify"
     for headers in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://evil.example"}):
         assert client.post(address, headers=headers).status_code == 403
     assert client.post(address, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
-def test_every_answer_carries_the_headers_that_keep_it_to_itself(client: TestClient) -> None:
+def test_responses_have_security_headers(client: TestClient) -> None:
     for address in ("/", "/nothing", "/api/v1/store", "/static/style.css"):
         headers = client.get(address).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_serve_command_stops_on_sigint(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "store") as store:
         store.create_featuregroup([{"x": 1}], "numbers")
     with socket.socket() as free:
@@ -74,7 +74,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path) -> None:
+def test_serve_network_host_requires_users(tmp_path: Path) -> None:
     settings = ServerSettings(host="0.0.0.0", auth=True)
     with featurestore.connect(tmp_path / "store") as store:
         with pytest.raises(NotAllowed, match="has no users"):
@@ -102,7 +102,7 @@ def test_beyond_this_machine_it_listens_only_where_people_sign_in(tmp_path: Path
         process.communicate(timeout=60)
 
 
-def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
+def test_serve_with_certificate_uses_tls_only(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: nothing makes a certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -139,7 +139,7 @@ def labels(rows: int = 300) -> pa.Table:
     return pa.table({"k": keys, "asked": times, "good": keys % 2 == 0})
 
 
-def test_rows_are_those_of_the_local_call(local: FeatureStore, remote: FeatureStore) -> None:
+def test_remote_get_features_equals_local_rows(local: FeatureStore, remote: FeatureStore) -> None:
     features = ["numbers@v1.x", "numbers@v1.text as words", "numbers@v1.pixels"]
     twice = featurestore.feature("twice", "2 * x + k")
     counted = featurestore.window("numbers@v1.x", "sum", over="2h", where="x > 0.5", fill_value=0.0)
@@ -165,7 +165,7 @@ def test_rows_are_those_of_the_local_call(local: FeatureStore, remote: FeatureSt
     )
 
 
-def test_cuts_are_made_by_the_server(local: FeatureStore, remote: FeatureStore) -> None:
+def test_remote_frame_operations_run_on_server(local: FeatureStore, remote: FeatureStore) -> None:
     def cut(store: FeatureStore) -> pa.Table:
         frame = store.get_featuregroup("numbers", version=1)
         frame = frame.filter("x > 0.25 and text != 't7'").sample(fraction=0.5, seed=3, by="k")
@@ -179,9 +179,7 @@ def test_cuts_are_made_by_the_server(local: FeatureStore, remote: FeatureStore) 
             frame.filter(wrong)
 
 
-def test_what_groups_say_is_what_they_say_locally(
-    local: FeatureStore, remote: FeatureStore
-) -> None:
+def test_remote_group_metadata_equals_local(local: FeatureStore, remote: FeatureStore) -> None:
     here, there = (store.featuregroup("numbers", version=1) for store in (local, remote))
     for name in ("schema", "primary_key", "event_time", "created_time", "delta_version",
                  "description", "descriptions", "tags", "name", "version"):  # fmt: skip
@@ -199,7 +197,9 @@ def test_what_groups_say_is_what_they_say_locally(
     assert "salaries.pay" not in remote.get_features_list()
 
 
-def test_what_it_may_not_or_cannot_is_said(remote: FeatureStore, address: str, token: str) -> None:
+def test_remote_forbidden_calls_raise_clear_errors(
+    remote: FeatureStore, address: str, token: str
+) -> None:
     with pytest.raises(FeatureGroupNotFound, match="not found or not allowed"):
         remote.get_featuregroup("salaries")
     with pytest.raises(FeatureGroupNotFound, match="not found or not allowed"):
@@ -235,7 +235,7 @@ def endless(store: FeatureStore) -> FeatureFrame:
 
 
 @pytest.mark.parametrize(("seconds", "is_gone"), [(0.3, False), (600.0, True)])
-def test_a_query_ends_with_its_time_and_with_its_client(
+def test_query_ends_at_timeout_or_disconnect(
     local: FeatureStore, seconds: float, is_gone: bool
 ) -> None:
     asked = Retrieval.model_validate({"read": {"kind": "featuregroup", "name": "numbers"}})
@@ -257,7 +257,7 @@ def test_a_query_ends_with_its_time_and_with_its_client(
     assert not _COMPUTING
 
 
-def test_a_query_of_a_page_ends_with_its_time(
+def test_page_query_over_time_limit_returns_503(
     local: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FeatureGroup, "read", lambda *_, **__: endless(local))
@@ -281,7 +281,7 @@ def files_in(folder: Path) -> int:
     return found
 
 
-def test_a_client_that_goes_leaves_nothing_behind(
+def test_client_disconnect_removes_temporary_files(
     remote: FeatureStore, address: str, token: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -302,7 +302,7 @@ def test_a_client_that_goes_leaves_nothing_behind(
     assert remote.get_featuregroup("numbers", version=2).count() == 10
 
 
-def test_labels_and_rows_cross_as_streams(local: FeatureStore, remote: FeatureStore) -> None:
+def test_remote_labels_and_rows_are_streamed(local: FeatureStore, remote: FeatureStore) -> None:
     rows = iter(remote.get_featuregroup("numbers", version=1).to_batches(rows=100))
     assert next(rows).num_rows == 100
     del rows  # the rest is never asked for
@@ -311,7 +311,7 @@ def test_labels_and_rows_cross_as_streams(local: FeatureStore, remote: FeatureSt
     assert found.column("k").equals(many.column("k"))
 
 
-def test_a_server_that_breaks_off_is_no_short_answer(tmp_path: Path) -> None:
+def test_aborted_response_raises_server_unavailable(tmp_path: Path) -> None:
     whole = pa.table({"x": list(range(1000))})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, whole.schema) as writer:
@@ -338,7 +338,7 @@ def test_a_server_that_breaks_off_is_no_short_answer(tmp_path: Path) -> None:
         thread.join()
 
 
-def test_rows_that_are_too_many_or_damaged_are_refused(
+def test_rows_request_oversized_or_damaged_is_refused(
     remote: FeatureStore, address: str, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def sent(body: Iterable[bytes]) -> tuple[int, str]:
@@ -362,7 +362,7 @@ def test_rows_that_are_too_many_or_damaged_are_refused(
     assert sent([b"x" * 100_000])[0] == 400
 
 
-def test_the_server_ends_an_upload_that_is_too_long(local: FeatureStore, token: str) -> None:
+def test_upload_over_limit_is_refused(local: FeatureStore, token: str) -> None:
     frame_of = [f"numbers@v1.{name}" for name in ("x", "text")]
     with (
         served(local, upload=100_000) as address,
@@ -374,7 +374,7 @@ def test_the_server_ends_an_upload_that_is_too_long(local: FeatureStore, token: 
         assert store.get_features(frame_of, labels=labels(100)).count() == 100
 
 
-def test_a_training_dataset_is_read_and_downloaded(
+def test_remote_training_dataset_is_read_and_downloaded(
     local: FeatureStore, remote: FeatureStore, token: str, tmp_path: Path
 ) -> None:
     here = local.get_training_dataset("wins")
@@ -407,7 +407,7 @@ def test_a_training_dataset_is_read_and_downloaded(
         remote.get_training_dataset("pays")
 
 
-def test_a_download_goes_on_where_its_connection_broke(
+def test_download_resumes_after_broken_connection(
     remote: FeatureStore, address: str, token: str, tmp_path: Path
 ) -> None:
     """Each connection to the server ends after some bytes, as behind a bad network."""
@@ -462,7 +462,7 @@ def cutting(address: str, most: int) -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
-def test_the_command_line_takes_an_address(
+def test_command_line_accepts_server_address(
     local: FeatureStore,
     address: str,
     token: str,
@@ -504,7 +504,7 @@ def test_the_command_line_takes_an_address(
     assert asked(address, "--token", token, "fg", "list") == groups
 
 
-def test_writes_land_through_the_gate_of_the_server(
+def test_remote_writes_pass_validation(
     local: FeatureStore, remote: FeatureStore, address: str
 ) -> None:
     changes.add_user(local.session, ROOT, "wil", role="writer")
@@ -569,7 +569,7 @@ def test_writes_land_through_the_gate_of_the_server(
 
 
 @pytest.mark.parametrize("kind", [Commit, Match, Problem, VerifyReport])
-def test_records_of_other_releases_are_read_or_refused(kind: Any) -> None:
+def test_record_as_other_release_reads_or_raises(kind: Any) -> None:
     told = {each.name: each.name for each in fields(kind)}
     assert record_as(kind, {**told, "told_by_newer_servers": 1}) == kind(**told)
     del told[fields(kind)[0].name]

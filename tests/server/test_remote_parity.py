@@ -74,7 +74,7 @@ def calls() -> list[str]:
     return [name for name in names if name not in own | OF_ITSELF]
 
 
-def test_what_the_client_lacks_says_so(remote: FeatureStore) -> None:
+def test_remote_unsupported_calls_raise_with_hint(remote: FeatureStore) -> None:
     found = calls()
     assert {"sql", "score", "scheduler", "run_job", "get_monitors", "vacuum"} & set(found)
     for name in found:

@@ -52,7 +52,7 @@ def _filled(path: str, values: dict[str, str]) -> str:
     return path
 
 
-def test_texts_of_requests_end_no_header(client: TestClient) -> None:
+def test_response_headers_reject_injected_line_breaks(client: TestClient) -> None:
     answered = set()
     for address in addresses(client.app):
         answer = client.get(address, follow_redirects=False)

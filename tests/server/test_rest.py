@@ -17,9 +17,7 @@ from featurestore.server.rest import jsonable
 from featurestore.store import FeatureStore
 
 
-def test_what_it_says_of_groups_is_what_the_library_says(
-    client: TestClient, served_store: FeatureStore
-) -> None:
+def test_rest_groups_equal_library_details(client: TestClient, served_store: FeatureStore) -> None:
     group = served_store.featuregroup("visits", version=1)
     address = "/api/v1/featuregroups/visits/1"
     assert client.get(address).json() == jsonable(details(group))
@@ -33,7 +31,7 @@ def test_what_it_says_of_groups_is_what_the_library_says(
     assert (latest["version"], latest["versions"]) == (2, [2, 1])
 
 
-def test_what_it_says_of_datasets_and_jobs_is_what_the_library_says(
+def test_rest_datasets_and_jobs_equal_library_details(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     dataset = served_store.get_training_dataset("sells", version=1)
@@ -46,7 +44,7 @@ def test_what_it_says_of_datasets_and_jobs_is_what_the_library_says(
     assert client.get("/api/v1/jobs/doubled").json()["definition"]["name"] == "doubled"
 
 
-def test_what_it_says_of_runs_and_models_is_what_the_library_says(
+def test_rest_runs_and_models_equal_library_details(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     runs = experiments.get_runs("seller", store=served_store)
@@ -59,7 +57,7 @@ def test_what_it_says_of_runs_and_models_is_what_the_library_says(
     assert len(client.get("/api/v1/models").json()["items"]) == 2
 
 
-def test_lists_come_by_page(client: TestClient) -> None:
+def test_rest_lists_are_paged(client: TestClient) -> None:
     seen: list[str] = []
     offset: int | None = 0
     while offset is not None:
@@ -70,7 +68,7 @@ def test_lists_come_by_page(client: TestClient) -> None:
     assert "doubled.twice" in seen
 
 
-def test_errors_are_problem_objects_with_the_hint_of_the_library(client: TestClient) -> None:
+def test_rest_errors_are_problem_objects_with_hint(client: TestClient) -> None:
     answer = client.get("/api/v1/featuregroups/visit")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
@@ -81,7 +79,7 @@ def test_errors_are_problem_objects_with_the_hint_of_the_library(client: TestCli
     assert client.get("/api/v1/jobs?limit=x").status_code == 422
 
 
-def test_an_answer_that_the_client_has_is_not_sent_again(client: TestClient) -> None:
+def test_rest_matching_etag_returns_304(client: TestClient) -> None:
     first = client.get("/api/v1/featuregroups/visits/1")
     again = client.get(
         "/api/v1/featuregroups/visits/1", headers={"If-None-Match": first.headers["etag"]}
@@ -90,7 +88,7 @@ def test_an_answer_that_the_client_has_is_not_sent_again(client: TestClient) -> 
     assert again.headers["etag"] == first.headers["etag"]
 
 
-def test_the_interface_keeps_to_its_description(served_store: FeatureStore) -> None:
+def test_rest_matches_openapi_description(served_store: FeatureStore) -> None:
     """Schemathesis makes requests from the OpenAPI description and judges the answers by it."""
     app = create_app(served_store)
     schema = schemathesis.openapi.from_asgi(
@@ -113,7 +111,7 @@ def test_the_interface_keeps_to_its_description(served_store: FeatureStore) -> N
     assert operations >= 15
 
 
-def test_a_value_that_json_lacks_is_written_as_text(tmp_path: object) -> None:
+def test_rest_nan_and_bytes_are_written_as_text(tmp_path: object) -> None:
     with featurestore.connect(f"{tmp_path}/odd") as store:
         store.create_featuregroup([{"x": float("nan"), "b": b"\x00\xff"}], "odd")
         client = TestClient(create_app(store), base_url="http://localhost")

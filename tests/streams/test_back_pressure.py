@@ -19,7 +19,7 @@ JobFile = Callable[[str], Path]
 
 
 @spark_in_soak  # test_streams_on_spark has landings, too
-def test_a_backlog_is_taken_in_micro_batches_of_the_bound_and_its_lag_is_told(
+def test_backlog_is_read_in_bounded_micro_batches(
     store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:
     if store.session.engine.name == "spark" and not kafka_server.spark_jars():
@@ -41,7 +41,7 @@ def test_a_backlog_is_taken_in_micro_batches_of_the_bound_and_its_lag_is_told(
     assert [*landings.lags, status.stream.lag] == left
 
 
-def test_a_backlog_of_long_records_is_never_held_as_a_whole(
+def test_backlog_of_long_records_stays_within_memory_bound(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,

@@ -78,7 +78,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("op", ["c", "r", "u"])
-def test_an_event_with_its_schema_is_a_row_of_exact_values(
+def test_change_event_with_schema_keeps_exact_values(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     event = json_event({"id": 1}, envelope(op, None, ROW, NOON), TYPES)
@@ -87,7 +87,7 @@ def test_an_event_with_its_schema_is_a_row_of_exact_values(
     assert rows_of(duckdb_store, "customers") == [EXPECTED]
 
 
-def test_an_event_of_mysql_without_schema_is_read_where_its_values_say_what_they_are(
+def test_mysql_event_without_schema_reads_unambiguous_values(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job(schema={"id": "int64", "name": "string", "seen": "timestamp"})
@@ -103,7 +103,7 @@ def test_an_event_of_mysql_without_schema_is_read_where_its_values_say_what_they
     assert "seen is a number" in bad["reasons"][0]
 
 
-def test_events_in_avro_are_read_by_the_registered_envelope(
+def test_avro_change_events_are_read_by_registered_schema(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns: list[dict[str, Any]] = [
@@ -140,7 +140,7 @@ def test_events_in_avro_are_read_by_the_registered_envelope(
     assert rows_of(duckdb_store, "customers") == [EXPECTED]
 
 
-def test_deletes_and_tombstones_remove_the_rows_of_a_key(
+def test_delete_events_and_tombstones_remove_rows(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_only = {"id": 1, "name": None, "born": None, "seen": None, "price": None}
@@ -160,7 +160,7 @@ def test_deletes_and_tombstones_remove_the_rows_of_a_key(
     assert quarantined(duckdb_store, "customers") == []
 
 
-def test_what_is_no_change_of_a_row_is_quarantined_with_its_reason(
+def test_invalid_change_events_are_quarantined_with_reason(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {**ROW, "name": "__debezium_unavailable_value"}
@@ -182,7 +182,7 @@ def test_what_is_no_change_of_a_row_is_quarantined_with_its_reason(
     ]
 
 
-def test_a_job_of_change_events_that_cannot_delete_is_refused() -> None:
+def test_change_event_job_without_upsert_key_is_refused() -> None:
     with pytest.raises(InvalidJob, match="replace and delete"):
         job(mode="append")
     with pytest.raises(InvalidJob, match="primary_key"):
@@ -225,7 +225,7 @@ def decoded_changes(lines: list[str]) -> list[Record]:
 
 
 @pytest.mark.postgres
-def test_a_group_ends_as_the_table_whose_log_was_decoded(
+def test_decoded_postgres_log_reproduces_table(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, postgres_server: str
 ) -> None:
     import psycopg

@@ -39,7 +39,7 @@ def quarantined(store: FeatureStore, name: str = "clicks") -> list[dict[str, Any
     return found
 
 
-def test_each_run_brings_what_the_topic_has_since_the_last(
+def test_stream_run_reads_new_records_only(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(3)
@@ -55,7 +55,7 @@ def test_each_run_brings_what_the_topic_has_since_the_last(
     assert ids(duckdb_store) == list(range(60))
 
 
-def test_poison_records_are_set_aside_with_where_they_were_and_why(
+def test_unreadable_records_are_quarantined_with_offset_and_reason(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
@@ -101,7 +101,7 @@ def test_poison_records_are_set_aside_with_where_they_were_and_why(
         ({"topic": "no-such-topic"}, SourceTableNotFound, "unknown topic 'no-such-topic'"),
     ],
 )
-def test_a_job_that_cannot_work_is_refused_before_anything_is_written(
+def test_invalid_stream_job_is_refused_before_writing(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_work_is_refused_before_anything_is_written(
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_an_unreachable_broker_is_said_with_its_address(
+def test_unreachable_broker_error_names_address(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore_connectors.kafka.consumer.TIMEOUT_SECONDS", 0.5)
@@ -127,7 +127,7 @@ def test_an_unreachable_broker_is_said_with_its_address(
         duckdb_store.register_jobs(job_file(job("clicks")))
 
 
-def test_offsets_that_went_and_topics_made_anew_fail_the_run_and_write_nothing(
+def test_lost_offsets_and_recreated_topics_fail_run(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -161,7 +161,7 @@ def test_offsets_that_went_and_topics_made_anew_fail_the_run_and_write_nothing(
     assert ids(duckdb_store)[-30:] == list(range(100, 130))
 
 
-def test_partitions_that_come_later_are_read_from_their_first_record(
+def test_added_partitions_are_read_from_first_record(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
@@ -175,7 +175,7 @@ def test_partitions_that_come_later_are_read_from_their_first_record(
     assert ids(duckdb_store) == list(range(10, 40))
 
 
-def test_a_run_of_bad_records_fails_and_alerts_until_one_can_read(
+def test_run_of_bad_records_fails_and_alerts(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)

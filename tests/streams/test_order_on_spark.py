@@ -64,7 +64,7 @@ RECORDS: list[Record] = [
         ),
     ],
 )
-def test_spark_lands_the_records_of_a_key_in_their_order(
+def test_spark_stream_writes_records_in_key_order(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

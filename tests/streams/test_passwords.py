@@ -25,7 +25,7 @@ def options(mechanism: str, user: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("mechanism", "user"), [("PLAIN", USER), ("SCRAM-SHA-256", "scram")])
-def test_a_stream_logs_in_by_the_secret_it_refers_to(
+def test_stream_authenticates_with_referenced_secret(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -52,7 +52,7 @@ def test_a_stream_logs_in_by_the_secret_it_refers_to(
     assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
 
 
-def test_a_wrong_password_is_an_error_that_shows_none(
+def test_wrong_password_error_omits_password(
     duckdb_store: FeatureStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "TIMEOUT_SECONDS", 2.0)

@@ -18,7 +18,7 @@ SHOP = Path(__file__).parents[2] / "examples" / "shop" / "main.py"
 
 @pytest.mark.slow
 @pytest.mark.postgres
-def test_the_shop_makes_its_dataset_and_leaves_no_server(tmp_path: Path) -> None:
+def test_shop_example_creates_dataset_and_stops_servers(tmp_path: Path) -> None:
     require_postgres()
     pytest.importorskip("confluent_kafka", reason=f"{SKIPPED}: confluent-kafka is not installed")
     try:

@@ -64,7 +64,9 @@ def values(*records: bytes | None) -> list[Record]:
     return [(b"k", value) for value in records]
 
 
-def test_no_record_ends_a_run(duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_records_are_quarantined_without_failing_run(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topics = MemoryTopics([values(*BAD, GOOD)], [4])
     run(monkeypatch, duckdb_store, job(partition_by="kind"), topics)
     assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
@@ -73,7 +75,7 @@ def test_no_record_ends_a_run(duckdb_store: FeatureStore, monkeypatch: pytest.Mo
     assert all(row["reasons"][0] for row in found)
 
 
-def test_records_with_cells_over_the_bound_are_quarantined(
+def test_records_with_oversized_cells_are_quarantined(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEATURESTORE_CELL_BYTES", "64")
@@ -89,7 +91,7 @@ def test_records_with_cells_over_the_bound_are_quarantined(
     ] * 2
 
 
-def test_a_record_that_makes_a_library_raise_is_bad_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_exception_marks_only_failing_record(monkeypatch: pytest.MonkeyPatch) -> None:
     class Raising:
         def decode(self, values: pa.Array) -> Any:
             if b"poison" in values.to_pylist():
@@ -148,7 +150,7 @@ def record_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "record", "name": "row", "fields": columns}
 
 
-def test_each_logical_type_that_registers_is_read() -> None:
+def test_avro_logical_types_are_read() -> None:
     schema = record_of({name: kind for name, (kind, _, _) in LOGICAL.items()})
     text = json.dumps(schema)
     row = {name: value for name, (_, value, _) in LOGICAL.items()}
@@ -175,7 +177,7 @@ def test_each_logical_type_that_registers_is_read() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_a_writer_calls_otherwise_is_read_as_the_job_says(
+def test_avro_writer_type_is_read_as_job_type(
     written: Any, value: Any, own: Any, expected: Any
 ) -> None:
     writer, text = record_of({"x": written}), json.dumps(record_of({"x": own}))
@@ -187,7 +189,7 @@ def test_what_a_writer_calls_otherwise_is_read_as_the_job_says(
     assert (found["x"], found["record_error"]) == (expected, None)
 
 
-def test_logical_types_without_a_column_are_refused_at_registration() -> None:
+def test_schema_from_avro_unsupported_logical_types_raise() -> None:
     for kind in (
         {"type": "long", "logicalType": "timestamp-nanos"},
         {"type": "bytes", "logicalType": "decimal", "precision": 40},
@@ -197,7 +199,7 @@ def test_logical_types_without_a_column_are_refused_at_registration() -> None:
             schema_from_avro(json.dumps(record_of({"x": kind})))
 
 
-def test_instants_beyond_the_calendar_are_reasons_wherever_they_are() -> None:
+def test_out_of_range_instants_are_bad_records() -> None:
     instant = {"type": "long", "logicalType": "timestamp-micros"}
     schema = record_of({"at": instant, "all": {"type": "array", "items": "long"}})
     text = json.dumps(schema)
@@ -207,7 +209,7 @@ def test_instants_beyond_the_calendar_are_reasons_wherever_they_are() -> None:
     assert [row["record_error"] is None for row in found] == [True, False, False]
 
 
-def test_a_run_of_which_most_records_cannot_be_read_fails(
+def test_run_with_mostly_bad_records_fails(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [b'{"id": "one"}'] * 60
@@ -245,7 +247,7 @@ def arguments_of(spec: JobSpec) -> dict[str, Any]:
         ({"id": "int64", "at": "timestamp", "x": "int64", "new": "string"}, 1),
     ],
 )
-def test_columns_that_do_not_fit_begin_the_next_version(
+def test_incompatible_stream_columns_create_next_version(
     duckdb_store: FeatureStore,
     monkeypatch: pytest.MonkeyPatch,
     columns: dict[str, str],

@@ -84,7 +84,7 @@ RECORDS = st.one_of(
     how=st.sampled_from(["last", "first", "quarantine", "upsert"]),
     checked=st.booleans(),
 )
-def test_any_batch_boundaries_give_the_same_group(
+def test_stream_rows_are_independent_of_batch_boundaries(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[Record],
     sizes: list[int],
@@ -116,7 +116,7 @@ def test_any_batch_boundaries_give_the_same_group(
 
 
 @pytest.mark.parametrize("size", [1, 100])
-def test_a_record_twice_lands_once_in_batches_of_any_size(
+def test_duplicate_record_is_written_once(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 5), record(2, 0, 6)]], [size])
@@ -125,7 +125,7 @@ def test_a_record_twice_lands_once_in_batches_of_any_size(
     assert quarantined(duckdb_store, "g") == []
 
 
-def test_repeated_records_of_the_quarantine_have_place_value_and_reason(
+def test_quarantined_duplicate_has_offset_value_and_reason(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 6)]], [2])
@@ -136,7 +136,7 @@ def test_repeated_records_of_the_quarantine_have_place_value_and_reason(
     assert row["reasons"] == ["another record has the same key and times"]
 
 
-def test_a_tombstone_deletes_rows_that_landed_before_it_and_none_after(
+def test_tombstone_deletes_earlier_rows_only(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(1, 0, 1), record(1, 1, 2), record(2, 0, 3), tombstone(1)]
@@ -153,7 +153,7 @@ def test_a_tombstone_deletes_rows_that_landed_before_it_and_none_after(
     ]
 
 
-def test_upserts_that_keep_the_first_record_are_refused(tmp_path: Path) -> None:
+def test_stream_upsert_keeping_first_duplicate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="mode='upsert' replaces rows"):
         job("g", mode="upsert", on_duplicates="first")
     with pytest.raises(InvalidJob, match="on_duplicates='latest'"):

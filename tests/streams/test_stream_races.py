@@ -32,7 +32,7 @@ def read(store: FeatureStore) -> int:
     return progress.rows
 
 
-def test_a_reader_that_was_overtaken_lands_nothing_twice(
+def test_overtaken_reader_writes_no_duplicates(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -66,7 +66,7 @@ def test_a_reader_that_was_overtaken_lands_nothing_twice(
     other.close()
 
 
-def test_runners_of_a_group_share_the_partitions_also_when_one_comes_and_goes(
+def test_consumer_group_runners_share_partitions(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(4)

@@ -41,7 +41,7 @@ def registered(
         jobs.register(connection, spec, origin="jobs.py", watermark=None)
 
 
-def test_the_quarantine_of_a_stream_shows_the_places_of_its_records(
+def test_stream_quarantine_has_record_positions(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1), (b"key", b"not json")]])
@@ -56,7 +56,7 @@ def test_the_quarantine_of_a_stream_shows_the_places_of_its_records(
     assert (table[0]["record_key"], table[0]["record_value"]) == (b"key", b"not json")
 
 
-def test_a_replay_lands_what_can_be_read_now_and_says_why_the_rest_stays(
+def test_replay_writes_readable_records_and_keeps_others(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(id=1, x=1), record(id=2, x=2.5), record(id="three"), record(id=4, x=7.5)]
@@ -103,7 +103,7 @@ def _rounding(spec: Any, request: Any) -> Any:
 
 
 @pytest.mark.parametrize("key", ["id", ()])
-def test_a_replay_that_dies_between_its_commits_lands_nothing_twice(
+def test_replay_interrupted_between_commits_writes_no_duplicates(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, key: Any
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id=2, x=2.5), record(id="three")]])
@@ -129,7 +129,7 @@ def test_a_replay_that_dies_between_its_commits_lands_nothing_twice(
     assert len(quarantined(duckdb_store, "g")) == 1
 
 
-def test_a_row_that_landed_since_is_not_replaced_by_a_replay(
+def test_replay_does_not_replace_newer_rows(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id=1, x=9)]])
@@ -143,7 +143,7 @@ def test_a_row_that_landed_since_is_not_replaced_by_a_replay(
     assert [row["x"] for row in rows_of(duckdb_store, "g")] == [9]
 
 
-def test_replays_of_other_jobs_are_refused(
+def test_replay_without_group_is_refused(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
@@ -151,7 +151,7 @@ def test_replays_of_other_jobs_are_refused(
         duckdb_store.replay_stream("g")
 
 
-def test_the_command_says_what_landed_and_why_the_rest_stays(
+def test_replay_command_prints_counts_and_reasons(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id="two")]])

@@ -40,7 +40,7 @@ def told(location: str, *words: str) -> object:
     return json.loads(result.stdout)
 
 
-def test_lists_metrics_and_groups_tell_how_far_a_stream_is(
+def test_stream_status_is_shown_in_lists_and_metrics(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -63,7 +63,7 @@ def test_lists_metrics_and_groups_tell_how_far_a_stream_is(
     assert shown["stream"]["bad_records"] == 1  # type: ignore[index]
 
 
-def test_schedulers_look_at_a_topic_when_its_trigger_has_passed(
+def test_scheduler_runs_stream_after_trigger_interval(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from featurestore.model import times
@@ -84,7 +84,7 @@ def test_schedulers_look_at_a_topic_when_its_trigger_has_passed(
     assert group.read().count() == 9
 
 
-def test_late_records_make_windows_of_the_streams_group_stale(
+def test_late_records_mark_windows_stale(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
@@ -104,7 +104,7 @@ def test_late_records_make_windows_of_the_streams_group_stale(
     assert rows[0]["clicks"] == 3610
 
 
-def test_a_lost_registry_comes_back_from_the_commits(
+def test_stream_status_is_rebuilt_from_commits(
     duckdb_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,

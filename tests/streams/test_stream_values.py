@@ -132,7 +132,7 @@ def fits(kind: pa.DataType, value: Any) -> bool:
 
 @settings(max_examples=60)
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(SCALARS.names, JSON_VALUES)), min_size=1))
-def test_a_record_of_json_is_taken_exactly_when_each_value_is_of_its_type(
+def test_json_record_with_wrong_type_is_bad(
     rows: list[dict[str, Any]],
 ) -> None:
     found = decoded(StreamSpec("e", "t", SCALARS), [json.dumps(row).encode() for row in rows])
@@ -143,7 +143,7 @@ def test_a_record_of_json_is_taken_exactly_when_each_value_is_of_its_type(
             assert {name: got[name] for name in SCALARS.names} == row
 
 
-def test_lists_and_structs_of_json_are_looked_into() -> None:
+def test_json_nested_values_are_type_checked() -> None:
     schema = pa.schema(
         [("tags", pa.list_(pa.int64())), ("g", pa.struct([("x", pa.int32()), ("y", pa.string())]))]
     )
@@ -160,7 +160,7 @@ def test_lists_and_structs_of_json_are_looked_into() -> None:
     assert [row["record_error"] is None for row in found] == [True, False, False, False, True]
 
 
-def test_avro_is_read_by_the_schema_that_its_id_names_and_resolved() -> None:
+def test_avro_is_resolved_from_registered_writer_schema() -> None:
     spec = StreamSpec(
         "e", "t", schema_from_avro(json.dumps(READER)), "avro", avro=json.dumps(READER)
     )
@@ -176,7 +176,7 @@ def test_avro_is_read_by_the_schema_that_its_id_names_and_resolved() -> None:
     assert (own[0]["id"], own[0]["user"], own[0]["record_error"]) == (6, "u", None)
 
 
-def test_raw_values_have_the_time_and_key_of_their_record() -> None:
+def test_raw_values_have_record_time_and_key() -> None:
     schema = pa.schema([("value", pa.string())])
     fields = {"sent": "timestamp", "who": "key", "n": "offset"}
     spec = StreamSpec("e", "t", schema, "raw", fields=fields)
@@ -188,7 +188,7 @@ def test_raw_values_have_the_time_and_key_of_their_record() -> None:
         decoding.decoder(StreamSpec("e", "t", SCALARS, "raw"), DecoderRequest())
 
 
-def test_what_avro_cannot_say_as_a_column_is_refused_by_its_field() -> None:
+def test_schema_from_avro_unsupported_field_raises() -> None:
     union = {**READER, "fields": [{"name": "either", "type": ["string", "long"]}]}
     with pytest.raises(InvalidJob, match="'either'"):
         schema_from_avro(json.dumps(union))
@@ -207,7 +207,7 @@ def foreign_job(**arguments: Any) -> StreamSpec:
 
 
 @pytest.mark.parametrize("rename", ["snake_case", {"Customer Id": "customer_id", "Año": "ano"}])
-def test_foreign_names_of_records_become_columns(rename: Any) -> None:
+def test_stream_rename_maps_foreign_field_names(rename: Any) -> None:
     spec = foreign_job(rename=rename, primary_key="customer_id", mode="upsert")
     value = '{"Customer Id": 5, "at": "2024-01-01T00:00:00Z", "Año": 3}'.encode()
     row, gone = decoded(spec, [value, None], "customer_id")
@@ -215,7 +215,7 @@ def test_foreign_names_of_records_become_columns(rename: Any) -> None:
     assert gone["record_error"] == "the key: customer_id is a string ('k'), which is not int64"
 
 
-def test_the_refusal_of_foreign_names_prints_a_renaming_that_works() -> None:
+def test_foreign_name_error_hint_is_valid_rename() -> None:
     with pytest.raises(InvalidJob) as refused:
         foreign_job()
     hint = str(refused.value.hint).partition(", or ")[0]

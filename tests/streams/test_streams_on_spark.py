@@ -52,7 +52,7 @@ def spark_store(spark: SparkSession, tmp_path: Path) -> FeatureStore:
     return featurestore.connect(tmp_path / "store", engine="spark")
 
 
-def test_spark_reads_each_record_once_and_goes_on_from_the_table_of_either_engine(
+def test_spark_stream_resumes_from_table_of_either_engine(
     spark_store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:
     """In micro-batches of the bound, and its lag is told meanwhile."""
@@ -84,7 +84,7 @@ def test_spark_reads_each_record_once_and_goes_on_from_the_table_of_either_engin
         ("SCRAM-SHA-256", "on spark", 'a "quoted" \\ one;'),
     ],
 )
-def test_spark_logs_in_by_the_secret_that_the_source_refers_to(
+def test_spark_stream_authenticates_with_referenced_secret(
     spark_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
@@ -107,7 +107,7 @@ def test_spark_logs_in_by_the_secret_that_the_source_refers_to(
     assert not [path for path in written if password.encode() in path.read_bytes()]
 
 
-def test_a_password_that_spark_gives_in_vain_is_in_no_error(
+def test_spark_stream_wrong_password_error_omits_password(
     spark_store: FeatureStore, broker: Broker
 ) -> None:
     topic = broker.topic(1)
@@ -264,7 +264,7 @@ def kill_runners(
 
 
 @pytest.mark.slow
-def test_a_killed_spark_loses_and_doubles_nothing(
+def test_killed_spark_stream_writes_each_record_once(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     kill_runners(duckdb_store, broker, job_file, records=4000, kills=1, batch=200)
@@ -272,7 +272,7 @@ def test_a_killed_spark_loses_and_doubles_nothing(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ten", range(1, 11))
-def test_a_hundred_killed_sparks_lose_and_double_nothing(
+def test_hundred_killed_spark_streams_write_records_once(
     duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, ten: int
 ) -> None:
     del ten  # each ten of the hundred has a store and a topic of its own

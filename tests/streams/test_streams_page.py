@@ -13,7 +13,7 @@ from tests.pages.pages import ROOT, run_page
 from tests.streams.topics import Broker
 
 
-def test_the_code_of_the_page_on_streams_runs(
+def test_streams_page_code_runs(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = broker.topic(2, name="clicks")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     "text", ['{"name": "g', "[]", "null", "1", "", "[" * 100_000, '{"tags": [1]}']
 )
-def test_a_definition_that_cannot_be_read_is_named(
+def test_unreadable_definition_raises_table_damaged(
     duckdb_store: FeatureStore, name: str, text: str
 ) -> None:
     group = duckdb_store.create_featuregroup(pa.table({"k": [1]}), "g")

@@ -45,7 +45,7 @@ def at(millis: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
 
 
-def test_a_state_tells_what_a_version_is(tmp_path: Path) -> None:
+def test_read_snapshot_returns_schema_files_and_bounds(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     state = read_snapshot(path, 1)
     assert (state.version, state.rows, state.partition_by) == (1, 2, ("zone",))
@@ -59,7 +59,7 @@ def test_a_state_tells_what_a_version_is(tmp_path: Path) -> None:
     assert state.table_id == read_snapshot(path).table_id == str(DeltaTable(path).metadata().id)
 
 
-def test_a_relative_path_gives_absolute_files(
+def test_read_snapshot_relative_path_returns_absolute_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table_at(tmp_path / "table")
@@ -68,14 +68,14 @@ def test_a_relative_path_gives_absolute_files(
     assert all(os.path.isabs(file.path) and os.path.exists(file.path) for file in state.files)
 
 
-def test_exists_tells_tables_from_folders(tmp_path: Path) -> None:
+def test_is_delta_table_plain_folder_returns_false(tmp_path: Path) -> None:
     assert not is_delta_table(str(tmp_path / "nothing"))
     (tmp_path / "_delta_log").mkdir()
     assert not is_delta_table(str(tmp_path))
     assert is_delta_table(table_at(tmp_path / "table"))
 
 
-def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
+def test_read_history_counts_rows_from_actions(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     table = DeltaTable(path)
     new = pa.table({"id": pa.array([2, 7], pa.int64()), "zone": ["z0", "z1"]})
@@ -102,7 +102,7 @@ def test_history_counts_rows_by_the_actions_themselves(tmp_path: Path) -> None:
     assert [each.note for each in found[:3]] == [{"run": "r0"}, {"run": "r1"}, {"run": "r2"}]
 
 
-def test_history_counts_rows_of_files_without_statistics(tmp_path: Path) -> None:
+def test_read_history_counts_rows_without_statistics(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=2)
     for version in range(2):
         file = Path(commit_path(path, version))
@@ -114,20 +114,20 @@ def test_history_counts_rows_of_files_without_statistics(tmp_path: Path) -> None
     assert read_snapshot(path).rows == 2
 
 
-def test_a_note_that_is_no_json_is_none(tmp_path: Path) -> None:
+def test_read_history_non_json_metadata_is_empty(tmp_path: Path) -> None:
     note = CommitProperties(custom_metadata={"userMetadata": "written by hand"})
     write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}), commit_properties=note)
     assert read_history(str(tmp_path / "t"))[0].note == {}
 
 
-def test_numbers_that_are_no_times_are_not_taken_for_times(tmp_path: Path) -> None:
+def test_read_history_invalid_timestamps_are_ignored(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=3)
     set_times(path, 1000, 2**63, -5)
     for commit in read_history(path):
         assert commit.time.year < 9999
 
 
-def test_a_moment_gives_the_last_version_at_or_before_it(tmp_path: Path) -> None:
+def test_version_at_returns_last_version_before_time(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=5)
     set_times(path, 1000, 1500, 1500, 1500, 3000)
     assert version_at(path, at(1000)) == 0
@@ -140,7 +140,7 @@ def test_a_moment_gives_the_last_version_at_or_before_it(tmp_path: Path) -> None
         version_at(path, at(999))
 
 
-def test_a_clock_that_went_back_does_not_reorder_commits(tmp_path: Path) -> None:
+def test_version_at_decreasing_timestamps_keep_commit_order(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=4)
     set_times(path, 1000, 5000, 2000, 6000)
     assert [each.timestamp for each in read_history(path)] == [6000, 5000, 5000, 1000]
@@ -148,7 +148,7 @@ def test_a_clock_that_went_back_does_not_reorder_commits(tmp_path: Path) -> None
     assert version_at(path, at(5000)) == 2
 
 
-def test_transactions_are_remembered_by_application(tmp_path: Path) -> None:
+def test_transaction_version_is_stored_per_application(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=1)
     rows = pa.table({"id": pa.array([9], pa.int64()), "zone": ["z0"]})
     done = CommitProperties(app_transactions=[Transaction("job/a", 7)])
@@ -157,7 +157,7 @@ def test_transactions_are_remembered_by_application(tmp_path: Path) -> None:
     assert transaction_version(path, "job/b") is None
 
 
-def test_added_files_are_those_of_one_commit(tmp_path: Path) -> None:
+def test_added_files_returns_files_of_one_commit(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     for version in range(3):
         (file,) = added_files(path, version)
@@ -166,13 +166,13 @@ def test_added_files_are_those_of_one_commit(tmp_path: Path) -> None:
         added_files(path, 3)
 
 
-def test_a_version_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
+def test_read_snapshot_unknown_version_lists_available(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     with pytest.raises(VersionNotFound, match="0 to 2"):
         read_snapshot(path, 3)
 
 
-def test_a_missing_log_is_named(tmp_path: Path) -> None:
+def test_missing_log_raises_table_damaged(tmp_path: Path) -> None:
     with pytest.raises(TableDamaged, match="_delta_log"):
         read_snapshot(str(tmp_path / "nothing"))
     with pytest.raises(TableDamaged, match="_delta_log"):
@@ -180,7 +180,7 @@ def test_a_missing_log_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"add": 1'])
-def test_a_damaged_commit_is_named(tmp_path: Path, content: str) -> None:
+def test_damaged_commit_raises_table_damaged(tmp_path: Path, content: str) -> None:
     path = table_at(tmp_path / "table")
     commit = Path(commit_path(path, 1))
     commit.write_text(content)
@@ -190,7 +190,7 @@ def test_a_damaged_commit_is_named(tmp_path: Path, content: str) -> None:
         read_history(path)
 
 
-def test_what_was_read_once_is_read_anew_when_the_log_is_another(tmp_path: Path) -> None:
+def test_snapshot_cache_is_invalidated_by_log_changes(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     before = read_snapshot(path)
     assert read_snapshot(path) is before
@@ -207,7 +207,7 @@ def test_what_was_read_once_is_read_anew_when_the_log_is_another(tmp_path: Path)
     assert read_snapshot(path).table_id != before.table_id
 
 
-def test_a_missing_commit_is_named(tmp_path: Path) -> None:
+def test_missing_commit_raises_table_damaged(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     commit = Path(commit_path(path, 1))
     commit.unlink()
@@ -218,7 +218,7 @@ def test_a_missing_commit_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"PAR1 half"])
-def test_a_damaged_checkpoint_is_passed_over_while_its_commits_are_there(
+def test_damaged_checkpoint_falls_back_to_commits(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = table_at(tmp_path / "table", commits=4)
@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_passed_over_while_its_commits_are_there(
         read_snapshot(path)
 
 
-def test_missing_and_cut_data_files_are_named(tmp_path: Path) -> None:
+def test_check_files_missing_or_truncated_raises(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table")
     state = read_snapshot(path)
     check_files(state)

@@ -56,14 +56,14 @@ def simple(path: Path, *features: str, **configuration: str) -> Path:
         ["columnMapping", "typeWidening"],
     ],
 )
-def test_features_that_change_no_rows_are_read(
+def test_table_with_harmless_features_is_read(
     engine: DuckDBEngine, tmp_path: Path, features: list[str]
 ) -> None:
     assert read(engine, simple(tmp_path / "t", *features)) == {"id": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("feature", ["catalogManaged", "variantType", "geospatial", "somethingNew"])
-def test_features_that_nobody_here_knows_are_refused_by_name(
+def test_table_with_unknown_feature_is_refused(
     engine: DuckDBEngine, tmp_path: Path, feature: str
 ) -> None:
     path = simple(tmp_path / "t", "v2Checkpoint", feature)
@@ -72,22 +72,22 @@ def test_features_that_nobody_here_knows_are_refused_by_name(
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
-def test_mapped_columns_are_refused(engine: DuckDBEngine, tmp_path: Path, mode: str) -> None:
+def test_table_with_column_mapping_is_refused(
+    engine: DuckDBEngine, tmp_path: Path, mode: str
+) -> None:
     path = simple(tmp_path / "t", **{"delta__columnMapping__mode": mode})
     with pytest.raises(UnsupportedTable, match="column mapping"):
         read(engine, path)
 
 
-def test_readers_of_a_version_to_come_are_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_table_with_newer_reader_version_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "t"
     commit(path, 0, protocol("deletionVectors", reader=4), metadata(IDS.schema))
     with pytest.raises(UnsupportedTable, match="reader version 4"):
         read(engine, path)
 
 
-def test_a_file_with_a_deletion_vector_is_refused_where_it_counts(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_active_deletion_vector_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = simple(tmp_path / "t", "deletionVectors")
     vector = {"storageType": "u", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
     with_vector = add(path, "part-0.parquet", IDS, deletionVector=vector)
@@ -102,7 +102,7 @@ def test_a_file_with_a_deletion_vector_is_refused_where_it_counts(
 
 
 @pytest.mark.parametrize("kind", ["variant", "geometry(OGC:CRS84)"])
-def test_types_that_nobody_here_knows_are_refused_by_name(
+def test_table_with_unknown_type_is_refused(
     engine: DuckDBEngine, tmp_path: Path, kind: str
 ) -> None:
     commit(tmp_path / "t", 0, protocol(), metadata(schema_string(("id", "long"), ("shape", kind))))
@@ -120,7 +120,7 @@ def test_types_that_nobody_here_knows_are_refused_by_name(
         "s3://b/x",
     ],
 )
-def test_files_outside_the_table_are_refused(
+def test_files_outside_table_are_refused(
     engine: DuckDBEngine, tmp_path: Path, elsewhere: str
 ) -> None:
     path = simple(tmp_path / "t")
@@ -129,9 +129,7 @@ def test_files_outside_the_table_are_refused(
         read(engine, path)
 
 
-def test_absolute_paths_of_files_inside_the_table_are_read(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_absolute_file_paths_inside_table_are_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "a b"
     commit(path, 0, protocol(), metadata(IDS.schema))
     action = add(path, "part-0.parquet", IDS)
@@ -140,7 +138,7 @@ def test_absolute_paths_of_files_inside_the_table_are_read(
     assert read(engine, path) == {"id": [1, 2, 3]}
 
 
-def test_a_map_is_refused_only_when_it_is_asked_for(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_map_column_is_refused_only_when_selected(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "t"
     a_map = {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}
     commit(path, 0, protocol(), metadata(schema_string(("id", "long"), ("counts", a_map))))
@@ -151,7 +149,7 @@ def test_a_map_is_refused_only_when_it_is_asked_for(engine: DuckDBEngine, tmp_pa
         read(engine, path, columns=["counts"])
 
 
-def test_times_without_zone_are_utc_with_one_warning(engine: DuckDBEngine, tmp_path: Path) -> None:
+def test_naive_table_times_are_utc_with_warning(engine: DuckDBEngine, tmp_path: Path) -> None:
     path, moment = tmp_path / "t", dt.datetime(2024, 5, 1, 12, 0, 0, 250001)
     rows = pa.table({"at": pa.array([moment, None], pa.timestamp("us"))})
     commit(path, 0, protocol("timestampNtz"), metadata(rows.schema))
@@ -162,9 +160,7 @@ def test_times_without_zone_are_utc_with_one_warning(engine: DuckDBEngine, tmp_p
     assert found == {"at": [moment.replace(tzinfo=dt.UTC), None]}
 
 
-def test_files_of_narrower_types_are_read_as_the_table_says(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_narrower_file_types_are_widened_to_schema(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "t"
     wide = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("at", pa.timestamp("us"))])
     commit(path, 0, protocol("typeWidening", "timestampNtz"), metadata(wide))
@@ -179,7 +175,7 @@ def test_files_of_narrower_types_are_read_as_the_table_says(
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
-def test_separators_in_texts_of_other_writers_are_part_of_the_text(
+def test_unicode_line_separators_in_commits_are_kept(
     engine: DuckDBEngine, tmp_path: Path, separator: str
 ) -> None:
     path = new_table(engine, tmp_path)
@@ -198,9 +194,7 @@ def test_separators_in_texts_of_other_writers_are_part_of_the_text(
     assert read_snapshot(path).rows == 2
 
 
-def test_a_log_that_begins_with_a_checkpoint_is_a_table(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_log_starting_with_checkpoint_is_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for number in range(10):
         write(engine, path, some(number))
@@ -220,9 +214,7 @@ def test_a_log_that_begins_with_a_checkpoint_is_a_table(
     assert read_snapshot(path, 10).rows == 10
 
 
-def test_checkpoints_in_parts_and_with_sidecars_are_read(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = simple(tmp_path / "t", "v2Checkpoint")
     before = read_snapshot(str(path))
     log = path / "_delta_log"
@@ -254,9 +246,7 @@ def test_checkpoints_in_parts_and_with_sidecars_are_read(
         read_snapshot(str(other))
 
 
-def test_partition_values_come_from_the_log_and_not_from_the_path(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path) -> None:
     """The store lies below folders named like columns, and files in folders that say other values."""
     path = tmp_path / "zone=north" / "id=77" / "t"
     rows = pa.table(
@@ -291,9 +281,7 @@ def test_partition_values_come_from_the_log_and_not_from_the_path(
     ]  # fmt: skip
 
 
-def test_times_that_other_writers_cut_to_milliseconds_leave_no_file_out(
-    engine: DuckDBEngine, tmp_path: Path
-) -> None:
+def test_millisecond_bounds_do_not_skip_files(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "t"
     moment = dt.datetime(2024, 5, 1, 12, 0, 0, 123999, tzinfo=dt.UTC)
     rows = pa.table({"at": pa.array([moment], pa.timestamp("us", tz="UTC")), "v": [1.0]})
@@ -320,7 +308,7 @@ def test_times_that_other_writers_cut_to_milliseconds_leave_no_file_out(
 
 
 @pytest.mark.parametrize("year", [1, 9999])
-def test_times_at_the_edges_can_be_written_and_matched(
+def test_times_at_calendar_bounds_are_written_and_matched(
     engine: DuckDBEngine, tmp_path: Path, year: int
 ) -> None:
     path = tmp_path / "t"
@@ -348,7 +336,7 @@ def test_times_at_the_edges_can_be_written_and_matched(
         "[" * 100_000,
     ],
 )
-def test_a_commit_that_makes_no_sense_is_damage(tmp_path: Path, text: str) -> None:
+def test_invalid_commit_raises_table_damaged(tmp_path: Path, text: str) -> None:
     path = simple(tmp_path / "t")
     (path / "_delta_log" / f"{2:020d}.json").write_text(text)
     with pytest.raises(TableDamaged):

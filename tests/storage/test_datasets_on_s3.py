@@ -55,7 +55,7 @@ def files_below(server: ObjectServer, dataset_or_folder: str) -> list[str]:
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
-def test_datasets_on_s3_are_datasets_on_a_disk(
+def test_s3_dataset_equals_local_dataset(
     connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
 ) -> None:
     store = connect()
@@ -90,7 +90,7 @@ def test_datasets_on_s3_are_datasets_on_a_disk(
         TrainingDataset.open(there.path)
 
 
-def test_readers_over_a_network_give_the_batches_of_a_disk(
+def test_s3_reader_batches_equal_local_batches(
     connect: Connect, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     """By ranges and through a cache; a worker begins anywhere after few requests."""
@@ -140,7 +140,7 @@ def test_readers_over_a_network_give_the_batches_of_a_disk(
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "csv"])
-def test_a_download_goes_on_where_it_was_cut_off(
+def test_dataset_download_resumes_after_interruption(
     connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
 ) -> None:
     store = connect()
@@ -176,7 +176,7 @@ def test_a_download_goes_on_where_it_was_cut_off(
     assert [file.name for file in mine.iterdir()] == ["thesis.tex"]
 
 
-def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: ObjectServer) -> None:
+def test_verify_s3_dataset_reports_damage(connect: Connect, object_server: ObjectServer) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     dataset = export(store)
@@ -195,7 +195,7 @@ def test_damage_at_a_uri_is_found_and_told(connect: Connect, object_server: Obje
         dataset.reader("train", global_batch_size=32)
 
 
-def test_an_export_that_fails_leaves_nothing_and_its_number_free(
+def test_failed_export_leaves_no_files_or_version(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()
@@ -213,7 +213,7 @@ def test_an_export_that_fails_leaves_nothing_and_its_number_free(
         export(store, version=1)
 
 
-def test_exports_of_two_registries_get_versions_of_their_own(
+def test_concurrent_exports_of_registries_get_distinct_versions(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     first, second = connect("first"), connect("second")
@@ -236,7 +236,7 @@ def make_old(file: Path, *, minutes: int) -> None:
     os.utime(file, (then, then))
 
 
-def test_what_another_registry_left_is_removed_when_it_is_silent(
+def test_expired_lease_exports_are_removed(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()
@@ -259,7 +259,7 @@ def test_what_another_registry_left_is_removed_when_it_is_silent(
     assert export(store).version == 4
 
 
-def test_a_long_export_renews_its_lease(
+def test_long_export_renews_lease(
     connect: Connect,
     object_server: ObjectServer,
     bucket: str,
@@ -283,7 +283,7 @@ def test_a_long_export_renews_its_lease(
 
 
 @pytest.mark.parametrize("phase", ["plan shards", "fit transformations"])
-def test_an_export_that_was_taken_for_dead_publishes_nothing(
+def test_revoked_export_publishes_nothing(
     connect: Connect,
     object_server: ObjectServer,
     bucket: str,
@@ -310,7 +310,7 @@ def test_an_export_that_was_taken_for_dead_publishes_nothing(
 @pytest.mark.parametrize(
     ("faults", "rate"), [(20, 0.15), pytest.param(1000, 0.25, marks=pytest.mark.soak)]
 )
-def test_an_export_works_over_a_faulty_network(
+def test_export_with_faulty_network_keeps_acknowledged_datasets(
     connect: Connect,
     object_server: ObjectServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -341,7 +341,7 @@ def test_an_export_works_over_a_faulty_network(
         assert dataset.verify().ok
 
 
-def test_a_cache_holds_no_more_than_it_may(
+def test_shard_cache_stays_within_max_bytes(
     connect: Connect, cache_of_shards: Path, tmp_path: Path
 ) -> None:
     store = connect()
@@ -370,9 +370,7 @@ def test_a_cache_holds_no_more_than_it_may(
 
 
 @pytest.mark.parametrize("data_format", ["parquet", "csv"])
-def test_a_copy_that_another_process_needs_the_room_of_stays_while_it_is_opened(
-    connect: Connect, tmp_path: Path, data_format: str
-) -> None:
+def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_format: str) -> None:
     """Readers of many threads share a cache that has room for one shard."""
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
@@ -402,7 +400,9 @@ def test_a_copy_that_another_process_needs_the_room_of_stays_while_it_is_opened(
         assert all(found == expected for found in pool.map(epoch, range(24)))
 
 
-def test_feature_views_live_at_a_uri(connect: Connect, object_server: ObjectServer) -> None:
+def test_feature_views_on_s3_are_created_and_deleted(
+    connect: Connect, object_server: ObjectServer
+) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
     view = store.create_feature_view("v", features=["weather.x", "weather.late"])

@@ -22,7 +22,7 @@ def environment(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(key.upper(), value)
 
 
-def test_doctor_tries_what_a_store_needs(
+def test_doctor_s3_checks_required_operations(
     bucket: str, environment: None, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     place = f"{bucket}/team a"
@@ -46,7 +46,7 @@ def test_doctor_tries_what_a_store_needs(
             assert word in sessions["detail"]
 
 
-def test_doctor_says_what_is_wrong_and_what_to_set(
+def test_doctor_s3_wrong_credentials_prints_hint(
     bucket: str,
     environment: None,
     command_line: Callable[..., Any],
@@ -61,7 +61,7 @@ def test_doctor_says_what_is_wrong_and_what_to_set(
     assert "postgresql://" in found["registry"]["hint"]
 
 
-def test_a_server_without_conditional_puts_is_found_out(
+def test_doctor_reports_missing_conditional_put(
     bucket: str, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connections.use_options(bucket, object_server.options)
@@ -71,7 +71,7 @@ def test_a_server_without_conditional_puts_is_found_out(
     assert "If-None-Match" in str(found["conditional put"].hint)
 
 
-def test_doctor_tries_hdfs(
+def test_doctor_hdfs_checks_required_operations(
     hdfs_folder: str, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     registry = f"sqlite:///{tmp_path}/cache.db"
@@ -85,7 +85,7 @@ def test_doctor_tries_hdfs(
     assert list(storage.list(folder)) == []
 
 
-def test_doctor_says_what_is_wrong_with_hdfs(
+def test_doctor_hdfs_reports_problems(
     hdfs_server: HdfsServer,
     command_line: Callable[..., Any],
     tmp_path: Path,

@@ -35,7 +35,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[st
     return UriPath(bucket) / "table", environment
 
 
-def test_eight_writers_of_both_engines_lose_and_double_nothing(
+def test_eight_writers_of_both_engines_append_once(
     spark: Any, shared: tuple[str, dict[str, str]]
 ) -> None:
     """Three drivers of Spark, one with two writers, and four processes of the embedded engine."""

@@ -14,9 +14,7 @@ from tests.object_server import ObjectServer
 DATA = bytes(range(256)) * 40
 
 
-def test_a_handle_goes_on_in_another_thread_and_serves_seeks_of_many(
-    bucket: str, object_server: ObjectServer
-) -> None:
+def test_file_handle_is_shared_between_threads(bucket: str, object_server: ObjectServer) -> None:
     place = use_options_for_owner(bucket, "reader", object_server.options)
     files.write_atomically(f"{place}/data", DATA)
     (system,) = (each for each in file_systems(nullcontext) if each.protocol == "s3")

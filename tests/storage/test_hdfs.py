@@ -34,7 +34,7 @@ def names_below(storage: HdfsStorage, folder: str) -> list[str]:
     return sorted(each.path[1:] for each in listed if not each.isdir)
 
 
-def test_a_killed_writer_leaves_nothing_that_is_listed(
+def test_killed_hdfs_writer_leaves_no_listed_files(
     storage: HdfsStorage, folder: str, hdfs_server: HdfsServer
 ) -> None:
     storage.put(f"{folder}/inner/kept", b"1")
@@ -64,7 +64,7 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(
         names_below(storage, folder)
 
 
-def test_files_of_several_blocks_are_read_in_parts(storage: HdfsStorage, folder: str) -> None:
+def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -> None:
     data = os.urandom(9 << 20)
     with storage.writer(f"{folder}/blocks") as writer:
         for start in range(0, len(data), 1 << 20):
@@ -76,14 +76,14 @@ def test_files_of_several_blocks_are_read_in_parts(storage: HdfsStorage, folder:
 
 
 @pytest.mark.parametrize("what", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
-def test_a_child_made_by_fork(hdfs_folder: str, what: str) -> None:
+def test_forked_child_uses_hdfs(hdfs_folder: str, what: str) -> None:
     """The parent is a process of its own, since a child has the garbage of all libraries in it."""
     program = [sys.executable, "-m", "tests.storage.forked_child", what, hdfs_folder]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(
+def test_hdfs_rename_with_lost_response_succeeds(
     storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library sends it again: the namenode says that the source is gone, or the name taken."""
@@ -106,7 +106,7 @@ def test_a_rename_whose_answer_was_lost_is_not_repeated_as_another_s(
     assert names_below(storage, folder) == [f"{folder}/claim", f"{folder}/object"]
 
 
-def test_what_passes_is_tried_again(
+def test_hdfs_transient_failures_are_retried(
     storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
@@ -134,7 +134,7 @@ def test_what_passes_is_tried_again(
     assert names_below(storage, folder) == [f"{folder}/b"]
 
 
-def test_errors_name_object_and_action_and_what_to_do(
+def test_hdfs_errors_name_object_action_and_hint(
     storage: HdfsStorage,
     folder: str,
     hdfs_server: HdfsServer,
@@ -168,7 +168,7 @@ def test_errors_name_object_and_action_and_what_to_do(
     assert "91bc44de" not in caplog.text + repr(unreachable)
 
 
-def test_options_are_settings_of_hadoop(hdfs_server: HdfsServer) -> None:
+def test_hdfs_storage_options_must_be_hadoop_settings(hdfs_server: HdfsServer) -> None:
     with pytest.raises(ConfigurationError, match="aws_region"):
         HdfsStorage(hdfs_server.root, {"aws_region": "x"})
     with pytest.raises(StorageError, match="a-cluster-of-no-settings") as refused:
@@ -182,7 +182,7 @@ def test_options_are_settings_of_hadoop(hdfs_server: HdfsServer) -> None:
     assert HdfsStorage("hdfs://here", cluster).find("none") is None
 
 
-def test_the_settings_of_a_cluster_are_read_where_hadoop_has_them(
+def test_hdfs_settings_are_read_from_hadoop_conf_dir(
     hdfs_server: HdfsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("cluster"))

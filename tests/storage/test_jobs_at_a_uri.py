@@ -21,7 +21,7 @@ def found(store: FeatureStore, name: str) -> list[Any]:
     return sorted(map(tuple, frame.itertuples(index=False)))
 
 
-def test_jobs_at_a_uri_compute_what_jobs_on_a_disk_compute(place: Place, tmp_path: Path) -> None:
+def test_remote_location_jobs_equal_local_jobs(place: Place, tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = []
         for store in (filled(disk, tmp_path / "one"), filled(place.connect(), tmp_path / "two")):

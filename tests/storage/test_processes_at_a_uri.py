@@ -18,7 +18,7 @@ KILLS = pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
-def test_processes_at_once_lose_and_double_nothing(
+def test_concurrent_processes_append_each_row_once(
     place: Place, tmp_path: Path, count: int
 ) -> None:
     store = place.connect()
@@ -43,9 +43,7 @@ def test_processes_at_once_lose_and_double_nothing(
 
 
 @KILLS
-def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
-    place: Place, tmp_path: Path, kills: int
-) -> None:
+def test_killed_writer_leaves_old_or_new_state(place: Place, tmp_path: Path, kills: int) -> None:
     store = place.connect()
     store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
     acknowledged = 0
@@ -66,7 +64,7 @@ def test_kill_9_at_any_moment_leaves_the_old_state_or_the_new_one(
 
 @KILLS
 @hdfs_in_soak
-def test_a_killed_export_leaves_a_dataset_or_nothing(
+def test_killed_export_leaves_complete_dataset_or_nothing(
     place: Place, tmp_path: Path, kills: int
 ) -> None:
     store = place.connect()
@@ -90,7 +88,7 @@ def test_a_killed_export_leaves_a_dataset_or_nothing(
 
 @KILLS
 @hdfs_in_soak
-def test_a_killed_backfill_computes_each_window_once(
+def test_killed_backfill_computes_each_window_once(
     place: Place, tmp_path: Path, kills: int
 ) -> None:
     pytest.importorskip("croniter")

@@ -26,7 +26,7 @@ def train(context: Context) -> dict[str, float]:
 
 
 @hdfs_in_soak
-def test_a_run_trains_on_a_dataset_at_a_uri_and_is_kept_in_a_directory(
+def test_run_with_remote_dataset_is_stored_locally(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in place.environment.items():

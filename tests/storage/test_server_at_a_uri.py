@@ -16,7 +16,7 @@ _HREF = re.compile(r'href="(/[^"#]*)"')
 
 
 @hdfs_in_soak
-def test_every_page_of_a_store_at_a_uri_answers(place: Place, tmp_path: Path) -> None:
+def test_server_remote_location_pages_open(place: Place, tmp_path: Path) -> None:
     from starlette.testclient import TestClient
 
     from featurestore.server import create_app

@@ -20,7 +20,7 @@ from tests.storage.uri_path import UriPath
 pytestmark = pytest.mark.spark
 
 
-def test_spark_on_hdfs_writes_what_the_embedded_engine_writes_on_a_disk(
+def test_spark_on_hdfs_equals_local_embedded_engine(
     connect_hdfs: Connect, spark: Any, tmp_path: Path
 ) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
@@ -43,7 +43,7 @@ def test_spark_on_hdfs_writes_what_the_embedded_engine_writes_on_a_disk(
     ours.delete_featuregroup("weather", version=1)
 
 
-def test_appends_of_both_engines_at_once_all_land_on_hdfs(spark: Any, hdfs_folder: str) -> None:
+def test_concurrent_appends_of_engines_on_hdfs_are_kept(spark: Any, hdfs_folder: str) -> None:
     from featurestore_connectors.duckdb_delta import DuckDBEngine
     from featurestore_connectors.spark_delta import SparkEngine
 
@@ -55,7 +55,7 @@ def test_appends_of_both_engines_at_once_all_land_on_hdfs(spark: Any, hdfs_folde
     embedded.close()
 
 
-def test_a_session_that_would_lose_commits_or_reach_another_cluster_is_refused(
+def test_spark_session_with_unsafe_hdfs_settings_is_refused(
     spark: Any, hdfs_server: HdfsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from featurestore_connectors.spark_delta import buckets, session

@@ -86,7 +86,7 @@ def write_both_ways(store: FeatureStore, other: FeatureStore) -> list[Any]:
     return [found["id"].tolist(), found["x"].tolist()]
 
 
-def test_spark_on_s3_writes_what_the_embedded_engine_writes_on_a_disk(
+def test_spark_on_s3_equals_local_embedded_engine(
     connect: Connect, s3a: Any, tmp_path: Path, object_server: ObjectServer, bucket: str
 ) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
@@ -114,9 +114,7 @@ def test_spark_on_s3_writes_what_the_embedded_engine_writes_on_a_disk(
 
 
 @pytest.mark.soak
-def test_groups_of_spark_on_s3_are_groups_on_a_disk(
-    connect: Connect, s3a: Any, tmp_path: Path
-) -> None:
+def test_spark_groups_on_s3_equal_local_groups(connect: Connect, s3a: Any, tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = history_of_a_group(disk)
     assert history_of_a_group(connect(engine="spark")) == expected
@@ -161,7 +159,7 @@ def names_from(s3a: Any, path: str) -> list[str]:
     return names
 
 
-def test_an_object_of_the_log_is_never_replaced_and_is_listed_from_its_name_on(
+def test_s3_log_store_never_replaces_objects(
     put: Callable[..., bool], folder: UriPath, s3a: Any, engine: Engine
 ) -> None:
     from featurestore_connectors.spark_delta.buckets import use_table
@@ -179,7 +177,7 @@ def test_an_object_of_the_log_is_never_replaced_and_is_listed_from_its_name_on(
     assert names_from(s3a, folder / "log/04") == ["_last"]
 
 
-def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
+def test_spark_commit_with_lost_response_is_detected(
     put: Callable[..., bool], bucket: str, object_server: ObjectServer, s3a: Any
 ) -> None:
     from featurestore_connectors.spark_delta.buckets import use_table
@@ -202,7 +200,7 @@ def test_a_lost_answer_to_a_commit_of_spark_is_found_out(
     assert [clean.read(f"log/{number}") for number in range(12)] == [b"mine\n"] * 12
 
 
-def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: UriPath) -> None:
+def test_concurrent_appends_of_engines_on_s3_are_kept(engine: Engine, folder: UriPath) -> None:
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
     engine.create_table(folder, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
@@ -215,7 +213,7 @@ def test_appends_of_both_engines_at_once_all_land_on_s3(engine: Engine, folder: 
 # -- what a session must have ---------------------------------------------------------------------
 
 
-def test_a_session_that_cannot_hold_a_store_on_s3_is_refused_before_anything_is_written(
+def test_spark_session_without_s3_support_is_refused(
     connect: Connect, s3a: Any, monkeypatch: pytest.MonkeyPatch, bucket: str, server_files: Any
 ) -> None:
     from featurestore_connectors.spark_delta import buckets, session
@@ -239,7 +237,7 @@ def test_a_session_that_cannot_hold_a_store_on_s3_is_refused_before_anything_is_
         buckets.use_location(s3a, "gs://some/where")
 
 
-def test_a_running_spark_keeps_the_credentials_of_a_bucket(
+def test_spark_session_changed_bucket_credentials_are_refused(
     folder: UriPath, bucket: str, object_server: ObjectServer, s3a: Any
 ) -> None:
     from featurestore_connectors.spark_delta.buckets import use_location
@@ -267,7 +265,7 @@ def server_files(object_server: ObjectServer, bucket: str) -> Callable[[], list[
 # -- credentials ----------------------------------------------------------------------------------
 
 
-def test_spark_writes_down_no_credentials(
+def test_spark_event_log_contains_no_credentials(
     connect: Connect, bucket: str, s3a: Any, tmp_path: Path
 ) -> None:
     """Its log of events tells of the jobs on the bucket, and of the environment."""

@@ -14,7 +14,7 @@ BATCH = pa.RecordBatch.from_pydict({"a": [1, 2, None], "b": ["x", None, "z"]})
 
 
 @pytest.mark.parametrize("lazily", [True, False])
-def test_batches_come_back_without_a_file(tmp_path: Path, lazily: bool) -> None:
+def test_batch_file_returns_batches_and_leaves_no_file(tmp_path: Path, lazily: bool) -> None:
     file = BatchFile(str(tmp_path / "new"), BATCH.schema)
     file.write(BATCH)
     file.write(BATCH.slice(1))
@@ -27,14 +27,14 @@ def test_batches_come_back_without_a_file(tmp_path: Path, lazily: bool) -> None:
     assert os.listdir(tmp_path / "new") == []
 
 
-def test_a_file_that_is_closed_early_is_gone(tmp_path: Path) -> None:
+def test_batch_file_closed_early_is_removed(tmp_path: Path) -> None:
     file = BatchFile(str(tmp_path), BATCH.schema)
     file.write(BATCH)
     file.close()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_that_cannot_be_begun_is_gone(tmp_path: Path) -> None:
+def test_batch_file_failed_start_is_removed(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         BatchFile(str(tmp_path), None)
     assert os.listdir(tmp_path) == []

@@ -24,9 +24,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
 
 
-def test_a_lost_answer_to_a_conditional_put_is_found_out(
-    bucket: str, object_server: ObjectServer
-) -> None:
+def test_put_new_with_lost_response_is_detected(bucket: str, object_server: ObjectServer) -> None:
     """The classic: the object is written, the answer is lost, and the repeat says "taken"."""
     clean = ObjectStorage(bucket, object_server.options)
     clean.put_new("taken", b"theirs")
@@ -44,7 +42,7 @@ def test_a_lost_answer_to_a_conditional_put_is_found_out(
 
 
 @pytest.mark.parametrize("kind", FAULTS)
-def test_each_fault_is_survived_by_each_operation(
+def test_object_storage_operations_succeed_despite_faults(
     kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     data = bytes(range(256)) * 100
@@ -76,7 +74,7 @@ def test_each_fault_is_survived_by_each_operation(
 
 
 @pytest.mark.parametrize("call", ["read", "find", "put", "put_new", "remove"])
-def test_failing_requests_are_retried_by_one_party_only(
+def test_failing_requests_are_not_retried_twice(
     call: str, bucket: str, object_server: ObjectServer
 ) -> None:
     """Retries of the library inside our own would multiply them, and the wait of the caller."""
@@ -89,7 +87,7 @@ def test_failing_requests_are_retried_by_one_party_only(
 
 
 @pytest.mark.parametrize("kind", ["503", "cut"])
-def test_large_upload_repeats_failed_parts_instead_of_all(
+def test_large_upload_retries_failed_parts_only(
     kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(50 << 20))
@@ -141,20 +139,20 @@ def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float)
     return injected
 
 
-def test_racing_writers_lose_and_double_nothing_on_a_faulty_network(
+def test_racing_writers_with_faulty_network_commit_once(
     bucket: str, object_server: ObjectServer
 ) -> None:
     assert race(bucket, object_server, commits=15, rate=0.2) > 30
 
 
 @pytest.mark.soak
-def test_a_thousand_faults_lose_and_double_nothing(
+def test_racing_writers_with_thousand_faults_commit_once(
     bucket: str, object_server: ObjectServer
 ) -> None:
     assert race(bucket, object_server, commits=300, rate=0.3) > 1_000
 
 
-def test_errors_name_object_and_action_and_no_credentials(
+def test_object_storage_errors_omit_credentials(
     bucket: str, object_server: ObjectServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

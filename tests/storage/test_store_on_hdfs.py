@@ -31,7 +31,7 @@ def batches_of(dataset: TrainingDataset, **given: Any) -> list[Any]:
     return found
 
 
-def test_groups_on_hdfs_are_groups_on_a_disk(
+def test_hdfs_groups_equal_local_groups(
     connect_hdfs: Connect, hdfs_folder: str, tmp_path: Path
 ) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
@@ -41,7 +41,7 @@ def test_groups_on_hdfs_are_groups_on_a_disk(
     assert not [name for name in names_below(hdfs_folder) if name.endswith(".tmp")]
 
 
-def test_many_commits_end_in_a_checkpoint_on_hdfs(connect_hdfs: Connect) -> None:
+def test_many_commits_on_hdfs_create_checkpoint(connect_hdfs: Connect) -> None:
     store = connect_hdfs()
     store.create_featuregroup(rows(0, 2), "weather", primary_key="id")
     for number in range(1, 22):
@@ -53,9 +53,7 @@ def test_many_commits_end_in_a_checkpoint_on_hdfs(connect_hdfs: Connect) -> None
     assert sorted(found) == list(range(44))
 
 
-def test_a_registry_s_cache_is_made_anew_from_what_lies_on_hdfs(
-    connect_hdfs: Connect, tmp_path: Path
-) -> None:
+def test_registry_is_rebuilt_from_hdfs(connect_hdfs: Connect, tmp_path: Path) -> None:
     store = connect_hdfs()
     store.create_featuregroup(labeled(50), "weather", primary_key="id", tags={"a": "b"})
     export(store)
@@ -75,7 +73,7 @@ def test_a_registry_s_cache_is_made_anew_from_what_lies_on_hdfs(
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_datasets_on_hdfs_are_datasets_on_a_disk(
+def test_hdfs_dataset_equals_local_dataset(
     connect_hdfs: Connect, tmp_path: Path, data_format: str
 ) -> None:
     store = connect_hdfs()
@@ -110,7 +108,7 @@ def test_datasets_on_hdfs_are_datasets_on_a_disk(
     assert names_below(os.path.dirname(there.path)) == []
 
 
-def test_feature_views_live_on_hdfs(connect_hdfs: Connect) -> None:
+def test_feature_views_on_hdfs_are_created_and_deleted(connect_hdfs: Connect) -> None:
     store = connect_hdfs()
     store.create_featuregroup(labeled(50), "weather", primary_key="id", event_time="at")
     view = store.create_feature_view("v", features=["weather.x", "weather.late"])
@@ -119,14 +117,14 @@ def test_feature_views_live_on_hdfs(connect_hdfs: Connect) -> None:
     assert store.get_feature_views() == []
 
 
-def test_times_partition_a_group_though_hdfs_allows_no_colon(connect_hdfs: Connect) -> None:
+def test_hdfs_group_partitioned_by_time_is_read(connect_hdfs: Connect) -> None:
     store = connect_hdfs()
     store.create_featuregroup(rows(0, 30), "weather", primary_key="id", partition_by="at")
     found = store.get_featuregroup("weather").to_pandas()
     assert sorted(found["at"]) == sorted(rows(0, 30)["at"])
 
 
-def test_vacuum_removes_what_killed_writers_left_a_day_ago(connect_hdfs: Connect) -> None:
+def test_vacuum_on_hdfs_removes_day_old_temporary_files(connect_hdfs: Connect) -> None:
     store = connect_hdfs()
     store.create_featuregroup(rows(0, 5), "weather")
     table = f"{store.location}/featuregroups/weather/v1"
@@ -144,7 +142,7 @@ def test_vacuum_removes_what_killed_writers_left_a_day_ago(connect_hdfs: Connect
     assert store.get_featuregroup("weather").count() == 5
 
 
-def test_what_an_option_holds_is_written_down_nowhere(
+def test_hdfs_storage_option_values_are_never_stored(
     connect_hdfs: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = "91bc44de-a7f3"

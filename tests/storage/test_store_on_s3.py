@@ -36,13 +36,13 @@ from tests.storage.faulty_proxy import STALE, faulty
 from tests.storage.stores import Connect, history_of_a_group, rows
 
 
-def test_groups_on_s3_are_groups_on_a_disk(connect: Connect, tmp_path: Path) -> None:
+def test_s3_groups_equal_local_groups(connect: Connect, tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = history_of_a_group(disk)
     assert history_of_a_group(connect()) == expected
 
 
-def test_a_registry_s_cache_is_made_anew_from_what_lies_at_the_uri(
+def test_registry_is_rebuilt_from_s3(
     connect: Connect, bucket: str, tmp_path: Path, object_server: ObjectServer
 ) -> None:
     store = connect()
@@ -59,7 +59,7 @@ def test_a_registry_s_cache_is_made_anew_from_what_lies_at_the_uri(
     assert str(tmp_path) not in memory
 
 
-def test_two_registries_do_not_make_one_version_both(connect: Connect, tmp_path: Path) -> None:
+def test_two_registries_cannot_create_same_version(connect: Connect, tmp_path: Path) -> None:
     """Neither takes what the other has half made for the leftovers of a dead process."""
     first, second = connect("first"), connect("second")
 
@@ -73,7 +73,7 @@ def test_two_registries_do_not_make_one_version_both(connect: Connect, tmp_path:
     assert first.get_featuregroup("weather").count() == 2
 
 
-def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
+def test_unsupported_operations_on_s3_are_refused_before_writing(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()
@@ -103,7 +103,7 @@ def test_what_does_not_work_at_a_uri_is_refused_before_anything_is_written(
         ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),
     ],
 )
-def test_a_location_that_cannot_be_opened_says_why(
+def test_connect_invalid_location_raises_with_reason(
     connect: Connect,
     bucket: str,
     tmp_path: Path,
@@ -127,7 +127,7 @@ def test_a_location_that_cannot_be_opened_says_why(
     assert "key:secret" not in str(refused.value)
 
 
-def test_credentials_come_from_the_environment_or_the_usual_files(
+def test_s3_credentials_are_read_from_environment_and_profile(
     connect: Connect,
     object_server: ObjectServer,
     tmp_path: Path,
@@ -148,7 +148,7 @@ def test_credentials_come_from_the_environment_or_the_usual_files(
     assert connect(storage_options={"timeout": "50s"}).get_featuregroup("a").count() == 3
 
 
-def test_credentials_are_written_down_nowhere(
+def test_s3_credentials_are_never_stored(
     connect: Connect,
     bucket: str,
     object_server: ObjectServer,
@@ -173,7 +173,7 @@ def test_credentials_are_written_down_nowhere(
         assert not [text[:200] for text in texts if secret in text]
 
 
-def test_a_store_works_on_over_a_faulty_network(
+def test_store_on_s3_with_faulty_network_keeps_rows(
     connect: Connect, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
@@ -197,7 +197,7 @@ def test_a_store_works_on_over_a_faulty_network(
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.PublicationWarning")
-def test_lists_that_are_out_of_date_lose_and_double_nothing(
+def test_stale_s3_listings_keep_each_row_once(
     connect: Connect, object_server: ObjectServer
 ) -> None:
     """No storage may answer so; where one does, a write fails, and can be repeated."""
@@ -226,7 +226,7 @@ def test_lists_that_are_out_of_date_lose_and_double_nothing(
     assert sorted(again.get_featuregroup("weather").to_pandas()["id"]) == list(range(80))
 
 
-def test_operations_take_few_requests_however_many_commits_there_are(
+def test_s3_request_count_is_independent_of_commits(
     connect: Connect, object_server: ObjectServer
 ) -> None:
     with faulty(object_server.port, rate=0.0) as (proxy, endpoint):
@@ -260,7 +260,7 @@ def test_operations_take_few_requests_however_many_commits_there_are(
         assert read.total() - read["LIST"] <= 3 * files
 
 
-def test_a_deleted_group_is_gone_with_its_claim(
+def test_deleted_s3_group_version_can_be_recreated(
     connect: Connect, object_server: ObjectServer, bucket: str
 ) -> None:
     store = connect()

@@ -20,7 +20,7 @@ pytest.importorskip("croniter")
 
 
 @hdfs_in_soak
-def test_a_stream_brings_each_record_once_from_two_machines(
+def test_stream_from_two_machines_writes_each_record_once(
     place: Place,
     broker: Broker,
     job_file: Callable[[str], Path],

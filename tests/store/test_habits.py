@@ -53,7 +53,7 @@ WORDS = [
 ]
 
 
-def test_words_of_others_are_answered_with_ours(duckdb_store: FeatureStore) -> None:
+def test_foreign_argument_names_raise_with_replacement(duckdb_store: FeatureStore) -> None:
     for owner in (featurestore, duckdb_store):
         for call, word, says in WORDS:
             with pytest.raises(UnknownArgument) as refused:
@@ -70,7 +70,7 @@ def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
     return duckdb_store.create_training_dataset(rows, "d", progress=False)
 
 
-def test_readers_and_handles_answer_words_of_others(
+def test_handles_foreign_argument_names_raise_with_replacement(
     duckdb_store: FeatureStore, dataset: TrainingDataset
 ) -> None:
     reader = dataset.reader("train", global_batch_size=2)
@@ -95,7 +95,7 @@ def test_readers_and_handles_answer_words_of_others(
         assert says in str(refused.value)
 
 
-def test_arguments_without_a_name_and_missing_ones_are_answered(
+def test_positional_and_missing_arguments_raise_unknown_argument(
     duckdb_store: FeatureStore,
 ) -> None:
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_arguments_without_a_name_and_missing_ones_are_answered(
         duckdb_store.get_featuregroup("g", name="g")  # type: ignore[misc]
 
 
-def test_errors_of_what_a_call_runs_stay_as_they_are(duckdb_store: FeatureStore) -> None:
+def test_caller_type_error_is_not_replaced(duckdb_store: FeatureStore) -> None:
     def rows() -> Any:
         raise TypeError("of the caller's own code")
         yield
@@ -117,7 +117,7 @@ def test_errors_of_what_a_call_runs_stay_as_they_are(duckdb_store: FeatureStore)
         duckdb_store.create_featuregroup(rows(), "g")
 
 
-def test_every_word_of_others_means_an_argument_that_exists() -> None:
+def test_argument_aliases_name_existing_arguments() -> None:
     calls: list[Any] = [getattr(featurestore, name) for name in featurestore._FUNCTIONS]
     for owner in (featurestore.TrainingDataset, featurestore.FeatureGroup, FeatureFrame):
         calls += [each for _, each in inspect.getmembers(owner, inspect.isfunction)]
@@ -133,7 +133,7 @@ def test_every_word_of_others_means_an_argument_that_exists() -> None:
         assert word not in REPLACEMENTS
 
 
-def test_group_names_with_their_version_are_answered(duckdb_store: FeatureStore) -> None:
+def test_versioned_group_name_raises_with_reference(duckdb_store: FeatureStore) -> None:
     rows = [{"team_id": 1, "team_budget": 2.0}]
     duckdb_store.create_featuregroup(rows, "teams_features", primary_key="team_id")
     with pytest.raises(FeatureGroupNotFound, match=r"'teams_features@v1\.team_budget'"):
@@ -147,7 +147,7 @@ def test_group_names_with_their_version_are_answered(duckdb_store: FeatureStore)
         duckdb_store.get_features("team_features.team_budget")
 
 
-def test_names_of_training_datasets_are_answered(
+def test_versioned_training_dataset_name_raises_with_call(
     duckdb_store: FeatureStore, dataset: TrainingDataset
 ) -> None:
     assert duckdb_store.get_latest_training_dataset_version("d") == 1
@@ -157,7 +157,7 @@ def test_names_of_training_datasets_are_answered(
         duckdb_store.get_training_dataset("d_1")
 
 
-def test_methods_of_other_dataframes_say_what_to_put_in_front(frame: FeatureFrame) -> None:
+def test_foreign_dataframe_methods_raise_with_replacement(frame: FeatureFrame) -> None:
     for name in sorted(SPARK | PANDAS):
         with pytest.raises(AttributeError) as refused:
             getattr(frame, name)
@@ -175,7 +175,7 @@ def frame(duckdb_store: FeatureStore) -> FeatureFrame:
     return found
 
 
-def test_a_frame_selects_by_brackets_and_shows_as_spark_does(
+def test_frame_brackets_select_columns_and_show_prints(
     frame: FeatureFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert frame["word"].columns == ["word"]

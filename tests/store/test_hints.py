@@ -113,14 +113,14 @@ CODE = [(position, text) for position, text in HINTS if code_of(text) is not Non
 COMMANDS = [(position, text) for position, text in HINTS if re.match("featurestore [a-z]", text)]
 
 
-def test_hints_are_lines_and_commands_in_good_part() -> None:
+def test_hints_include_many_code_lines_and_commands() -> None:
     assert len(HINTS) > 700
     assert len(CODE) > 180
     assert len(COMMANDS) > 20
 
 
 @pytest.mark.parametrize(("position", "text"), CODE, ids=[position for position, _ in CODE])
-def test_lines_of_hints_name_functions_and_arguments_that_exist(position: str, text: str) -> None:
+def test_hint_lines_use_existing_functions_and_arguments(position: str, text: str) -> None:
     tree = code_of(text)
     assert tree is not None
     for node in ast.walk(tree):
@@ -141,7 +141,7 @@ def test_lines_of_hints_name_functions_and_arguments_that_exist(position: str, t
 
 
 @pytest.mark.parametrize(("position", "text"), COMMANDS, ids=[position for position, _ in COMMANDS])
-def test_commands_of_hints_exist(position: str, text: str) -> None:
+def test_hint_commands_exist(position: str, text: str) -> None:
     command: Any = typer.main.get_command(app)
     words = shlex.split(text.split(",")[0].replace("'", ""))[1:]
     while words and hasattr(command, "commands"):
@@ -229,7 +229,7 @@ MISTAKES: list[tuple[Call, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("call", "wrong"), MISTAKES, ids=[f"{call.__name__} {wrong}" for call, wrong in MISTAKES]
 )
-def test_hints_of_arguments_are_taken_when_pasted(
+def test_argument_hints_work_when_pasted(
     duckdb_store: FeatureStore, call: Call, wrong: dict[str, Any]
 ) -> None:
     duckdb_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
@@ -244,9 +244,7 @@ def test_hints_of_arguments_are_taken_when_pasted(
 
 
 @pytest.mark.parametrize("argument", ["primary_key", "partition_by"])
-def test_numbers_for_names_of_columns_are_refused(
-    duckdb_store: FeatureStore, argument: str
-) -> None:
+def test_number_as_column_names_raises(duckdb_store: FeatureStore, argument: str) -> None:
     with pytest.raises(FeatureStoreError, match="is not a list of column names") as refused:
         create(duckdb_store, **{argument: 5})
     assert refused.value.hint == f"{argument}=['id']"

@@ -42,7 +42,7 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("module", ["sqlalchemy", "sqlalchemy.engine", "_duckdb"])
-def test_a_process_goes_on_after_sigint_during_an_import(tmp_path: Path, module: str) -> None:
+def test_sigint_during_import_keeps_process_usable(tmp_path: Path, module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, module, str(tmp_path / "store")],
         capture_output=True,

@@ -300,7 +300,7 @@ def rows() -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # said beside the error
 @pytest.mark.parametrize(("mistake", "kind", "words"), rows())
-def test_a_mistake_is_told_with_what_to_type(
+def test_invalid_call_raises_with_hint_and_changes_nothing(
     world: World, mistake: Callable[[World], object], kind: type[Exception], words: tuple[str, ...]
 ) -> None:
     before = world.files()
@@ -314,7 +314,7 @@ def test_a_mistake_is_told_with_what_to_type(
     assert world.files() == before
 
 
-def test_a_server_that_refuses_is_named_by_host_port_and_user(tmp_path: Path) -> None:
+def test_refused_registry_connection_names_host_and_user(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(RegistryError) as told:
         featurestore.connect(
@@ -341,7 +341,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("kind", TAKEN)
-def test_what_loses_nothing_is_taken(tmp_path: Path, kind: str) -> None:
+def test_lossless_inputs_are_accepted(tmp_path: Path, kind: str) -> None:
     with featurestore.connect(tmp_path) as store:
         made = store.create_featuregroup(TAKEN[kind], "made")
         assert made.schema.names == ["a"]
@@ -349,13 +349,13 @@ def test_what_loses_nothing_is_taken(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Parquet", "TFRecord", "CSV"])
-def test_formats_are_taken_in_any_case(tmp_path: Path, name: str) -> None:
+def test_data_format_ignores_case(tmp_path: Path, name: str) -> None:
     with featurestore.connect(tmp_path) as store:
         made = store.create_training_dataset(table(), "made", label="y", data_format=name)
         assert made.manifest.data_format == name.lower()
 
 
-def test_an_unknown_key_is_answered_with_those_near_it(world: World) -> None:
+def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
     text = str(world.group.explain(key="aa", at=NOON))
     assert "There is no row of this key; keys near it: 'a'" in text
     assert "near it" not in str(world.group.explain(key="a", at=NOON - timedelta(days=1)))
@@ -381,7 +381,7 @@ WARNED: list[Any] = [
 
 
 @pytest.mark.parametrize(("call", "word"), [pytest.param(*row[1:], id=row[0]) for row in WARNED])
-def test_what_is_odd_is_warned_of_once_at_the_line_of_the_caller(
+def test_data_warning_points_to_caller_once(
     tmp_path: Path, call: Callable[[FeatureStore], object], word: str
 ) -> None:
     with featurestore.connect(tmp_path) as store:
@@ -392,20 +392,20 @@ def test_what_is_odd_is_warned_of_once_at_the_line_of_the_caller(
     assert len(str(told[0].message).splitlines()) == 1
 
 
-def test_rows_that_only_look_alike_are_not_called_repeated(tmp_path: Path) -> None:
+def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         made = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
         assert told_once(lambda: made.insert(frame(a=[3, 2, 1]))) == []
 
 
 @pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])
-def test_a_time_without_zone_is_warned_of_where_it_was_given(world: World, as_of: Any) -> None:
+def test_naive_as_of_warns_at_caller(world: World, as_of: Any) -> None:
     told = told_once(lambda: world.store.get_featuregroup("g", as_of=as_of))
     assert [each.category for each in told] == [NaiveTimeWarning]
     assert told[0].filename == __file__
 
 
-def test_a_group_that_was_deleted_meanwhile_says_when_and_by_whom(tmp_path: Path) -> None:
+def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store, featurestore.connect(tmp_path) as other:
         store.create_featuregroup(table(), "made")
         opened = store.get_featuregroup("made")
@@ -424,7 +424,7 @@ def test_a_group_that_was_deleted_meanwhile_says_when_and_by_whom(tmp_path: Path
         (["job", "run", "nightly"], "featurestore job register path/to/jobs.py"),
     ],
 )
-def test_the_command_line_answers_in_its_own_words(
+def test_command_line_hints_use_command_syntax(
     world: World, command_line: Callable[..., Any], words: list[str], said: str
 ) -> None:
     told = command_line(*words, "--location", str(world.place / "store"), code=1)
@@ -432,7 +432,7 @@ def test_the_command_line_answers_in_its_own_words(
     assert "featurestore." not in told.err
 
 
-def test_the_command_line_makes_no_store_where_there_is_none(
+def test_command_line_wrong_location_creates_no_store(
     world: World, command_line: Callable[..., Any]
 ) -> None:
     told = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
@@ -449,7 +449,7 @@ def test_the_command_line_makes_no_store_where_there_is_none(
         ("def x(:\n", "line 1: SyntaxError"),
     ],
 )
-def test_a_job_file_that_does_not_import_is_named_with_its_line(
+def test_job_register_import_error_names_line(
     world: World, command_line: Callable[..., Any], tmp_path: Path, text: str, said: str
 ) -> None:
     file = tmp_path / "jobs.py"

@@ -80,7 +80,7 @@ def shown(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-def test_every_handle_and_result_is_a_table_of_texts_in_a_notebook(store: FeatureStore) -> None:
+def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
     for name, each in shown(store).items():
         page = Page(each._repr_html_())
         assert page.tags <= TAGS, name
@@ -89,7 +89,7 @@ def test_every_handle_and_result_is_a_table_of_texts_in_a_notebook(store: Featur
         assert "\x1b" not in page.text, name
 
 
-def test_tables_tell_what_a_user_looks_for(store: FeatureStore) -> None:
+def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
     found = {name: Page(each._repr_html_()).text for name, each in shown(store).items()}
     texts = {
         "group": ("weather v1", "origin", "team=<script>", "event time", "word"),
@@ -108,7 +108,7 @@ def test_tables_tell_what_a_user_looks_for(store: FeatureStore) -> None:
             assert text in found[name], (name, text)
 
 
-def test_listings_are_lists(store: FeatureStore) -> None:
+def test_listing_behaves_like_list(store: FeatureStore) -> None:
     history = store.get_featuregroup_history("weather")
     assert isinstance(history, Listing)
     assert history == list(history)

@@ -148,7 +148,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_every_call_is_a_method_and_a_function_with_its_arguments(name: str) -> None:
+def test_store_methods_and_module_functions_share_arguments(name: str) -> None:
     method = inspect.signature(getattr(FeatureStore, name))
     function = inspect.signature(getattr(featurestore, name))
     assert list(method.parameters)[1:] == list(function.parameters)
@@ -162,7 +162,7 @@ def test_every_call_is_a_method_and_a_function_with_its_arguments(name: str) -> 
     assert getattr(featurestore, name).__doc__
 
 
-def test_the_module_lists_all_of_its_names() -> None:
+def test_module_dir_lists_public_names() -> None:
     assert set(PARAMETERS) == set(featurestore._FUNCTIONS)
     assert {*PARAMETERS, *ELSEWHERE} <= set(dir(featurestore))
     for name in ELSEWHERE:
@@ -171,7 +171,7 @@ def test_the_module_lists_all_of_its_names() -> None:
         featurestore.nothing  # noqa: B018
 
 
-def test_the_stub_has_the_signatures_of_the_store() -> None:
+def test_stub_matches_store_signatures() -> None:
     """Written anew by ``python scripts/write_stub.py``."""
     path = Path(__file__).parents[2] / "scripts" / "write_stub.py"
     spec = importlib.util.spec_from_file_location("featurestore_stub", path)
@@ -216,17 +216,17 @@ def test_connect_resolves_location_and_engine(
 
 
 @pytest.mark.parametrize("place", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
-def test_other_file_systems_are_refused_with_a_hint(place: str) -> None:
+def test_connect_unsupported_file_system_raises(place: str) -> None:
     with pytest.raises(featurestore.errors.UnsupportedLocation, match="mounted"):
         connect(place)
 
 
-def test_an_unknown_engine_lists_those_there_are(tmp_path: Path) -> None:
+def test_connect_unknown_engine_lists_available(tmp_path: Path) -> None:
     with pytest.raises(featurestore.FeatureStoreError, match="'duckdb', 'spark'"):
         connect(tmp_path, engine="flink")
 
 
-def test_the_three_lines_of_the_talk_run_in_an_empty_directory(tmp_path: Path) -> None:
+def test_three_line_example_runs_in_empty_directory(tmp_path: Path) -> None:
     program = """
 import numpy as np, featurestore
 featurestore.create_featuregroup(np.random.rand(20, 10), "eit_school")
@@ -255,7 +255,7 @@ featurestore.visualize_featuregroup_correlations("eit_school")
     ],
     ids=["job", "sql_job", "training_job", "create_training_dataset"],
 )
-def test_a_request_holds_the_arguments_of_its_call(
+def test_request_fields_match_call_arguments(
     call: Any, request_type: type[Any], besides: set[str]
 ) -> None:
     parameters = inspect.signature(call).parameters

@@ -134,7 +134,7 @@ def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(case=streams())
-def test_a_group_in_parts_answers_what_it_answers_in_one(
+def test_incremental_group_equals_whole_group(
     case: tuple[WindowFeatures, pa.Table, int],
 ) -> None:
     check(case)
@@ -144,7 +144,7 @@ def test_a_group_in_parts_answers_what_it_answers_in_one(
 @pytest.mark.timeout(7200)
 @settings(max_examples=20_000, deadline=None)
 @given(case=streams())
-def test_a_group_in_parts_answers_so_in_very_many_cases(
+def test_incremental_group_many_cases_equal_whole_group(
     case: tuple[WindowFeatures, pa.Table, int],
 ) -> None:
     check(case)
@@ -155,15 +155,13 @@ def test_a_group_in_parts_answers_so_in_very_many_cases(
     number=st.fractions().map(lambda each: each.numerator),
     power=st.integers(-1074, 900),
 )
-def test_a_number_is_added_to_sums_without_an_error(
-    sums: list[int], number: int, power: int
-) -> None:
+def test_sums_plus_is_exact(sums: list[int], number: int, power: int) -> None:
     given = Sums([np.array([each]) for each in sums], -20, 40)
     added = Fraction(number) * Fraction(2) ** power
     assert given.plus(added).as_fraction(0) == given.as_fraction(0) + added
 
 
-def test_what_is_carried_does_not_grow_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incremental_group_memory_is_independent_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "GROUP_ROWS", 400)
     monkeypatch.setattr(stream, "BLOCK_ROWS", 200)
     held: list[int] = []

@@ -89,7 +89,7 @@ def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
 
 
 @spark_in_soak
-def test_other_labels_older_rows_order_and_partitions_change_no_bit(store: FeatureStore) -> None:
+def test_aggregate_bits_ignore_unrelated_rows_and_order(store: FeatureStore) -> None:
     random = np.random.default_rng(5)
     own, given = rows(random), labels(random)
     create(store, "own", [own])
@@ -110,7 +110,7 @@ def test_other_labels_older_rows_order_and_partitions_change_no_bit(store: Featu
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_chunks_threads_and_spilling_change_no_bit(
+def test_aggregate_bits_ignore_chunks_threads_and_spilling(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     random = np.random.default_rng(6)
@@ -129,7 +129,7 @@ def test_chunks_threads_and_spilling_change_no_bit(
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_rows_that_no_label_can_see_are_left_out_before_they_are_sorted(
+def test_rows_outside_all_windows_are_filtered_before_sorting(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, held: bool
 ) -> None:
     if not held:

@@ -66,13 +66,13 @@ def test_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> 
 @pytest.mark.timeout(3600)
 @settings(max_examples=100_000, deadline=None)
 @given(values=doubles, bits=limb_bits)
-def test_very_many_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> None:
+def test_many_random_sums_and_variances_are_rounded_once(values: list[float], bits: int) -> None:
     check_sums(values, bits)
 
 
 @settings(max_examples=40, deadline=None)
 @given(values=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=30), bits=limb_bits)
-def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> None:
+def test_from_integers_sum_is_exact(values: list[int], bits: int) -> None:
     sums = total(exact.from_integers(np.array(values, np.int64), bits=bits))
     assert sums.in_units(0) == sum(values)
 
@@ -86,7 +86,7 @@ def test_integers_are_added_without_a_bound(values: list[int], bits: int) -> Non
     ),
     bits=limb_bits,
 )
-def test_integers_of_four_words_are_added_without_a_bound(values: list[int], bits: int) -> None:
+def test_from_words_four_words_sum_is_exact(values: list[int], bits: int) -> None:
     words = []
     for number in range(4):
         word = [value >> (32 * number) for value in values]
@@ -94,11 +94,11 @@ def test_integers_of_four_words_are_added_without_a_bound(values: list[int], bit
     assert total(exact.from_words(words, bits=bits)).in_units(0) == sum(values)
 
 
-def test_unsigned_integers_above_63_bits_are_added() -> None:
+def test_from_words_unsigned_above_63_bits_is_exact() -> None:
     words = [np.array([0, 5]), np.array([2**32 - 1, 1])]
     assert total(exact.from_words(words, bits=40)).in_units(0) == (2**32 - 1 + 1) * 2**32 + 5
 
 
-def test_limbs_of_any_number_of_rows_fit_their_sums() -> None:
+def test_bits_for_any_row_count_avoids_overflow() -> None:
     for rows in (1, 2**22, 2**30):
         assert exact.bits_for(rows) + rows.bit_length() <= 62

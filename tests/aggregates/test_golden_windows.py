@@ -126,7 +126,7 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def test_both_engines_give_the_bits_of_the_golden_file(store: FeatureStore) -> None:
+def test_window_aggregates_match_golden_file(store: FeatureStore) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     found = answers(store)
     for name, columns in golden.items():
@@ -135,7 +135,7 @@ def test_both_engines_give_the_bits_of_the_golden_file(store: FeatureStore) -> N
             assert found[name][column] == values, (name, column)
 
 
-def test_the_golden_file_holds_every_function_and_every_kind_of_number() -> None:
+def test_golden_file_covers_functions_and_special_numbers() -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     assert {each.function for each in asked()} == {
         "sum", "count", "mean", "min", "max", "std", "var", "first", "last", "count_distinct",

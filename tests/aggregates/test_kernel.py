@@ -159,7 +159,7 @@ def output_of(each: Aggregate) -> WindowOutput:
 
 @settings(max_examples=500, deadline=None)
 @given(case=cases())
-def test_every_function_answers_what_looking_at_every_row_answers(case: dict[str, Any]) -> None:
+def test_kernel_functions_equal_row_by_row_result(case: dict[str, Any]) -> None:
     check_case(case)
 
 
@@ -167,7 +167,7 @@ def test_every_function_answers_what_looking_at_every_row_answers(case: dict[str
 @pytest.mark.timeout(7200)
 @settings(max_examples=100_000, deadline=None)
 @given(case=cases())
-def test_every_function_answers_so_in_very_many_cases(case: dict[str, Any]) -> None:
+def test_kernel_functions_many_cases_equal_row_by_row(case: dict[str, Any]) -> None:
     check_case(case)
 
 
@@ -178,14 +178,16 @@ def test_every_function_answers_so_in_very_many_cases(case: dict[str, Any]) -> N
         (pa.array([10**37] * 10, pa.decimal128(38, 0)), "38 digits"),
     ],
 )
-def test_sums_that_do_not_fit_are_refused(values: pa.Array, wanted: str) -> None:
+def test_aggregate_sum_overflow_raises(values: pa.Array, wanted: str) -> None:
     rows = Rows(np.zeros(len(values), np.int64), np.arange(len(values)))
     labels = Labels(np.zeros(1, np.int64), np.array([100]))
     with pytest.raises(InvalidArgument, match=wanted):
         aggregate(rows, labels, keys=1, columns=[values], aggregates=[Aggregate("sum", 0, None)])
 
 
-def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aggregate_results_are_independent_of_batch_boundaries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     random = np.random.default_rng(7)
     count = 4_000
     key = np.sort(random.integers(0, 300, count))
@@ -235,7 +237,7 @@ def test_answers_do_not_depend_on_how_the_stream_is_cut(monkeypatch: pytest.Monk
         assert answers(batch_rows, chunk_rows, threads=3).equals(whole)
 
 
-def test_every_function_has_a_type_and_an_implementation() -> None:
+def test_kernel_functions_have_result_types() -> None:
     assert kernel.result_type("sum", pa.string()) is None
     for function in kernel._FUNCTIONS:
         kinds = (pa.float64(), pa.bool_())

@@ -52,7 +52,7 @@ def fill(store: FeatureStore) -> None:
     store.create_featuregroup(pa.table(columns), "events", primary_key="k", event_time="t")
 
 
-def test_every_function_is_refused_before_reading_or_answers(store: FeatureStore) -> None:
+def test_window_functions_by_column_type_raise_or_compute(store: FeatureStore) -> None:
     fill(store)
     label = {"k": 1, "asked": START + timedelta(hours=5)}
     accepted = []
@@ -86,7 +86,7 @@ DOUBLES = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from(
 
 
 @given(st.lists(DOUBLES, min_size=2, max_size=8))
-def test_deviation_is_the_nearest_double_where_the_variance_is_none(values: list[float]) -> None:
+def test_std_with_overflowing_variance_is_nearest_double(values: list[float]) -> None:
     array = np.array(values)
     bits = bits_for(len(array))
     sums = []

@@ -62,7 +62,7 @@ def questions() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_aggregates_of_rows_before_they_were_known_are_leaks(store: FeatureStore) -> None:
+def test_check_leakage_reports_rows_unknown_at_label_time(store: FeatureStore) -> None:
     honest = store.get_features(ASKED, labels=questions(), label_time="asked_at")
     report = store.check_leakage(honest)
     assert report.ok, str(report)
@@ -100,7 +100,7 @@ def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> Win
 
 
 @pytest.mark.parametrize("fault", [looks_an_hour_ahead, knows_everything_at_once, begins_at_a_hop])
-def test_a_kernel_that_counts_rows_too_many_is_caught(
+def test_check_leakage_detects_faulty_kernel(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch, fault: Faulty
 ) -> None:
     frame = store.get_features(ASKED, labels=questions(), label_time="asked_at")
@@ -121,7 +121,7 @@ def departures(*, stamp: timedelta, until: datetime | None = None) -> pd.DataFra
     return counted.assign(hour=counted["hour"] + stamp, events=counted["events"] * 1.0)
 
 
-def test_aggregates_of_rows_computed_from_later_data_are_leaks(store: FeatureStore) -> None:
+def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None:
     labels = questions().assign(asked_at=lambda frame: frame["asked_at"] - HOUR / 6)
     reports = {}
     for name, stamp in (("honest", HOUR), ("leaking", timedelta(0))):
@@ -141,7 +141,7 @@ def test_aggregates_of_rows_computed_from_later_data_are_leaks(store: FeatureSto
     assert "computed from data that came later" in str(reports["leaking"])
 
 
-def test_aggregates_of_totals_stamped_at_midnight_are_not_vouched_for(store: FeatureStore) -> None:
+def test_check_leakage_midnight_totals_are_unchecked(store: FeatureStore) -> None:
     days = pd.DataFrame(
         {"carrier": ["A"] * 5, "day": START + pd.to_timedelta(range(5), unit="D"), "total": 1.0}
     )

@@ -99,7 +99,7 @@ def places(store: FeatureStore, text: str) -> list[tuple[str, str]]:
     return [(each.reference, each.text) for each in store.search(text) if each.where == "window"]
 
 
-def test_search_finds_aggregates_by_column_function_and_condition_also_after_a_rebuild(
+def test_search_matches_aggregates_after_registry_rebuild(
     store: FeatureStore,
 ) -> None:
     expected = [
@@ -120,7 +120,7 @@ def test_search_finds_aggregates_by_column_function_and_condition_also_after_a_r
     assert places(store, "settled") == []
 
 
-def test_manifests_and_their_command_say_what_aggregates_are_made_of(store: FeatureStore) -> None:
+def test_manifest_and_td_show_list_windows(store: FeatureStore) -> None:
     dataset = store.get_training_dataset("returns")
     assert list(map(str, dataset.manifest.windows)) == [SETTLED, SHOPS]
     asked = ["--location", store.location, "--output", "json", "td", "show", "returns"]
@@ -133,7 +133,7 @@ def test_manifests_and_their_command_say_what_aggregates_are_made_of(store: Feat
     assert list(map(str, few.manifest.windows)) == [SETTLED]
 
 
-def test_a_view_of_aggregates_gives_the_rows_of_the_call_and_fits_its_schema(
+def test_feature_view_of_aggregates_equals_get_features(
     store: FeatureStore,
 ) -> None:
     view = store.get_feature_view("returning")
@@ -157,7 +157,7 @@ def test_a_view_of_aggregates_gives_the_rows_of_the_call_and_fits_its_schema(
         view.get_features()
 
 
-def test_a_plan_names_windows_cost_and_memory_and_statistics_cover_aggregates(
+def test_plan_and_statistics_describe_windows(
     store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = store.explain_features(ASKED, labels="questions")
@@ -175,7 +175,7 @@ def test_a_plan_names_windows_cost_and_memory_and_statistics_cover_aggregates(
     assert group.column("amount_sum_7d_before_1d").count > 0
 
 
-def test_the_registry_says_which_group_a_window_job_reads(store: FeatureStore) -> None:
+def test_registry_lineage_includes_window_jobs(store: FeatureStore) -> None:
     derived = {(edge.kind, edge.name) for edge in store.featuregroup("purchases").derived()}
     assert derived == {
         ("feature_view", "returning"),
@@ -191,7 +191,7 @@ FILLS: list[Any] = [
 
 
 @pytest.mark.parametrize("fill", FILLS)
-def test_an_aggregate_comes_back_from_json(fill: object) -> None:
+def test_window_json_round_trip(fill: object) -> None:
     wanted = featurestore.window(
         "purchases@v2.amount", "last", over=None, offset="1us", key=["shop"], fill_value=fill
     )
@@ -201,7 +201,7 @@ def test_an_aggregate_comes_back_from_json(fill: object) -> None:
     assert again == fill or (fill != fill and again != again)  # NaN is not itself
 
 
-def test_fill_values_of_every_type_are_made_again_from_a_manifest(store: FeatureStore) -> None:
+def test_fill_values_are_restored_from_manifest(store: FeatureStore) -> None:
     asked = [
         featurestore.window("purchases.at", "last", over="1us", fill_value="1970-01-01T00:00Z"),
     ]
@@ -221,7 +221,7 @@ def test_fill_values_of_every_type_are_made_again_from_a_manifest(store: Feature
     [{"function": "eval"}, {"over_us": -1}, {"over_us": 0}, {"feature": "x"}, {"n": "all"}, {"key": 3},
      {"fill_value": {"eval": "1"}}, {"fill_value": {"decimal": "x"}}, {"where": 1}],
 )  # fmt: skip
-def test_json_that_is_no_aggregate_is_malformed(damage: dict[str, object]) -> None:
+def test_window_from_json_damaged_raises(damage: dict[str, object]) -> None:
     data = window_to_json(featurestore.window("purchases.amount", "sum", over="1d"))
     with pytest.raises(MalformedJson):
         window_from_json(JsonObject({**data, **damage}))

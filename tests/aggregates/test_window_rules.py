@@ -57,7 +57,7 @@ def sums(store: FeatureStore, asked: list[Any], moments: list[Any], **options: A
     return [list(row.values()) for row in rows]
 
 
-def test_every_row_of_the_table_of_rules(store: FeatureStore) -> None:
+def test_window_rules_match_documented_table(store: FeatureStore) -> None:
     store.create_featuregroup(
         table(),
         "purchases",
@@ -109,7 +109,7 @@ def _told(value: Any) -> Any:
     return "nan" if value != value else value
 
 
-def test_a_ttl_limits_plain_features_and_no_window(duckdb_store: FeatureStore) -> None:
+def test_ttl_limits_features_but_not_windows(duckdb_store: FeatureStore) -> None:
     rows = {"who": ["ann"] * 2, "at": [START, START + timedelta(hours=1)], "x": [1.0, 2.0]}
     duckdb_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
     asked = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]

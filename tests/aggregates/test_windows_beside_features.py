@@ -119,7 +119,7 @@ def made_of_both_roles(store: FeatureStore) -> featurestore.TrainingDataset:
     )
 
 
-def test_groups_roles_and_features_stand_beside_each_other_whatever_the_labels_are(
+def test_windows_and_features_of_several_groups_combine(
     store: FeatureStore, engine_name: str, tmp_path: Path
 ) -> None:
     fill(store)
@@ -171,7 +171,7 @@ def wanted_sums(purchases: list[Row], *, known: bool) -> list[Any]:
     return found
 
 
-def test_rows_that_were_not_known_count_only_without_the_created_time_filter(
+def test_created_time_filter_excludes_unknown_rows(
     shop: FeatureStore,
 ) -> None:
     assert sums(shop) == wanted_sums(PURCHASES, known=True)
@@ -179,7 +179,7 @@ def test_rows_that_were_not_known_count_only_without_the_created_time_filter(
     assert sums(shop) != sums(shop, created_time_filter=False)
 
 
-def test_aggregates_are_of_the_store_as_it_was(shop: FeatureStore) -> None:
+def test_window_as_of_reads_older_version(shop: FeatureStore) -> None:
     before = sums(shop)
     late = {"customer": "ann", "purchase": 99, "amount": 100.0, "at": day(4)}
     shop.insert_into_featuregroup([late], "purchases")
@@ -194,7 +194,7 @@ def test_aggregates_are_of_the_store_as_it_was(shop: FeatureStore) -> None:
     )
 
 
-def test_two_results_of_one_name_are_refused(shop: FeatureStore) -> None:
+def test_window_name_conflicts_raise(shop: FeatureStore) -> None:
     for asked in (
         ["purchases.amount|sum|4d", "purchases.amount|sum|4d"],
         ["purchases.amount|sum|4d as price", "prices.price"],
@@ -204,7 +204,7 @@ def test_two_results_of_one_name_are_refused(shop: FeatureStore) -> None:
             shop.get_features(asked, labels=ASKED, label_time="asked_at")
 
 
-def test_labels_may_call_the_key_of_an_aggregate_otherwise(shop: FeatureStore) -> None:
+def test_window_join_key_maps_label_column(shop: FeatureStore) -> None:
     rows = [{**row, "till": row["purchase"] % 2} for row in PURCHASES]
     shop.create_featuregroup(rows, "tills", primary_key=["customer", "purchase"], event_time="at")
     asked = featurestore.window("tills.amount", "sum", over=None, key="till")

@@ -58,7 +58,7 @@ def labels() -> pd.DataFrame:
     )
 
 
-def test_aggregates_and_features_of_one_call_come_in_the_order_asked_for(
+def test_windows_and_features_keep_requested_order(
     store: FeatureStore,
 ) -> None:
     asked = [
@@ -86,7 +86,7 @@ def test_aggregates_and_features_of_one_call_come_in_the_order_asked_for(
     assert report.features == 5
 
 
-def test_one_moment_for_all_rows_scores_the_rows_of_a_group(store: FeatureStore) -> None:
+def test_constant_label_time_returns_rows_of_group(store: FeatureStore) -> None:
     frame = store.get_features(
         ["customers.segment", "purchases.amount|sum|7d"],
         label_time="2024-01-05T00:00Z",
@@ -96,7 +96,7 @@ def test_one_moment_for_all_rows_scores_the_rows_of_a_group(store: FeatureStore)
     assert [list(row.values()) for row in rows] == [["ann", "gold", 25.0], ["bob", "new", 80.0]]
 
 
-def test_join_keys_are_said_once_for_features_and_aggregates(store: FeatureStore) -> None:
+def test_join_key_applies_to_features_and_windows(store: FeatureStore) -> None:
     given = labels().rename(columns={"customer": "who"})
     frame = store.get_features(
         ["customers.segment", "purchases.amount|sum|7d"],
@@ -106,7 +106,7 @@ def test_join_keys_are_said_once_for_features_and_aggregates(store: FeatureStore
     assert frame.to_pandas()["amount_sum_7d"].tolist()[1:] == [17.5, 80.0, 25.0]
 
 
-def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
+def test_training_dataset_of_windows_is_reproducible(
     store: FeatureStore,
 ) -> None:
     frame = store.get_features(
@@ -122,7 +122,7 @@ def test_a_training_dataset_of_aggregates_is_made_again_from_its_manifest(
     assert sorted(dataset.roles.inputs) == sorted(inputs)
 
 
-def test_coverage_says_for_how_many_labels_a_window_holds_rows(store: FeatureStore) -> None:
+def test_coverage_counts_labels_with_window_rows(store: FeatureStore) -> None:
     asked = ["customers.segment", "purchases.amount|sum|3d"]
     frame = store.get_features(asked, labels=labels(), label_time="asked_at")
     found = {group.group: group for group in frame.coverage().groups}
@@ -133,7 +133,7 @@ def test_coverage_says_for_how_many_labels_a_window_holds_rows(store: FeatureSto
     assert found["customers@v1"].found == 3
 
 
-def test_an_aggregate_says_which_rows_it_counts(store: FeatureStore) -> None:
+def test_explain_window_returns_counted_rows(store: FeatureStore) -> None:
     asked = featurestore.window("purchases.amount", "sum", over="7d", where="status = 'settled'")
     found = store.featuregroup("purchases").explain_window(
         asked, key={"customer": "ann"}, at=DAY + pd.Timedelta(days=4)
@@ -192,7 +192,7 @@ MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
 
 
 @pytest.mark.parametrize(("asked", "error", "words"), MISTAKES)
-def test_mistakes_are_refused_before_anything_runs(
+def test_invalid_window_requests_raise(
     store: FeatureStore, asked: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
@@ -200,7 +200,7 @@ def test_mistakes_are_refused_before_anything_runs(
     assert words in str(caught.value) + str(caught.value.hint)
 
 
-def test_events_that_nothing_tells_apart_are_refused_before_anything_runs(
+def test_window_over_indistinguishable_events_raises(
     duckdb_store: FeatureStore,
 ) -> None:
     rows = {"who": ["a", "a", "b"], "at": [DAY, DAY, DAY], "x": [1.0, 2.0, 3.0]}
@@ -217,9 +217,7 @@ def test_events_that_nothing_tells_apart_are_refused_before_anything_runs(
     assert frame.to_pandas()["x_sum_1d"].tolist() == [3.0]
 
 
-def test_a_key_of_the_window_may_be_any_column_of_the_group(
-    store: FeatureStore, tmp_path: Path
-) -> None:
+def test_window_key_accepts_any_group_column(store: FeatureStore, tmp_path: Path) -> None:
     del tmp_path
     given = pd.DataFrame({"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta(days=9)] * 2})
     asked = featurestore.window("purchases.amount", "sum", over=None, key="shop")

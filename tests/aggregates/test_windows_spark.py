@@ -33,7 +33,7 @@ class TestSpark(OnSpark, WindowConformance):
         super().test_aggregates_equal_the_row_by_row_result(retrieval, keys, created)
 
 
-def test_rows_and_labels_stay_with_the_executors(
+def test_spark_windows_do_not_collect_rows(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")

@@ -69,7 +69,7 @@ def command(
     return json.loads(printed.out)
 
 
-def test_the_commands_make_users_tokens_and_roles(
+def test_commands_create_users_tokens_and_roles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with featurestore.connect(tmp_path) as store:
@@ -106,7 +106,7 @@ def test_the_commands_make_users_tokens_and_roles(
         assert secret.encode() not in everything
 
 
-def test_a_rebuild_keeps_who_may_read_what(tmp_path: Path, registry_url: str | None) -> None:
+def test_rebuild_keeps_access_rules(tmp_path: Path, registry_url: str | None) -> None:
     with featurestore.connect(tmp_path, registry=registry_url) as store:
         text = fill(store)
         before = known(store)
@@ -129,7 +129,7 @@ def test_a_rebuild_keeps_who_may_read_what(tmp_path: Path, registry_url: str | N
         assert not is_password(user.password, PASSWORD + "x")
 
 
-def test_a_new_registry_makes_no_private_group_public(tmp_path: Path) -> None:
+def test_new_registry_keeps_private_groups(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
         before = known(store)
@@ -142,7 +142,7 @@ def test_a_new_registry_makes_no_private_group_public(tmp_path: Path) -> None:
     assert [user.name for user in after["users"]] == ["ann", "bob@example.org", "cleo"]
 
 
-def test_a_rebuild_ends_where_it_cannot_tell_who_may_read(tmp_path: Path) -> None:
+def test_rebuild_with_unreadable_access_file_raises(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
     (tmp_path / "registry.db").unlink()
@@ -159,9 +159,7 @@ def test_a_rebuild_ends_where_it_cannot_tell_who_may_read(tmp_path: Path) -> Non
      '[{"name": "ann", "role": "admin", "password": null, "issuer": null, "subject": null, '
      '"created": "yesterday"}]'],
 )  # fmt: skip
-def test_a_file_of_users_that_was_changed_by_hand_is_refused_whole(
-    tmp_path: Path, users: str
-) -> None:
+def test_rebuild_with_edited_access_file_raises(tmp_path: Path, users: str) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
     (tmp_path / "registry.db").unlink()
@@ -170,7 +168,7 @@ def test_a_file_of_users_that_was_changed_by_hand_is_refused_whole(
         rebuild(str(tmp_path))
 
 
-def test_changes_at_once_are_all_in_the_file(tmp_path: Path, registry_url: str | None) -> None:
+def test_concurrent_access_changes_are_all_saved(tmp_path: Path, registry_url: str | None) -> None:
     with featurestore.connect(tmp_path, registry=registry_url) as store:
         session = store.session
         other = threading.Thread(target=changes.add_user, args=(session, ANN, "bob"))
@@ -184,7 +182,7 @@ def test_changes_at_once_are_all_in_the_file(tmp_path: Path, registry_url: str |
     assert [user["name"] for user in told["users"]] == names == ["ann", "bob"]
 
 
-def test_what_cannot_be_is_refused(duckdb_store: FeatureStore) -> None:
+def test_invalid_access_changes_raise(duckdb_store: FeatureStore) -> None:
     session = duckdb_store.session
     fill(duckdb_store)
     with pytest.raises(UserExists):
@@ -209,7 +207,7 @@ def test_what_cannot_be_is_refused(duckdb_store: FeatureStore) -> None:
         assert len(audit_log.entries(connection, limit=100)) == 5
 
 
-def test_tokens_end(duckdb_store: FeatureStore) -> None:
+def test_token_expires_after_duration(duckdb_store: FeatureStore) -> None:
     changes.add_user(duckdb_store.session, ANN, "ann")
     for expires, expired in ((timedelta(0), True), ("1d", False), (None, False)):
         _, token = changes.make_token(duckdb_store.session, ANN, "ann", expires=expires)

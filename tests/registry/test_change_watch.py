@@ -50,7 +50,7 @@ def names_in(views: Views, *, granted: tuple[str, ...] = ()) -> list[str]:
         return sorted(names)
 
 
-def test_what_is_hidden_is_found_once_until_something_is_committed(
+def test_hidden_objects_are_cached_until_commit(
     stores: tuple[FeatureStore, FeatureStore],
 ) -> None:
     served, other = stores
@@ -67,7 +67,7 @@ def test_what_is_hidden_is_found_once_until_something_is_committed(
     assert statements == []
 
 
-def test_a_change_of_any_process_is_hidden_at_once(
+def test_hidden_objects_reflect_changes_of_any_process(
     stores: tuple[FeatureStore, FeatureStore],
 ) -> None:
     """Each change by each of two stores; what is kept is what is found anew."""
@@ -96,7 +96,7 @@ def test_a_change_of_any_process_is_hidden_at_once(
         assert ("feature_view", "v", number + 1) in found.outputs
 
 
-def test_states_are_told_apart(stores: tuple[FeatureStore, FeatureStore]) -> None:
+def test_change_watch_state_differs_after_commit(stores: tuple[FeatureStore, FeatureStore]) -> None:
     served, other = stores
     watch = ChangeWatch(served.session.registry)
     seen = [watch.state()]

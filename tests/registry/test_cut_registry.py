@@ -93,13 +93,13 @@ def seen_by(
     return FeatureStore(replace(store.session, registry=views.registry(hidden)))
 
 
-def test_every_table_is_cut_or_said_to_be_open() -> None:
+def test_visible_rows_cover_every_table() -> None:
     assert set(VISIBLE_ROWS) == set(tables.metadata.tables)
     opened = {name for name, condition in VISIBLE_ROWS.items() if condition == EVERYTHING}
     assert opened == {"sources", "owners"}
 
 
-def test_no_row_of_what_a_user_sees_names_a_private_group(filled: FeatureStore) -> None:
+def test_filtered_registry_rows_omit_private_groups(filled: FeatureStore) -> None:
     whole, cut = filled, seen_by(filled)
     mentioned = 0
     for table in tables.metadata.sorted_tables:
@@ -116,7 +116,7 @@ def test_no_row_of_what_a_user_sees_names_a_private_group(filled: FeatureStore) 
         assert connection.execute(sa.select(tables.users)).all() == []
 
 
-def test_the_library_finds_joins_and_counts_nothing_private(filled: FeatureStore) -> None:
+def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) -> None:
     cut = seen_by(filled)
     assert [group.name for group in cut.get_featuregroups()] == ["visits"]
     assert not any("salaries" in str(each) for each in cut.search("pay"))
@@ -153,7 +153,7 @@ def test_the_library_finds_joins_and_counts_nothing_private(filled: FeatureStore
     assert counted["jobs"] == 0
 
 
-def test_who_reads_no_store_sees_only_groups_of_a_role(filled: FeatureStore) -> None:
+def test_filtered_registry_without_store_role_lists_granted_groups(filled: FeatureStore) -> None:
     cut = seen_by(filled, granted=("visits",), reads_store=False)
     assert [group.name for group in cut.get_featuregroups()] == ["visits"]
     assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
@@ -165,7 +165,7 @@ def test_who_reads_no_store_sees_only_groups_of_a_role(filled: FeatureStore) -> 
     assert len(owner.get_jobs()) == 1
 
 
-def test_a_reading_hides_what_is_its_own_and_nobody_writes(filled: FeatureStore) -> None:
+def test_filtered_registries_are_independent_and_read_only(filled: FeatureStore) -> None:
     views = Views(filled.session.registry)
     first = views.registry(Hidden(groups=frozenset(["salaries"])))
     second = views.registry(Hidden(groups=frozenset(["visits", "raises"])))

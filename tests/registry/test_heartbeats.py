@@ -57,7 +57,7 @@ def is_leased(store: FeatureStore) -> bool:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("days", [1, -1])
-def test_a_host_with_a_wrong_clock_lives_as_long_as_its_heartbeat(
+def test_heartbeat_of_host_with_wrong_clock_expires(
     tmp_path: Path, postgres_server: str, monkeypatch: pytest.MonkeyPatch, days: int
 ) -> None:
     url = new_database(postgres_server, f"wrong_clock_{days + 1}")
@@ -79,7 +79,7 @@ def test_a_host_with_a_wrong_clock_lives_as_long_as_its_heartbeat(
         assert not is_leased(store)
 
 
-def test_a_dead_heartbeat_in_the_future_ends_like_any_other(store: FeatureStore) -> None:
+def test_heartbeat_in_future_expires(store: FeatureStore) -> None:
     lease(store)
     move(store, DAY)
     assert is_leased(store)
@@ -87,7 +87,7 @@ def test_a_dead_heartbeat_in_the_future_ends_like_any_other(store: FeatureStore)
     assert not is_leased(store)
 
 
-def test_a_connect_corrects_heartbeats_of_the_future(store: FeatureStore) -> None:
+def test_connect_corrects_future_heartbeats(store: FeatureStore) -> None:
     lease(store)
     move(store, DAY)
     url = None if store.session.registry.dialect == "sqlite" else store.session.registry.url
@@ -100,7 +100,7 @@ def test_a_connect_corrects_heartbeats_of_the_future(store: FeatureStore) -> Non
         assert not is_alive(connection, store.location, OTHER)
 
 
-def test_a_living_host_stays_alive_when_the_clock_is_set_back(store: FeatureStore) -> None:
+def test_lease_survives_clock_set_back(store: FeatureStore) -> None:
     lease(store)
     move(store, DAY)
     for _ in range(3):

@@ -29,7 +29,7 @@ def record(run: str, group: str, parent: str | None = None) -> RunRecord:
 
 
 @pytest.mark.parametrize("run", IDS)
-def test_runs_of_any_id_are_as_private_as_the_groups_they_name(
+def test_runs_with_long_ids_follow_group_privacy(
     tmp_path: Path, registry_url: str | None, run: str
 ) -> None:
     with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
@@ -47,7 +47,7 @@ def test_runs_of_any_id_are_as_private_as_the_groups_they_name(
             assert sorted(connection.execute(left).scalars()) == sorted(set(IDS) - {run})
 
 
-def test_columns_hold_the_longest_names() -> None:
+def test_run_id_columns_allow_longest_ids() -> None:
     """Runs have ids of 64 letters at most, everything else names of 63."""
     lengths = {}
     for table in tables.metadata.sorted_tables:

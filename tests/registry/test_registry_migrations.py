@@ -22,7 +22,7 @@ from featurestore.registry.migrations import head_revision, migrate, upgrade
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
 
 
-def test_a_new_registry_has_the_newest_revision(tmp_path: Path, registry_url: str | None) -> None:
+def test_new_registry_has_head_revision(tmp_path: Path, registry_url: str | None) -> None:
     assert inspect(str(tmp_path), url=registry_url) is None
     registry = open_registry(str(tmp_path), url=registry_url)
     assert revision(registry) == head_revision()
@@ -32,9 +32,7 @@ def test_a_new_registry_has_the_newest_revision(tmp_path: Path, registry_url: st
     again.close()
 
 
-def test_migrations_make_exactly_the_tables_of_a_new_registry(
-    tmp_path: Path, registry_url: str | None
-) -> None:
+def test_migrations_equal_new_registry_tables(tmp_path: Path, registry_url: str | None) -> None:
     registry = open_registry(str(tmp_path), url=registry_url)
     with registry.upgrading() as connection:
         created = _described(connection)
@@ -73,7 +71,7 @@ def _described_table(connection: sa.Connection, looked: sa.Inspector, name: str)
     }
 
 
-def test_the_chain_of_migrations_has_one_end() -> None:
+def test_migrations_have_single_head() -> None:
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
@@ -84,7 +82,9 @@ def test_the_chain_of_migrations_has_one_end() -> None:
     assert ScriptDirectory.from_config(settings).get_heads() == [head_revision()]
 
 
-def test_opening_at_once_makes_one_registry(tmp_path: Path, registry_url: str | None) -> None:
+def test_concurrent_open_registry_creates_one_registry(
+    tmp_path: Path, registry_url: str | None
+) -> None:
     errors: list[Exception] = []
 
     def work() -> None:
@@ -101,7 +101,7 @@ def test_opening_at_once_makes_one_registry(tmp_path: Path, registry_url: str | 
     assert errors == []
 
 
-def test_a_newer_registry_is_refused(tmp_path: Path, registry_url: str | None) -> None:
+def test_open_registry_newer_revision_raises(tmp_path: Path, registry_url: str | None) -> None:
     registry = open_registry(str(tmp_path), url=registry_url)
     with registry.transaction() as connection:
         connection.execute(sa.text("update alembic_version set version_num = '9999'"))
@@ -111,7 +111,7 @@ def test_a_newer_registry_is_refused(tmp_path: Path, registry_url: str | None) -
 
 
 @pytest.mark.parametrize("old", sorted(ASSETS.glob("*.db")), ids=lambda path: path.stem)
-def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old: Path) -> None:
+def test_old_registry_upgrade_keeps_rows(tmp_path: Path, old: Path) -> None:
     from featurestore.registry import (
         artifacts,
         featuregroups,
@@ -140,7 +140,7 @@ def test_old_registries_are_upgraded_with_all_that_they_hold(tmp_path: Path, old
     registry.close()
 
 
-def test_a_registry_from_before_the_first_release_is_refused_and_rebuilt(tmp_path: Path) -> None:
+def test_unreleased_registry_revision_raises_until_rebuild(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         store.create_featuregroup(pa.table({"x": [1]}), "g", tags={"team": "roads"})
     with sqlite3.connect(tmp_path / "registry.db") as connection:
@@ -155,7 +155,7 @@ def test_a_registry_from_before_the_first_release_is_refused_and_rebuilt(tmp_pat
         assert store.get_featuregroup_tags("g") == {"team": "roads"}
 
 
-def test_a_damaged_registry_says_what_to_do(tmp_path: Path) -> None:
+def test_open_registry_damaged_raises_with_hint(tmp_path: Path) -> None:
     (tmp_path / "registry.db").write_bytes(b"this is no database" * 100)
     with pytest.raises(RegistryError, match=r"registry\.db.*cannot be used(.|\n)*registry rebuild"):
         open_registry(str(tmp_path))
@@ -169,7 +169,9 @@ def test_a_damaged_registry_says_what_to_do(tmp_path: Path) -> None:
         ("postgresql://u:secret@127.0.0.1:1/d", RegistryError, r"u:\*\*\*@127"),
     ],
 )
-def test_urls_that_lead_nowhere(tmp_path: Path, url: str, kind: type[Exception], says: str) -> None:
+def test_open_registry_invalid_url_raises(
+    tmp_path: Path, url: str, kind: type[Exception], says: str
+) -> None:
     with pytest.raises(kind, match=says):
         open_registry(str(tmp_path), url=url)
 

@@ -86,7 +86,7 @@ def filled(location: Path, url: str | None = None) -> FeatureStore:
     return store
 
 
-def test_a_deleted_registry_comes_back(tmp_path: Path, registry_url: str | None) -> None:
+def test_rebuild_restores_deleted_registry(tmp_path: Path, registry_url: str | None) -> None:
     store = filled(tmp_path, registry_url)
     before = known(store)
     store.close()
@@ -111,7 +111,7 @@ def test_a_deleted_registry_comes_back(tmp_path: Path, registry_url: str | None)
         assert after[part] == before[part], part
 
 
-def test_training_datasets_come_back_with_their_pins_and_tags(tmp_path: Path) -> None:
+def test_rebuild_restores_training_datasets_with_tags(tmp_path: Path) -> None:
     store = filled(tmp_path)
     frame = store.get_featuregroup("raw", version=2)
     store.create_training_dataset(
@@ -154,7 +154,7 @@ def of_jobs(store: FeatureStore) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("ignore:the label 'n' of training dataset 'rides' has a single value")
-def test_the_command_restores_exactly_what_is_promised(
+def test_rebuild_command_restores_documented_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Groups, versions, features, tags, lineage, successful runs, watermarks, datasets.
@@ -214,7 +214,7 @@ def test_the_command_restores_exactly_what_is_promised(
     assert again.get_training_dataset("rides").verify().ok
 
 
-def test_a_damaged_database_is_moved_away(tmp_path: Path) -> None:
+def test_rebuild_moves_damaged_database(tmp_path: Path) -> None:
     filled(tmp_path).close()
     for ending in ("-wal", "-shm"):
         Path(tmp_path, f"registry.db{ending}").unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def test_a_damaged_database_is_moved_away(tmp_path: Path) -> None:
     assert len(featurestore.connect(tmp_path).get_featuregroups()) == 3
 
 
-def test_what_cannot_be_read_is_named_and_the_rest_restored(tmp_path: Path) -> None:
+def test_rebuild_reports_unreadable_tables_and_restores_others(tmp_path: Path) -> None:
     store = filled(tmp_path)
     log = Path(store.featuregroup("derived").path, "_delta_log", f"{0:020d}.json")
     store.close()
@@ -236,7 +236,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_restored(tmp_path: Path) -> N
     assert str(log) in found.unreadable[0][1]
 
 
-def test_a_store_that_was_moved_still_works(tmp_path: Path) -> None:
+def test_moved_store_is_readable(tmp_path: Path) -> None:
     filled(tmp_path / "old").close()
     shutil.move(tmp_path / "old", tmp_path / "new")
     store = featurestore.connect(tmp_path / "new")
@@ -247,9 +247,7 @@ def test_a_store_that_was_moved_still_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.postgres
-def test_a_store_on_postgres_does_what_one_on_sqlite_does(
-    tmp_path: Path, postgres_url: str
-) -> None:
+def test_postgres_registry_supports_store_operations(tmp_path: Path, postgres_url: str) -> None:
     store = filled(tmp_path, postgres_url)
     assert not (tmp_path / "registry.db").exists()
     assert [(g.name, g.version) for g in store.get_featuregroups()] == [

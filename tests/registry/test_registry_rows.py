@@ -42,7 +42,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 @pytest.mark.filterwarnings("ignore:The training dataset")
 @pytest.mark.parametrize(("table", "column"), [(t, c) for t in COLUMNS for c in COLUMNS[t]])
-def test_no_row_ends_in_a_traceback(store: FeatureStore, table: str, column: str) -> None:
+def test_damaged_registry_rows_raise_store_errors(
+    store: FeatureStore, table: str, column: str
+) -> None:
     calls: list[Callable[[FeatureStore], object]] = [
         lambda each: each.get_featuregroups(),
         lambda each: each.get_featuregroup("g").count(),
@@ -69,7 +71,7 @@ def test_no_row_ends_in_a_traceback(store: FeatureStore, table: str, column: str
     assert store.get_training_dataset("d").version == 1
 
 
-def test_a_group_whose_definition_is_broken_is_named(duckdb_store: FeatureStore) -> None:
+def test_damaged_group_definition_error_names_group(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(TABLE, "g")
     with duckdb_store.session.registry.transaction() as connection:
         connection.execute(sa.text("update featuregroups set spec = '{'"))
@@ -77,7 +79,7 @@ def test_a_group_whose_definition_is_broken_is_named(duckdb_store: FeatureStore)
         duckdb_store.get_featuregroups()
 
 
-def test_logs_of_runs_move_with_the_store_and_lead_nowhere_else(duckdb_store: FeatureStore) -> None:
+def test_run_log_path_stays_inside_store(duckdb_store: FeatureStore) -> None:
     registry, location = duckdb_store.session.registry, duckdb_store.location
     log = os.path.join(location, "_logs", "j", "r.log")
     run = runs.Run("r", "j", 1, Window(DAY, DAY), 1, runs.RUNNING, "nobody", log=log)

@@ -38,14 +38,14 @@ SECRET = "hunter2"
         f"me:{SECRET}@nowhere",
     ],
 )
-def test_no_password_of_a_registry_is_in_an_error(tmp_path: Path, url: str) -> None:
+def test_registry_error_omits_password(tmp_path: Path, url: str) -> None:
     pytest.importorskip("psycopg")
     with pytest.raises(FeatureStoreError) as raised:
         open_registry(str(tmp_path), url=url)
     assert SECRET not in "".join(traceback.format_exception(raised.value))
 
 
-def test_a_registry_that_is_no_url_says_what_one_looks_like(tmp_path: Path) -> None:
+def test_open_registry_path_instead_of_url_raises(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="sqlite:///"):
         open_registry(str(tmp_path), url=str(tmp_path / "registry.db"))
 
@@ -65,7 +65,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_location_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_location_with_special_characters_works(tmp_path: Path, name: str) -> None:
     location = tmp_path / name / "store"
     with featurestore.connect(location) as store:
         assert store.location == str(location)
@@ -85,7 +85,7 @@ def test_a_location_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_a_location_with_a_backslash_is_refused(tmp_path: Path) -> None:
+def test_location_with_backslash_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedLocation, match="backslash"):
         featurestore.connect(tmp_path / "back\\slash")
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_store_that_cannot_be_written_can_be_read(read_only: Path) -> None:
+def test_read_only_store_is_readable(read_only: Path) -> None:
     with featurestore.connect(read_only) as store:
         assert [each.name for each in store.get_featuregroups()] == ["g"]
         assert store.get_featuregroup("g").count() == 2
@@ -139,6 +139,6 @@ def test_a_store_that_cannot_be_written_can_be_read(read_only: Path) -> None:
     )
 
 
-def test_a_location_that_cannot_be_written_and_holds_no_store_is_refused(read_only: Path) -> None:
+def test_connect_unwritable_location_without_store_raises(read_only: Path) -> None:
     with pytest.raises(LocationNotWritable, match="elsewhere"):
         featurestore.connect(read_only / "elsewhere")

@@ -115,7 +115,7 @@ def session(tmp_path: Path, registry_url: str | None) -> Iterator[Session]:
         yield store.session
 
 
-def test_a_search_finds_what_is_found_by_looking_through_everything(session: Session) -> None:
+def test_indexed_search_equals_full_scan(session: Session) -> None:
     registry = session.registry
     views = Views(registry)
 
@@ -149,7 +149,7 @@ def cut_by(views: Views, hidden: set[str]) -> Registry:
     return views.registry(Hidden(groups=frozenset(hidden)))
 
 
-def test_a_search_that_goes_through_every_text_agrees_with_the_index(session: Session) -> None:
+def test_search_index_counts_limits_and_clear(session: Session) -> None:
     with session.registry.transaction() as connection:
         for number in range(40):
             columns = [f"f{number}_of_{each}" for each in range(3)]

@@ -32,7 +32,7 @@ def groups(store: FeatureStore) -> list[str]:
     return [f"{group.name}@v{group.version}" for group in store.get_featuregroups()]
 
 
-def test_two_locations_of_one_registry_see_their_own_groups(tmp_path: Path, url: str) -> None:
+def test_shared_registry_locations_list_own_groups(tmp_path: Path, url: str) -> None:
     with (
         featurestore.connect(tmp_path / "a", registry=url) as first,
         featurestore.connect(tmp_path / "b", registry=url) as second,
@@ -50,7 +50,7 @@ def test_two_locations_of_one_registry_see_their_own_groups(tmp_path: Path, url:
         assert again.get_featuregroup("left").count() == 1
 
 
-def test_who_forgets_the_registry_is_told_its_url(tmp_path: Path, url: str) -> None:
+def test_connect_without_registry_url_shows_remembered_url(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         store.create_featuregroup(ROWS, "left")
     with pytest.raises(ConfigurationError, match="has its registry at") as told:
@@ -64,7 +64,7 @@ def test_who_forgets_the_registry_is_told_its_url(tmp_path: Path, url: str) -> N
     assert not (tmp_path / "a" / "registry.db").exists()
 
 
-def test_a_location_remembers_no_password(tmp_path: Path, url: str) -> None:
+def test_location_stores_registry_url_without_password(tmp_path: Path, url: str) -> None:
     secret = url.replace("store@", "store:hunter2@")
     with featurestore.connect(tmp_path / "a", registry=secret):
         text = (tmp_path / "a" / "registry.json").read_text()
@@ -72,7 +72,7 @@ def test_a_location_remembers_no_password(tmp_path: Path, url: str) -> None:
     assert json.loads(text)["registry"] == url.replace("postgresql+psycopg", "postgresql")
 
 
-def test_a_registry_that_knows_nothing_of_a_store_is_refused(tmp_path: Path, url: str) -> None:
+def test_connect_unknown_registry_raises_until_rebuild(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a") as store:
         store.create_featuregroup(ROWS, "left")
     with pytest.raises(RegistryError, match="does not know") as told:
@@ -93,7 +93,7 @@ def copied(place: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("carry", [moved, copied])
-def test_a_store_that_moves_keeps_its_index_and_a_copy_gets_its_own(
+def test_moved_store_keeps_registry_and_copy_rebuilds(
     tmp_path: Path, carry: Callable[[Path, Path], Any]
 ) -> None:
     url = f"sqlite:///{tmp_path / 'shared.db'}"
@@ -112,9 +112,7 @@ def test_a_store_that_moves_keeps_its_index_and_a_copy_gets_its_own(
             assert groups(store) == ["left@v1"]
 
 
-def test_an_index_from_before_locations_were_remembered_stays_with_its_store(
-    tmp_path: Path, url: str
-) -> None:
+def test_registry_without_location_table_keeps_store(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         store.create_featuregroup(ROWS, "left")
         with store.session.registry.transaction() as connection:

@@ -38,7 +38,7 @@ def filled(tmp_path: Path, registry_url: str | None) -> FeatureStore:
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30
 )
 @given(STEPS)
-def test_many_texts_are_stored_as_each_alone(
+def test_unlisted_texts_equal_single_text_results(
     filled: FeatureStore, steps: list[tuple[str, str]]
 ) -> None:
     registry = filled.session.registry
@@ -51,7 +51,7 @@ def test_many_texts_are_stored_as_each_alone(
                     access.set_private(connection, what, step == "hide")
 
 
-def test_texts_of_one_state_read_the_registry_once(filled: FeatureStore) -> None:
+def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> None:
     registry = filled.session.registry
     statements: list[str] = []
     sa.event.listen(
@@ -67,7 +67,7 @@ def test_texts_of_one_state_read_the_registry_once(filled: FeatureStore) -> None
         assert len(statements) == count
 
 
-def test_a_registry_that_cannot_be_read_leaves_no_quoted_name(tmp_path: Path) -> None:
+def test_unlisted_texts_unreadable_registry_removes_quoted_names(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup([{"k": 1}], "visits", primary_key="k")
     with UnlistedTexts(store.session.registry, allowed_names=["trips"]) as without_names:

@@ -44,20 +44,20 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_form_of_images_becomes_arrays_of_one_shape(form: str) -> None:
+def test_image_forms_are_read_with_shape(form: str) -> None:
     column = read(FORMS[form]()).column("image")
     assert shape_of(column.type) == (4, 3, 1)
     np.testing.assert_array_equal(np.array(column.to_pylist()), IMAGES)
 
 
 @pytest.mark.parametrize("data", [IMAGES, list(IMAGES)], ids=["array", "list of arrays"])
-def test_an_array_with_more_axes_is_one_column(data: Any) -> None:
+def test_multidimensional_array_is_one_column(data: Any) -> None:
     found = read(data)
     assert found.column_names == ["col_0"]
     assert found.schema.field("col_0").type == from_numpy(IMAGES).type
 
 
-def test_tensors_with_permuted_axes_come_in_their_logical_order() -> None:
+def test_permuted_tensors_are_read_in_logical_order() -> None:
     kind = pa.fixed_shape_tensor(pa.int64(), [3, 2], permutation=[1, 0])
     stored = pa.array([list(range(6)), None], pa.list_(pa.int64(), 6))
     found = read(pa.table({"t": pa.ExtensionArray.from_storage(kind, stored)}))
@@ -72,7 +72,7 @@ def test_tensors_with_permuted_axes_come_in_their_logical_order() -> None:
         [(True, False), (False, True)],
     ],
 )
-def test_lists_of_numbers_of_one_length_get_it_as_shape(cells: list[Any]) -> None:
+def test_equal_length_lists_are_read_with_shape(cells: list[Any]) -> None:
     assert shape_of(read(frame(cells)).schema.field("image").type) == (2,)
     assert shape_of(read([{"v": cell} for cell in cells[:2]]).schema.types[0]) in ((2,), ())
 
@@ -82,13 +82,13 @@ def test_lists_of_numbers_of_one_length_get_it_as_shape(cells: list[Any]) -> Non
     [[[1, 2], [3]], [[], [1]], [["a", "b"]] * 2, [[1, None], [2, 3]], [[[1], [2, 3]]] * 2],
     ids=["ragged", "empty", "texts", "missing items", "ragged inside"],
 )
-def test_other_lists_stay_lists_of_any_length(cells: list[Any]) -> None:
+def test_unequal_lists_are_read_as_variable_length(cells: list[Any]) -> None:
     for df in (frame(cells), [{"v": cell} for cell in cells]):
         kind = read(df).schema.types[0]
         assert pa.types.is_list(kind)
 
 
-def test_lists_whose_type_says_any_length_stay_so() -> None:
+def test_typed_variable_length_lists_keep_type() -> None:
     table = pa.table({"tokens": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64()))})
     assert read(table).schema == table.schema
     assert read(pl.from_arrow(table)).schema.types == table.schema.types
@@ -98,7 +98,7 @@ def test_lists_whose_type_says_any_length_stay_so() -> None:
     assert read(typed).schema.types == table.schema.types
 
 
-def test_half_floats_widen_and_mixed_dtypes_take_the_common_one() -> None:
+def test_half_and_mixed_dtypes_are_widened() -> None:
     halves = [np.ones((2, 2), np.float16)] * 2
     assert items_of(read(frame(halves)).schema.types[0]) == pa.float32()
     mixed = [np.ones((2, 2), np.uint8), np.ones((2, 2), np.float32)]
@@ -130,13 +130,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_arrays_of_unequal_shapes_and_other_items_are_named(case: str) -> None:
+def test_arrays_of_unequal_shapes_or_types_raise(case: str) -> None:
     df, says = REFUSED[case]
     with pytest.raises(UnsupportedType, match=says):
         read(df)
 
 
-def test_a_flat_array_is_no_dataframe() -> None:
+def test_one_dimensional_array_raises_unsupported_dataframe() -> None:
     with pytest.raises(UnsupportedDataframe, match=r"shape \(3,\) is not a dataframe"):
         read(np.ones(3))
 
@@ -148,7 +148,7 @@ def test_a_flat_array_is_no_dataframe() -> None:
     ),
     st.data(),
 )
-def test_arrays_come_back_as_they_were(values: Any, data: Any) -> None:
+def test_array_column_round_trip(values: Any, data: Any) -> None:
     rows = len(values)
     valid = np.array(data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)))
     start = data.draw(st.integers(0, rows))

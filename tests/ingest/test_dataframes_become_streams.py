@@ -62,7 +62,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_gives_the_same_rows(kind: str) -> None:
+def test_dataframe_kinds_are_read_as_equal_rows(kind: str) -> None:
     found = read(KINDS[kind]())
     assert found.to_pylist() == ROWS
     assert found.schema == pa.schema(
@@ -70,13 +70,13 @@ def test_each_kind_gives_the_same_rows(kind: str) -> None:
     )
 
 
-def test_a_matrix_has_numbered_columns() -> None:
+def test_matrix_has_numbered_columns() -> None:
     found = read(np.arange(6, dtype=np.float32).reshape(2, 3))
     assert found.schema == pa.schema([(f"col_{i}", pa.float32()) for i in range(3)])
     assert found.to_pydict() == {"col_0": [0, 3], "col_1": [1, 4], "col_2": [2, 5]}
 
 
-def test_a_masked_matrix_has_nulls() -> None:
+def test_masked_matrix_has_nulls() -> None:
     found = read(np.ma.masked_equal(np.array([[1, 2], [3, 2]]), 2))
     assert found["col_1"].to_pylist() == [None, None]
 
@@ -85,11 +85,11 @@ def test_rows_without_names_have_numbered_columns() -> None:
     assert read([[1, "a"], [2, "b"]]).to_pydict() == {"col_0": [1, 2], "col_1": ["a", "b"]}
 
 
-def test_dicts_may_lack_keys() -> None:
+def test_dicts_with_missing_keys_have_nulls() -> None:
     assert read([{"a": 1}, {"a": 2, "b": 3}]).to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
 
 
-def test_an_unnamed_pandas_index_is_dropped_and_a_named_one_becomes_columns() -> None:
+def test_pandas_named_index_becomes_columns() -> None:
     frame = pd.DataFrame({"x": [1, 2]}, index=[7, 8])
     assert read(frame).column_names == ["x"]
     assert read(frame.rename_axis("id")).to_pydict() == {"id": [7, 8], "x": [1, 2]}
@@ -97,7 +97,7 @@ def test_an_unnamed_pandas_index_is_dropped_and_a_named_one_becomes_columns() ->
     assert read(grouped).column_names == ["a", "b", "x"]
 
 
-def test_a_dataframe_is_never_changed() -> None:
+def test_input_dataframe_is_not_modified() -> None:
     frame = pd.DataFrame(
         {"t": pd.to_datetime(["2024-01-01"]), "x": [1]}, index=pd.Index([3], name="id")
     )
@@ -110,7 +110,7 @@ def test_a_dataframe_is_never_changed() -> None:
     assert (array == 1).all()
 
 
-def test_a_stream_is_read_batch_by_batch() -> None:
+def test_iterator_is_read_batch_by_batch() -> None:
     taken = []
 
     def batches() -> Any:
@@ -142,13 +142,13 @@ def test_a_stream_is_read_batch_by_batch() -> None:
         (iter([{"a": 1}]), "iterator of dict"),
     ],
 )
-def test_what_is_no_dataframe_is_refused(df: Any, says: str) -> None:
+def test_unsupported_dataframe_raises(df: Any, says: str) -> None:
     with pytest.raises(UnsupportedDataframe, match=says):
         read(df)
 
 
 @pytest.mark.parametrize("columns", [[0, 1], [("a", "b"), ("a", "c")]])
-def test_column_names_must_be_texts(columns: list[Any]) -> None:
+def test_column_names_not_strings_raise(columns: list[Any]) -> None:
     with pytest.raises(InvalidName, match="must be texts"):
         read(
             pd.DataFrame(
@@ -160,7 +160,7 @@ def test_column_names_must_be_texts(columns: list[Any]) -> None:
         )
 
 
-def test_bad_names_are_listed_with_the_rename_to_paste() -> None:
+def test_invalid_column_names_raise_with_rename_hint() -> None:
     with pytest.raises(
         InvalidName, match=r"rename\(columns=\{'wind speed': 'wind_speed', '2nd': 'f_2nd'\}\)"
     ):
@@ -185,7 +185,7 @@ def test_naive_times_are_utc_with_one_warning() -> None:
     assert found["t"].to_pylist() == [NOON] * 3
 
 
-def test_other_zones_become_utc() -> None:
+def test_times_of_other_zones_are_converted_to_utc() -> None:
     frame = pd.DataFrame(
         {"t": pd.to_datetime(["2024-01-01 13:00"]).tz_localize("Europe/Stockholm")}
     )
@@ -194,7 +194,7 @@ def test_other_zones_become_utc() -> None:
     assert found["t"].to_pylist() == [NOON]
 
 
-def test_nanoseconds_are_kept_where_they_fit_and_refused_where_not() -> None:
+def test_nanoseconds_losing_precision_raise() -> None:
     fits = pa.table({"t": pa.array([1_000], pa.timestamp("ns", "UTC"))})
     assert read(fits)["t"].cast(pa.int64()).to_pylist() == [1]
     with pytest.raises(UnsupportedType, match=r"Column 't'.*lose data(.|\n)*floor_temporal"):
@@ -232,7 +232,7 @@ def test_types_become_feature_types(given: pa.Array, kind: pa.DataType, values: 
     assert found["c"].to_pylist() == values
 
 
-def test_all_columns_that_cannot_be_stored_are_in_one_message() -> None:
+def test_unsupported_columns_are_listed_in_one_error() -> None:
     table = pa.table(
         {
             "fine": [1],
@@ -248,7 +248,7 @@ def test_all_columns_that_cannot_be_stored_are_in_one_message() -> None:
     assert "fine" not in error.value.message
 
 
-def test_null_columns_take_the_type_that_the_group_has() -> None:
+def test_null_columns_take_group_types() -> None:
     like = pa.schema([("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int16())])
     found = read(
         pa.table(
@@ -261,7 +261,7 @@ def test_null_columns_take_the_type_that_the_group_has() -> None:
     )
 
 
-def test_mixed_values_of_one_column_are_refused_by_name() -> None:
+def test_mixed_column_values_raise() -> None:
     with pytest.raises(UnsupportedType, match="Column 'a'"):
         read(pd.DataFrame({"a": [1, "x"]}))
     with pytest.raises(UnsupportedType, match="Column 'a'"):
@@ -271,7 +271,7 @@ def test_mixed_values_of_one_column_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "texts", [("1.5", "1.25"), ("1.5", "123.5"), ("1.25", "1.5"), ("12345.5", "0.125")]
 )
-def test_iterator_parts_have_the_decimals_of_the_group(texts: tuple[str, str]) -> None:
+def test_iterator_decimals_take_group_scale(texts: tuple[str, str]) -> None:
     parts = [pa.table({"price": [Decimal(text)]}) for text in texts]
     group = pa.schema([("price", pa.decimal128(7, 3))])
     rows = to_reader(iter(parts), like=group).read_all()

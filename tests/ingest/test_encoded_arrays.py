@@ -91,9 +91,7 @@ def pasted(line: str, df: Any) -> Any:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("form", FRAMES)
-def test_encoded_arrays_in_a_frame_are_decoded_by_the_line(
-    form: str, codec: str, tmp_path: Path
-) -> None:
+def test_encoded_arrays_hint_decodes_frame(form: str, codec: str, tmp_path: Path) -> None:
     table = ENCODED.set_column(1, "image", pa.array([None, *map(CODECS[codec], IMAGES)]))
     with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
         to_reader(FRAMES[form](table, tmp_path)).read_all()
@@ -105,14 +103,14 @@ def test_encoded_arrays_in_a_frame_are_decoded_by_the_line(
     assert decoded.to_pylist() == [None, *IMAGES.tolist()]
 
 
-def test_encoded_arrays_behind_batches_of_nulls_are_recognized() -> None:
+def test_encoded_arrays_after_null_batches_are_recognized() -> None:
     batches = [*pa.table({"image": pa.array([None] * 3, pa.binary())}).to_batches(),
                *ENCODED.select(["image"]).to_batches()]  # fmt: skip
     with pytest.raises(UnsupportedType, match="NdarrayCodec"):
         to_reader(iter(batches)).read_all()
 
 
-def test_null_values_of_a_dictionary_are_skipped() -> None:
+def test_encoded_arrays_dictionary_nulls_are_skipped() -> None:
     indices = pa.array([0, 0, 1], pa.int8())
     cells = pa.DictionaryArray.from_arrays(indices, pa.array([None, b"a"], pa.binary()))
     assert to_reader(pa.table({"x": cells})).read_all()["x"].to_pylist() == [None, None, b"a"]
@@ -121,7 +119,7 @@ def test_null_values_of_a_dictionary_are_skipped() -> None:
         to_reader(pa.table({"x": encoded}))
 
 
-def test_bytes_of_a_group_that_has_them_stay_bytes(duckdb_store: FeatureStore) -> None:
+def test_encoded_arrays_in_bytes_group_stay_bytes(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
     duckdb_store.insert_into_featuregroup(ENCODED, "blobs")
     blobs = duckdb_store.get_featuregroup("blobs").to_arrow().sort_by("id")
@@ -130,7 +128,7 @@ def test_bytes_of_a_group_that_has_them_stay_bytes(duckdb_store: FeatureStore) -
 
 
 @pytest.mark.parametrize("cell", [b"\x89PNG", b"PK\x03\x04", b"PK\x03\x04" + bytes(40), b""])
-def test_bytes_of_other_kinds_stay_bytes(cell: bytes) -> None:
+def test_unrecognized_bytes_stay_bytes(cell: bytes) -> None:
     table = pa.table({"cell": pa.array([None, cell, npy(IMAGES)])})
     assert to_reader(table).read_all().column("cell").to_pylist() == table["cell"].to_pylist()
 
@@ -149,7 +147,7 @@ def source(request: pytest.FixtureRequest, duckdb_store: FeatureStore, tmp_path:
     return lambda: duckdb_store.read_source("arrays", table="pictures")
 
 
-def test_encoded_arrays_of_a_source_are_refused_before_they_are_stored(
+def test_encoded_arrays_of_source_are_refused(
     source: Callable[[], Any], duckdb_store: FeatureStore
 ) -> None:
     labels = pa.table({"id": [1, 2, 3], "label": [0, 1, 0]})

@@ -83,7 +83,7 @@ def group_of(store: FeatureStore, keys: pa.Array) -> None:
 @pytest.mark.filterwarnings("ignore:columns of texts that are dates")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KEYS)
-def test_the_hint_of_a_label_key_makes_it_meet_the_group(
+def test_label_key_type_hint_makes_keys_match(
     duckdb_store: FeatureStore, kind: str, library: str
 ) -> None:
     cells, keys, met = KEYS[kind]
@@ -97,7 +97,7 @@ def test_the_hint_of_a_label_key_makes_it_meet_the_group(
     assert frame.to_arrow().sort_by("col_1")["x"].to_pylist() == met
 
 
-def test_the_hint_of_a_label_key_holds_on_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_label_key_type_hint_works_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     from pyspark.sql import functions
 
     store = featurestore.connect(tmp_path, engine="spark")
@@ -117,7 +117,7 @@ def test_the_hint_of_a_label_key_holds_on_spark(spark: SparkSession, tmp_path: P
         assert frame.to_arrow().sort_by("row")["x"].to_pylist() == met
 
 
-def test_the_hint_of_a_key_of_the_store_names_the_type(duckdb_store: FeatureStore) -> None:
+def test_stored_label_key_type_hint_names_type(duckdb_store: FeatureStore) -> None:
     group_of(duckdb_store, pa.array([1, 2]))
     other = pa.table({"key": ["1"], "y": [1]})
     duckdb_store.create_featuregroup(other, "other", primary_key="key")
@@ -127,9 +127,7 @@ def test_the_hint_of_a_key_of_the_store_names_the_type(duckdb_store: FeatureStor
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_hint_of_repeated_keys_keeps_one_row_of_each(
-    duckdb_store: FeatureStore, library: str
-) -> None:
+def test_duplicate_keys_hint_keeps_one_row(duckdb_store: FeatureStore, library: str) -> None:
     table = pa.table({"col_0": [1, 2, 1], "col_1": ["a", "b", "a"], "col_2": [1.0, 2.0, 3.0]})
     key = ["col_0", "col_1"]
     df = in_library(table, library)
@@ -145,9 +143,7 @@ def test_the_hint_of_repeated_keys_keeps_one_row_of_each(
 
 @pytest.mark.filterwarnings("ignore:columns of texts that are dates")
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_hint_of_a_text_as_time_makes_it_the_time(
-    duckdb_store: FeatureStore, library: str
-) -> None:
+def test_text_event_time_hint_converts_column(duckdb_store: FeatureStore, library: str) -> None:
     table = pa.table({"col_0": [1], "col_1": ["2024-01-31T12:00:00+00:00"], "col_2": [7.0]})
     df = in_library(table, library)
     arguments: dict[str, Any] = {"primary_key": "col_0", "event_time": "col_1"}

@@ -39,7 +39,7 @@ def nested_value(depth: int) -> Any:
 
 
 @given(LEVELS)
-def test_check_nesting_refuses_more_levels_than_it_states(levels: list[str]) -> None:
+def test_check_nesting_over_max_levels_raises(levels: list[str]) -> None:
     schema = pa.schema([("k", pa.int64()), ("x", nested_type(levels))])
     if len(levels) <= MAX_LEVELS:
         check_nesting(schema)
@@ -65,7 +65,7 @@ def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
-def test_columns_of_the_deepest_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
+def test_max_nested_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
     frame = frames(MAX_LEVELS, duckdb_store)[library]
     duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
     stored = duckdb_store.get_featuregroup("deep").to_arrow()
@@ -73,7 +73,7 @@ def test_columns_of_the_deepest_lists_are_stored(duckdb_store: FeatureStore, lib
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
-def test_columns_of_deeper_lists_are_refused_before_writing(
+def test_too_deeply_nested_lists_are_refused_before_writing(
     duckdb_store: FeatureStore, library: str
 ) -> None:
     frame = frames(MAX_LEVELS + 1, duckdb_store)[library]
@@ -86,6 +86,6 @@ def test_columns_of_deeper_lists_are_refused_before_writing(
 
 
 @pytest.mark.parametrize("depth", [64, 200])
-def test_rows_of_endless_lists_are_refused(duckdb_store: FeatureStore, depth: int) -> None:
+def test_extremely_nested_rows_are_refused(duckdb_store: FeatureStore, depth: int) -> None:
     with pytest.raises(UnsupportedType):
         duckdb_store.create_featuregroup([{"k": 1, "x": nested_value(depth)}], "deep")

@@ -82,9 +82,7 @@ def native(store: FeatureStore, rows: list[dict[str, Any]]) -> Any:
     )
 
 
-def test_batches_without_values_take_the_types_of_their_group(
-    store: FeatureStore, group: FeatureGroup
-) -> None:
+def test_batches_without_values_take_group_types(store: FeatureStore, group: FeatureGroup) -> None:
     rows = blank_rows()
     for row in rows:  # each alone: none of them knows what the others are
         group.insert([row], mode="upsert")
@@ -107,7 +105,7 @@ def test_batches_without_values_take_the_types_of_their_group(
     assert set(store.get_featuregroup("g").to_arrow()["tags"].to_pylist()[0] or ["x"]) <= {"x"}
 
 
-def test_empty_lists_do_not_fit_arrays_of_a_size(group: FeatureGroup) -> None:
+def test_empty_list_for_fixed_size_array_raises(group: FeatureGroup) -> None:
     row = {**blank_rows()[0], "vector": []}
     with pytest.raises(SchemaMismatch, match=r"'vector' .*\(0,\) does not fit"):
         group.insert([row])
@@ -126,9 +124,7 @@ def labels_of_libraries(rows: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 @pytest.mark.filterwarnings("ignore::featurestore.retrieval.CoverageWarning")
-def test_labels_take_key_types_and_pass_the_rest_through(
-    store: FeatureStore, group: FeatureGroup
-) -> None:
+def test_untyped_labels_take_key_types(store: FeatureStore, group: FeatureGroup) -> None:
     blank: dict[str, Any] = {"user": None, "label": None, "seen": [], "more": {"a": None}}
     for labels in labels_of_libraries([{**blank, "asked": DAY}]):
         frame = store.get_features("g.tags", labels=labels, label_time="asked")
@@ -151,9 +147,7 @@ def test_labels_take_key_types_and_pass_the_rest_through(
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.retrieval.CoverageWarning")
-def test_labels_of_a_view_take_the_types_of_its_label_group(
-    store: FeatureStore, group: FeatureGroup
-) -> None:
+def test_view_labels_take_label_group_types(store: FeatureStore, group: FeatureGroup) -> None:
     asked = pa.table({"user": ["full"], "at": [DAY], "coupon": ["x"]})
     store.create_featuregroup(asked, "asked", primary_key="user", event_time="at")
     view = store.create_feature_view(
@@ -170,9 +164,7 @@ def test_labels_of_a_view_take_the_types_of_its_label_group(
     assert alone["used"].to_pylist() == ["none"]
 
 
-def test_untyped_labels_in_expressions_are_cast_by_name(
-    store: FeatureStore, group: FeatureGroup
-) -> None:
+def test_untyped_labels_in_expressions_need_cast(store: FeatureStore, group: FeatureGroup) -> None:
     labels = [{"user": "full", "coupon": None, "asked": DAY + timedelta(days=1)}]
     with pytest.raises(InvalidSql, match="cast one of them"):
         store.get_features(["g.text", feature("f", "coupon = 'x'")], labels=labels)
@@ -180,7 +172,7 @@ def test_untyped_labels_in_expressions_are_cast_by_name(
     assert store.get_features(["g.text", cast], labels=labels).to_arrow()["f"].to_pylist() == ["x"]
 
 
-def test_what_needs_a_type_is_refused_with_a_cast(store: FeatureStore, group: FeatureGroup) -> None:
+def test_untyped_columns_raise_with_cast_hint(store: FeatureStore, group: FeatureGroup) -> None:
     with pytest.raises(UnsupportedType, match="'x'") as refusal:
         store.sql("select user, null as x from g")
     assert store.sql(str(refusal.value.hint)).schema.types == [pa.string(), pa.float64()]

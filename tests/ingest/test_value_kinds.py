@@ -63,7 +63,7 @@ def arrived(df: Any, column: str) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.library} {kind.title}")
-def test_values_of_a_library_arrive_or_are_refused(kind: Kind) -> None:
+def test_library_values_are_stored_or_refused(kind: Kind) -> None:
     df = kind.make()
     if df is None:
         pytest.skip("the installed release has no such type")
@@ -77,9 +77,7 @@ def test_values_of_a_library_arrive_or_are_refused(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", OF_DUCKDB, ids=lambda kind: kind.title)
-def test_adopted_relations_of_duckdb_get_the_same_verdict(
-    kind: Kind, duckdb_store: FeatureStore
-) -> None:
+def test_duckdb_relation_values_raise_same_error(kind: Kind, duckdb_store: FeatureStore) -> None:
     with pytest.raises(UnsupportedType) as streamed:
         to_reader(kind.make()).read_all()
     with pytest.raises(UnsupportedType) as adopted:
@@ -89,7 +87,7 @@ def test_adopted_relations_of_duckdb_get_the_same_verdict(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", CELLS, ids=lambda kind: kind.title)
-def test_cells_of_each_form_arrive_or_are_refused(kind: Cells, form: str) -> None:
+def test_cell_values_are_stored_or_refused(kind: Cells, form: str) -> None:
     if form == "polars" and kind.title == "Enum":
         pytest.skip("polars cannot hold them beside nulls")
     column = "col_0" if form == "tuples" else "c"
@@ -151,7 +149,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_names_are_refused_with_the_rename_to_paste(case: str) -> None:
+def test_invalid_names_raise_with_rename_hint(case: str) -> None:
     make, expected = NAMED[case]
     with pytest.raises(InvalidName) as error:
         to_reader(make()).read_all()
@@ -161,7 +159,7 @@ def test_names_are_refused_with_the_rename_to_paste(case: str) -> None:
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
-def test_a_later_chunk_gets_the_hint_of_the_first(library: str, duckdb_store: FeatureStore) -> None:
+def test_later_chunk_error_has_same_hint(library: str, duckdb_store: FeatureStore) -> None:
     make = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table}[library]
     group = duckdb_store.create_featuregroup(make({"n": [1, 2]}), "numbers")
     for wrong in (make({"n": ["3"]}), make({"n": [2.5]})):
@@ -175,7 +173,7 @@ def test_a_later_chunk_gets_the_hint_of_the_first(library: str, duckdb_store: Fe
     assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]
 
 
-def test_labels_as_fine_as_nanoseconds_do_not_meet_later_features(
+def test_nanosecond_labels_do_not_match_later_features(
     duckdb_store: FeatureStore,
 ) -> None:
     features = [{"id": 1, "at": NOON, "x": 1.0}]
@@ -191,7 +189,7 @@ def test_labels_as_fine_as_nanoseconds_do_not_meet_later_features(
     assert found["x"].to_pylist() == [None, 1.0]
 
 
-def test_the_table_of_the_docs_is_that_of_these_tests() -> None:
+def test_documented_value_table_is_current() -> None:
     assert table() in DOCS.read_text(), "python -m tests.ingest.value_kinds writes it"
 
 
@@ -248,7 +246,7 @@ def instant(value: Any) -> Any:
 
 @settings(max_examples=100, deadline=None)
 @given(ANY_CELLS, st.sampled_from(sorted(WRAPPED)), st.sampled_from(["pandas", "rows", "columns"]))
-def test_any_cells_arrive_equal_or_are_refused(cells: list[Any], wrapped: str, form: str) -> None:
+def test_random_cells_are_equal_or_refused(cells: list[Any], wrapped: str, form: str) -> None:
     given_cells = [WRAPPED[wrapped](cell) for cell in cells]
     try:
         table = to_reader(FORMS[form](given_cells)).read_all()
@@ -259,7 +257,7 @@ def test_any_cells_arrive_equal_or_are_refused(cells: list[Any], wrapped: str, f
 
 
 @pytest.mark.spark
-def test_frames_of_spark_get_hints_of_spark(spark: Any, tmp_path: Any) -> None:
+def test_spark_frame_errors_have_spark_hints(spark: Any, tmp_path: Any) -> None:
     from pyspark.sql import functions
 
     import featurestore
@@ -342,7 +340,7 @@ def list_views(cells: list[Any], order: list[int], kind: pa.DataType, form: str)
 
 @settings(max_examples=200, deadline=None)
 @given(encoded_arrays())
-def test_views_runs_and_dictionaries_keep_their_values(array: pa.Array) -> None:
+def test_view_run_end_and_dictionary_arrays_keep_values(array: pa.Array) -> None:
     table = to_reader(pa.table({"c": array})).read_all()
     table.validate(full=True)
     assert table.schema.types == [feature_type(array.type)]

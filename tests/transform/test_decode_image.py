@@ -49,7 +49,7 @@ def make(place: Path, cells: list[bytes | None], data_format: str, **options: An
 
 @pytest.mark.parametrize("encoding", ["file", "raw"])
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_readers_give_the_pixels_that_were_encoded(
+def test_reader_decodes_images_exactly(
     tmp_path: Path, pixels: Any, data_format: str, encoding: str
 ) -> None:
     encode = encoded if encoding == "file" else np.ndarray.tobytes
@@ -69,7 +69,7 @@ def test_readers_give_the_pixels_that_were_encoded(
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_gets_the_same_pixels(tmp_path: Path, pixels: Any) -> None:
+def test_tf_dataset_decodes_same_pixels(tmp_path: Path, pixels: Any) -> None:
     pytest.importorskip("tensorflow")
     dataset = make(tmp_path, [encoded(each) for each in pixels], "tfrecord")
     reader = dataset.reader("train", global_batch_size=50)
@@ -81,7 +81,7 @@ def test_tensorflow_gets_the_same_pixels(tmp_path: Path, pixels: Any) -> None:
         dataset.preprocessor("keras")
 
 
-def test_images_are_resized_and_missing_ones_are_zeros(pixels: Any) -> None:
+def test_decode_images_resizes_and_fills_missing(pixels: Any) -> None:
     large = np.full((32, 24, 3), 200, np.uint8)
     cells = np.array([encoded(large), encoded(pixels[0]), b"", encoded(large, "JPEG")], object)
     present = np.array([True, False, True, True])
@@ -93,7 +93,7 @@ def test_images_are_resized_and_missing_ones_are_zeros(pixels: Any) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_imagecodecs_gives_what_pillow_gives(
+def test_decode_images_imagecodecs_equals_pillow(
     monkeypatch: pytest.MonkeyPatch, pixels: Any, channels: int
 ) -> None:
     pytest.importorskip("imagecodecs")
@@ -118,7 +118,7 @@ def test_imagecodecs_gives_what_pillow_gives(
     assert found[0] == [image.reshape(8, 6, channels).tolist(), np.zeros((8, 6, channels)).tolist()]
 
 
-def test_bytes_that_are_no_image_are_named(pixels: Any) -> None:
+def test_decode_images_invalid_bytes_raises(pixels: Any) -> None:
     damaged = encoded(pixels[1])[:60]
     for wrong in (b"no image", damaged):
         cells = np.array([encoded(pixels[0]), wrong], object)
@@ -126,7 +126,7 @@ def test_bytes_that_are_no_image_are_named(pixels: Any) -> None:
             decode_images(cells, None, height=8, width=6, channels=3)
 
 
-def test_raw_pixels_of_another_size_are_named() -> None:
+def test_raw_images_wrong_size_raises() -> None:
     cells = np.array([b"abcd", b"abc"], object)
     with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) are 4"):
         raw_images(cells, None, shape=(2, 2, 1))
@@ -136,7 +136,7 @@ def test_raw_pixels_of_another_size_are_named() -> None:
         t.decode_image(8, encoding="png")
 
 
-def test_what_is_no_image_column_is_refused(tmp_path: Path) -> None:
+def test_decode_image_invalid_column_or_options_raises(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path)
     rows = pa.table({"text": ["a", "b"], "y": [0, 1]})
     with pytest.raises(InvalidArgument, match=r"decode_image\(\) accepts bytes, not strings"):
@@ -148,7 +148,7 @@ def test_what_is_no_image_column_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_raw_pixels_come_as_stored_with_missing_ones_and_padding_among_them(
+def test_reader_raw_images_with_nulls_and_padding(
     tmp_path: Path, pixels: Any, shuffle: bool
 ) -> None:
     cells = [None if row % 7 == 0 else each.tobytes() for row, each in enumerate(pixels)]
@@ -168,7 +168,7 @@ def test_raw_pixels_come_as_stored_with_missing_ones_and_padding_among_them(
 
 
 @pytest.mark.tensorflow
-def test_wide_steps_reach_tensorflow_as_they_are_read(tmp_path: Path) -> None:
+def test_tf_dataset_large_raw_images_equal_stored(tmp_path: Path) -> None:
     large = np.random.default_rng(1).integers(0, 256, (40, 128, 96, 3), dtype=np.uint8)
     store = featurestore.connect(tmp_path)
     rows = pa.table({"id": range(40), "image": [each.tobytes() for each in large]})

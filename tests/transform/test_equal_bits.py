@@ -107,7 +107,7 @@ class TestSpark(OfFrames):
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("framework", ["keras", "tf_keras"])
-def test_a_saved_model_holds_its_transformations(framework: str, tmp_path: Path) -> None:
+def test_saved_keras_model_contains_transformations(framework: str, tmp_path: Path) -> None:
     keras = pytest.importorskip(framework)
     tf = pytest.importorskip("tensorflow")
     from featurestore.transform.keras import input_layers, preprocessor_layer

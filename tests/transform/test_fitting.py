@@ -76,7 +76,7 @@ def fitted_of(dataset: TrainingDataset) -> Transformations:
     return found
 
 
-def test_values_of_other_splits_cannot_change_what_is_fitted(duckdb_store: FeatureStore) -> None:
+def test_fit_is_independent_of_other_splits(duckdb_store: FeatureStore) -> None:
     first = make(duckdb_store, rows())
     train = first.read("train").to_arrow().column("id").to_numpy()
     others = np.setdiff1d(np.arange(ROWS), train)
@@ -88,7 +88,7 @@ def test_values_of_other_splits_cannot_change_what_is_fitted(duckdb_store: Featu
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_statistics_a_pass_over_the_export_and_one_over_the_files_fit_the_same(
+def test_fit_from_statistics_export_and_files_agree(
     duckdb_store: FeatureStore, data_format: str
 ) -> None:
     counted = make(duckdb_store, rows(), data_format=data_format)
@@ -101,7 +101,7 @@ def test_statistics_a_pass_over_the_export_and_one_over_the_files_fit_the_same(
     assert later.fit(ASKED).columns == fitted_of(counted).columns
 
 
-def test_both_engines_fit_the_same_file(spark: Any, tmp_path: Path) -> None:
+def test_engines_fit_equal_transformations(spark: Any, tmp_path: Path) -> None:
     made = []
     for engine in ("duckdb", "spark"):
         with featurestore.connect(tmp_path / engine, engine=engine) as store:
@@ -110,7 +110,7 @@ def test_both_engines_fit_the_same_file(spark: Any, tmp_path: Path) -> None:
     assert made[0].manifest.content_hash == made[1].manifest.content_hash
 
 
-def test_the_files_and_the_content_hash_stay_what_they_are(duckdb_store: FeatureStore) -> None:
+def test_transformations_do_not_change_dataset_files(duckdb_store: FeatureStore) -> None:
     with_some = make(duckdb_store, rows())
     without = make(duckdb_store, rows(), transformations=None)
     assert with_some.manifest.content_hash == without.manifest.content_hash
@@ -121,7 +121,7 @@ def test_the_files_and_the_content_hash_stay_what_they_are(duckdb_store: Feature
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
-def test_readers_give_what_frames_and_arrays_give(
+def test_reader_equals_transformed_frame_and_arrays(
     duckdb_store: FeatureStore, data_format: str
 ) -> None:
     dataset = make(duckdb_store, rows(), data_format=data_format)
@@ -141,7 +141,7 @@ def test_readers_give_what_frames_and_arrays_give(
     assert checked == dataset.num_rows("test")
 
 
-def test_a_state_goes_on_with_the_same_transformations(duckdb_store: FeatureStore) -> None:
+def test_reader_state_resumes_with_same_transformations(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows(), transformations=None)
     fitted = dataset.fit({"z": t.impute(0) | t.standardize(), "x": t.bins([1, 2])})
     reader = dataset.reader("train", global_batch_size=64, transformed=fitted)
@@ -155,7 +155,7 @@ def test_a_state_goes_on_with_the_same_transformations(duckdb_store: FeatureStor
         dataset.resume(state)
 
 
-def test_several_sets_of_one_dataset_stand_side_by_side(duckdb_store: FeatureStore) -> None:
+def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows())
     manifest = (Path(dataset.path) / "manifest.json").read_bytes()
     sets = [
@@ -184,7 +184,7 @@ def test_several_sets_of_one_dataset_stand_side_by_side(duckdb_store: FeatureSto
     assert steps > 5
 
 
-def test_verify_finds_transformations_that_changed(duckdb_store: FeatureStore) -> None:
+def test_verify_changed_transformations_reports_damage(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows())
     later = dataset.fit({"x": t.robust()})
     assert dataset.verify().ok
@@ -201,7 +201,7 @@ def test_verify_finds_transformations_that_changed(duckdb_store: FeatureStore) -
         dataset.reader("train", global_batch_size=64)
 
 
-def test_the_file_is_what_its_schema_says(duckdb_store: FeatureStore) -> None:
+def test_transformations_file_matches_schema(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows())
     folder = Path(featurestore_schemas.__path__[0])
     for name, path in (
@@ -212,7 +212,7 @@ def test_the_file_is_what_its_schema_says(duckdb_store: FeatureStore) -> None:
         jsonschema.validate(json.loads(path.read_text()), schema)
 
 
-def test_a_copied_store_keeps_its_transformations(tmp_path: Path) -> None:
+def test_copied_store_keeps_transformations(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "here") as store:
         kept = fitted_of(make(store, rows()))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
@@ -241,7 +241,7 @@ TEXTS = pa.table({"s": pa.array(["b", "a", "b", None, ""])})
         (t.cast("int32"), [0, 2**31 - 1, -(2**31), 7]),
     ],
 )
-def test_missing_and_infinite_numbers_have_stated_results(chain: Any, expected: Any) -> None:
+def test_missing_and_infinite_numbers_are_transformed(chain: Any, expected: Any) -> None:
     found = fitted_on(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
     np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-7)
 
@@ -257,12 +257,12 @@ def test_missing_and_infinite_numbers_have_stated_results(chain: Any, expected: 
         (t.text_tokens(2), [[2, 0], [3, 0], [0, 0], [0, 0], [1, 0]]),
     ],
 )
-def test_missing_and_unseen_texts_have_stated_results(chain: Any, expected: Any) -> None:
+def test_missing_and_unseen_texts_are_transformed(chain: Any, expected: Any) -> None:
     found = fitted_on(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
     assert found.tolist() == expected
 
 
-def test_nulls_need_a_policy_only_where_a_chain_leaves_them(duckdb_store: FeatureStore) -> None:
+def test_reader_remaining_nulls_need_policy(duckdb_store: FeatureStore) -> None:
     dataset = make(duckdb_store, rows(), transformations={"z": t.standardize()})
     with pytest.raises(NullsInColumns, match="z"):
         dataset.reader("train", global_batch_size=64)
@@ -272,7 +272,7 @@ def test_nulls_need_a_policy_only_where_a_chain_leaves_them(duckdb_store: Featur
         assert (batch["z"][~batch["z_present"]] == 0).all()
 
 
-def test_a_split_without_values_publishes_nothing(duckdb_store: FeatureStore) -> None:
+def test_fit_on_empty_column_publishes_nothing(duckdb_store: FeatureStore) -> None:
     data = rows().append_column("empty", pa.nulls(ROWS, pa.float64()))
     with pytest.raises(InvalidArgument, match=r"Column 'empty'.*cannot be fitted"):
         make(duckdb_store, data, transformations={"empty": t.standardize()})
@@ -291,7 +291,7 @@ def test_a_split_without_values_publishes_nothing(duckdb_store: FeatureStore) ->
         ([t.standardize()], InvalidArgument, "not a mapping"),
     ],
 )
-def test_what_cannot_be_asked_for_is_said_before_anything_is_written(
+def test_invalid_transformations_raise_before_writing(
     duckdb_store: FeatureStore, transformations: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -299,12 +299,12 @@ def test_what_cannot_be_asked_for_is_said_before_anything_is_written(
     assert not (Path(duckdb_store.location) / "trainingdatasets" / "made").exists()
 
 
-def test_an_unknown_split_lists_those_there_are(duckdb_store: FeatureStore) -> None:
+def test_fit_on_unknown_split_lists_available(duckdb_store: FeatureStore) -> None:
     with pytest.raises(InvalidSplit, match=r"'train', 'test'"):
         make(duckdb_store, rows(), fit_on="training")
 
 
-def test_transformations_of_another_dataset_are_refused(duckdb_store: FeatureStore) -> None:
+def test_reader_transformations_of_another_dataset_raise(duckdb_store: FeatureStore) -> None:
     one, other = make(duckdb_store, rows()), make(duckdb_store, rows(), "other")
     with pytest.raises(InvalidArgument, match="fitted on 'made' version 1"):
         other.reader("train", global_batch_size=64, transformed=fitted_of(one))
@@ -318,7 +318,7 @@ def average(values: Any, counts: Any) -> float:
     return float((values * counts).sum() / counts.sum())
 
 
-def test_a_function_is_found_by_its_source_and_by_nothing_else(
+def test_function_is_identified_by_source_hash(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"x": t.function(above, fitted=average)}
@@ -345,7 +345,7 @@ def test_a_function_is_found_by_its_source_and_by_nothing_else(
     st.integers(1, 8),
     st.randoms(use_true_random=False),
 )
-def test_the_fit_does_not_depend_on_order_or_batches(
+def test_fit_is_independent_of_order_and_batches(
     values: list[float | None], size: int, random: Any
 ) -> None:
     asked = {"x": t.impute("median") | t.standardize() | t.quantile_bins(3)}
@@ -357,7 +357,7 @@ def test_the_fit_does_not_depend_on_order_or_batches(
     assert fitted_on(pa.concat_tables(chunks), asked).columns == one.columns
 
 
-def test_any_damaged_byte_of_the_file_is_found(duckdb_store: FeatureStore) -> None:
+def test_transformations_from_damaged_bytes_raises(duckdb_store: FeatureStore) -> None:
     content = fitted_of(make(duckdb_store, rows())).to_bytes()
     random = np.random.default_rng(0)
     for position in random.integers(0, len(content), 200).tolist():
@@ -367,7 +367,7 @@ def test_any_damaged_byte_of_the_file_is_found(duckdb_store: FeatureStore) -> No
             Transformations.from_bytes(bytes(damaged), path="t.json")
 
 
-def test_a_fitted_value_of_another_type_is_refused_when_it_is_read() -> None:
+def test_transformations_with_wrong_fitted_type_raises() -> None:
     from featurestore.errors import DatasetDamaged
     from featurestore.model.json_object import seal
     from featurestore.transform.fitted import Transformations

@@ -96,7 +96,7 @@ def png16(samples: Any, color_type: int, more: tuple[bytes, bytes] | None = None
 @pytest.mark.parametrize(
     ("mode", "file_format"), [(mode, kind) for mode, kinds in LOSSLESS.items() for kind in kinds]
 )
-def test_lossless_files_of_every_mode_give_the_image(
+def test_lossless_images_of_every_mode_decode_exactly(
     decoder: str, mode: str, file_format: str, channels: int
 ) -> None:
     image = image_of(mode)
@@ -117,7 +117,7 @@ def test_lossless_files_of_every_mode_give_the_image(
 @pytest.mark.parametrize(
     ("mode", "file_format"), [(mode, kind) for mode, kinds in LOSSY.items() for kind in kinds]
 )
-def test_lossy_files_give_the_same_pixels_by_both_decoders(
+def test_lossy_images_decode_equally_by_both_decoders(
     monkeypatch: pytest.MonkeyPatch, mode: str, file_format: str, channels: int
 ) -> None:
     pytest.importorskip("imagecodecs")
@@ -129,7 +129,7 @@ def test_lossy_files_give_the_same_pixels_by_both_decoders(
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_16_bit_gray_is_scaled_and_never_clipped(decoder: str, channels: int) -> None:
+def test_16_bit_gray_is_scaled_without_clipping(decoder: str, channels: int) -> None:
     values = np.linspace(0, 65535, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH)
     cell = saved(gray16(values), "PNG")
     colors = min(channels, 3)
@@ -146,7 +146,7 @@ def test_16_bit_gray_is_scaled_and_never_clipped(decoder: str, channels: int) ->
     assert abs(small[..., 0] - expected).max() < 65535 / HEIGHT
 
 
-def test_16_bit_transparent_gray_gives_alpha(decoder: str) -> None:
+def test_16_bit_transparent_gray_has_alpha(decoder: str) -> None:
     values = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 1000
     # Older versions of Pillow do not write this chunk for 16-bit gray.
     cell = png16(values[..., None], 0, (b"tRNS", struct.pack(">H", 5000)))
@@ -155,9 +155,7 @@ def test_16_bit_transparent_gray_gives_alpha(decoder: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "transparent"), [("L", 7), ("RGB", (1, 2, 3))])
-def test_png_chunks_of_transparency_leave_colors_alone(
-    decoder: str, mode: str, transparent: Any
-) -> None:
+def test_png_transparency_chunk_keeps_colors(decoder: str, mode: str, transparent: Any) -> None:
     image = image_of(mode)
     image.putpixel((2, 1), transparent)
     cell = saved(image, "PNG", transparency=transparent)
@@ -246,7 +244,7 @@ def test_orientation_in_png_text_is_applied(
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
-def test_animated_files_give_their_first_frame(decoder: str, file_format: str) -> None:
+def test_animated_image_decodes_first_frame(decoder: str, file_format: str) -> None:
     frames = [image_of("RGB", seed).quantize(64).convert("RGB") for seed in range(3)]
     cell = saved(frames[0], file_format, save_all=True, append_images=frames[1:])
     with Image.open(io.BytesIO(cell)) as file:
@@ -256,7 +254,7 @@ def test_animated_files_give_their_first_frame(decoder: str, file_format: str) -
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("encoding", ["file", "raw"])
-def test_readers_give_16_bit_images(tmp_path: Path, data_format: str, encoding: str) -> None:
+def test_reader_decodes_16_bit_images(tmp_path: Path, data_format: str, encoding: str) -> None:
     values = np.random.default_rng(3).integers(0, 65536, (20, HEIGHT, WIDTH), dtype=np.uint16)
     cells = [
         saved(gray16(each), "PNG") if encoding == "file" else each.tobytes() for each in values
@@ -301,6 +299,6 @@ def test_steps_without_new_options_keep_stored_orientation() -> None:
 
 
 @pytest.mark.parametrize("options", [{"dtype": "float32"}, {"orientation": "left"}])
-def test_unknown_options_are_refused(options: dict[str, str]) -> None:
+def test_decode_image_unknown_options_raise(options: dict[str, str]) -> None:
     with pytest.raises(InvalidArgument, match=f"{next(iter(options))}="):
         t.decode_image(8, **options)

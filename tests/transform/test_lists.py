@@ -73,7 +73,7 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=6)), st.integers(1, 7), st.booleans())
-def test_the_first_or_last_items_stay_and_the_rest_is_filled(
+def test_padded_rows_keeps_first_or_last_items(
     rows: list[list[int]], length: int, first: bool
 ) -> None:
     cells = np.empty(len(rows), dtype=object)
@@ -86,7 +86,7 @@ def test_the_first_or_last_items_stay_and_the_rest_is_filled(
         assert flags == [True] * len(kept) + [False] * (length - len(kept))
 
 
-def test_declared_lengths_keep_records_of_one_width_and_the_lists_as_they_are(
+def test_max_lengths_keep_fixed_records_and_lists(
     dataset: Any,
 ) -> None:
     layout = dataset.manifest.layout
@@ -99,7 +99,7 @@ def test_declared_lengths_keep_records_of_one_width_and_the_lists_as_they_are(
     assert [rows[number] for number in range(ROWS)] == lists(ROWS).to_pylist()
 
 
-def test_longer_values_than_declared_are_refused_before_anything_is_written(
+def test_values_over_max_lengths_are_refused_before_writing(
     tmp_path: Path,
 ) -> None:
     with featurestore.connect(tmp_path / "store") as store:
@@ -125,7 +125,7 @@ def test_longer_values_than_declared_are_refused_before_anything_is_written(
         assert store.get_training_datasets() == []
 
 
-def test_readers_give_codes_and_numbers_of_one_length(dataset: Any) -> None:
+def test_reader_lists_are_padded_to_length(dataset: Any) -> None:
     stored = lists(ROWS).to_pylist()
     known = list(dataset.transformations["words"].chain.steps[1].fitted["values"])
     reader = dataset.reader(
@@ -148,7 +148,7 @@ def test_readers_give_codes_and_numbers_of_one_length(dataset: Any) -> None:
     assert len(seen) == len(set(seen)) == dataset.num_rows("train")
 
 
-def test_frames_arrays_and_readers_agree(dataset: Any, tmp_path: Path) -> None:
+def test_list_transformations_agree_across_interfaces(dataset: Any, tmp_path: Path) -> None:
     rows = lists(ROWS)
     with featurestore.connect(tmp_path / "store") as store:
         scored = store.transform(rows, dataset).to_arrow()
@@ -161,7 +161,7 @@ def test_frames_arrays_and_readers_agree(dataset: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_reads_them_in_static_shapes(dataset: Any) -> None:
+def test_tf_dataset_lists_have_static_shapes(dataset: Any) -> None:
     reader = dataset.reader("train", global_batch_size=20)
     for (features, _), batch in zip(reader.tf_dataset(), reader.batches(), strict=True):
         assert features["words"].shape == (20, 3)
@@ -170,7 +170,7 @@ def test_tensorflow_reads_them_in_static_shapes(dataset: Any) -> None:
 
 
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_named_lists_come_as_values_and_row_splits(dataset: Any, remainder: str) -> None:
+def test_reader_selected_lists_are_values_and_row_splits(dataset: Any, remainder: str) -> None:
     stored = lists(ROWS).to_pylist()
     raw: dict[str, Any] = {
         "transformed": False,
@@ -207,7 +207,7 @@ def test_named_lists_come_as_values_and_row_splits(dataset: Any, remainder: str)
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("framework", ["keras", "tf_keras"])
 @pytest.mark.parametrize("dataset", ["fixed"], indirect=True)
-def test_ragged_tensors_pass_through_a_saved_preprocessor(
+def test_saved_preprocessor_accepts_ragged_tensors(
     dataset: Any, framework: str, tmp_path: Path
 ) -> None:
     keras = pytest.importorskip(framework)
@@ -238,7 +238,7 @@ def test_ragged_tensors_pass_through_a_saved_preprocessor(
                 np.testing.assert_array_equal(found[name].numpy(), wanted[name])
 
 
-def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> None:
+def test_reader_lists_without_length_raise_with_hint(dataset: Any) -> None:
     with pytest.raises(UnsupportedType, match=r"t\.pad") as refused:
         dataset.reader("train", global_batch_size=8, transformed=False)
     assert "'words'" in str(refused.value)
@@ -256,7 +256,7 @@ def test_lists_without_a_length_are_refused_with_what_to_write(dataset: Any) -> 
         t.pad(3, keep="middle")
 
 
-def test_nulls_among_the_items_are_named(tmp_path: Path) -> None:
+def test_to_numpy_nulls_inside_lists_raise(tmp_path: Path) -> None:
     from featurestore.errors import NullsInColumns
     from featurestore.readers.columns import to_numpy
 

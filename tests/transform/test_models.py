@@ -39,7 +39,7 @@ def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
     )
 
 
-def test_the_numpy_preprocessor_gives_the_batches_of_the_reader(dataset: TrainingDataset) -> None:
+def test_numpy_preprocessor_equals_reader_batches(dataset: TrainingDataset) -> None:
     preprocess = dataset.preprocessor()
     options: dict[str, Any] = {"global_batch_size": 64, "shuffle": False}
     transformed = dataset.reader("test", **options)
@@ -50,16 +50,14 @@ def test_the_numpy_preprocessor_gives_the_batches_of_the_reader(dataset: Trainin
             np.testing.assert_array_equal(found[name], batch[name])
 
 
-def test_another_framework_is_answered_with_those_there_are(dataset: TrainingDataset) -> None:
+def test_preprocessor_unknown_framework_lists_available(dataset: TrainingDataset) -> None:
     with pytest.raises(InvalidArgument, match="'numpy', 'keras', 'tf_keras', 'torch'"):
         dataset.preprocessor("kerass")
 
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("framework", ["keras", "tf_keras"])
-def test_training_and_serving_see_the_same_numbers(
-    dataset: TrainingDataset, framework: str
-) -> None:
+def test_training_and_serving_inputs_are_equal(dataset: TrainingDataset, framework: str) -> None:
     keras = pytest.importorskip(framework)
     tf = pytest.importorskip("tensorflow")
     inputs = dataset.keras_inputs(framework=framework)

@@ -87,7 +87,9 @@ def attacks(marker: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("number", range(16))
-def test_a_stored_condition_runs_no_code(validator: Validator, tmp_path: Path, number: int) -> None:
+def test_stored_condition_does_not_execute_code(
+    validator: Validator, tmp_path: Path, number: int
+) -> None:
     stored = attacks(tmp_path / "ran")[number]
     for refuse in (
         lambda: validator.normalize(stored),
@@ -99,7 +101,9 @@ def test_a_stored_condition_runs_no_code(validator: Validator, tmp_path: Path, n
     assert not (tmp_path / "ran").exists()
 
 
-def test_names_in_a_stored_condition_are_names(validator: Validator, tmp_path: Path) -> None:
+def test_stored_condition_column_names_are_not_evaluated(
+    validator: Validator, tmp_path: Path
+) -> None:
     name = f"n` > 0 and @{code(tmp_path / 'ran')} or `n"
     stored = rule(comparison(name, 1))
     assert validator.columns(stored) == ("n", name)
@@ -117,7 +121,7 @@ def test_names_in_a_stored_condition_are_names(validator: Validator, tmp_path: P
         ({"json_schema": {"$dynamicRef": "https://example.org/s"}}, "another document"),
     ],
 )
-def test_nothing_else_in_a_stored_expectation_is_evaluated_or_fetched(
+def test_stored_expectation_arguments_are_not_evaluated(
     validator: Validator, kwargs: dict[str, Any], message: str
 ) -> None:
     kind = "expect_column_values_to_be_between"
@@ -129,7 +133,7 @@ def test_nothing_else_in_a_stored_expectation_is_evaluated_or_fetched(
             refuse(stored)
 
 
-def test_a_definition_that_another_program_wrote_is_read_as_data(
+def test_foreign_definition_expectations_are_not_executed(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     table = TABLE.drop(["home town"])
@@ -179,7 +183,9 @@ def test_a_definition_that_another_program_wrote_is_read_as_data(
         ({"type": "pass_through", "pass_through_filter": "n > 1"}, [1, 3]),
     ],
 )
-def test_conditions_choose_rows(validator: Validator, condition: object, met: list[int]) -> None:
+def test_row_condition_selects_rows(
+    validator: Validator, condition: object, met: list[int]
+) -> None:
     (plain,) = validator.normalize(rule(condition))
     assert plain["kwargs"]["row_condition"] == condition
     assert validator.normalize(plain) == (plain,)
@@ -192,7 +198,7 @@ def test_conditions_choose_rows(validator: Validator, condition: object, met: li
         assert np.flatnonzero(outcome.failing).tolist() == failing
 
 
-def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) -> None:
+def test_row_condition_objects_are_normalized(validator: Validator) -> None:
     from great_expectations.expectations.row_conditions import Column
 
     from featurestore_connectors.great_expectations.forms import library
@@ -209,7 +215,7 @@ def test_conditions_are_taken_from_objects_of_the_library(validator: Validator) 
     assert (outcome.checked, outcome.result.unexpected) == (1, 1)
 
 
-def test_rows_that_meet_a_condition_are_counted(validator: Validator) -> None:
+def test_row_count_expectation_respects_condition(validator: Validator) -> None:
     count = {"type": "expect_table_row_count_to_equal", "kwargs": {"value": 2}}
     count["kwargs"] |= {"row_condition": "n > 1"}  # type: ignore[operator]
     (plain,) = validator.normalize(count)
@@ -243,9 +249,7 @@ def test_rows_that_meet_a_condition_are_counted(validator: Validator) -> None:
         ("n == 1 or " * 2000 + "flag", "20,004 characters"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    validator: Validator, condition: str, message: str
-) -> None:
+def test_invalid_row_condition_raises(validator: Validator, condition: str, message: str) -> None:
     with pytest.raises(InvalidExpectation, match=message):
         validator.check(TABLE, [rule(condition)])
 
@@ -270,7 +274,7 @@ _CONDITIONS = st.recursive(
 
 @settings(max_examples=30, deadline=None)
 @given(_CONDITIONS)
-def test_conditions_mean_what_pandas_says(text: str) -> None:
+def test_parse_condition_equals_pandas_query(text: str) -> None:
     frame = to_frame(TABLE.select(["n", "m", "x", "word"]))
     condition = parse_condition(text)
     assert condition is not None
@@ -297,7 +301,7 @@ _JSON = st.recursive(
 
 @settings(max_examples=75, deadline=None)
 @given(_TEXTS | _JSON)
-def test_any_text_is_a_condition_or_refused_as_one(given_condition: object) -> None:
+def test_parse_condition_random_text_parses_or_raises(given_condition: object) -> None:
     frame = pd.DataFrame({"n": [1.0, None], "x": ["a", None]})
     try:
         condition = parse_condition(given_condition)

@@ -91,7 +91,7 @@ def rule(kind: str, **kwargs: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_failing_rows_are_named_and_counted(
+def test_validator_check_reports_failing_rows(
     validator: Validator, expectation: dict[str, Any], failing: list[int], checked: int
 ) -> None:
     (plain,) = validator.normalize(expectation)
@@ -118,7 +118,7 @@ def test_failing_rows_are_named_and_counted(
         (rule("column_values_to_be_increasing", column="n"), True, ("n",)),
     ],
 )
-def test_some_need_the_whole_table(
+def test_table_level_expectations_report_no_rows(
     validator: Validator, expectation: dict[str, Any], success: bool, columns: tuple[str, ...]
 ) -> None:
     (plain,) = validator.normalize(expectation)
@@ -129,7 +129,7 @@ def test_some_need_the_whole_table(
     assert outcome.failing is None
 
 
-def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validator) -> None:
+def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) -> None:
     from featurestore_connectors.great_expectations.forms import library
 
     gx = library()
@@ -152,7 +152,7 @@ def test_expectations_come_as_objects_suites_dicts_and_lists(validator: Validato
     assert validator.normalize(json.loads(json.dumps(found))) == found
 
 
-def test_times_in_objects_are_stored_and_compared_as_times(validator: Validator) -> None:
+def test_expectation_times_are_compared_as_times(validator: Validator) -> None:
     from featurestore_connectors.great_expectations.forms import library
 
     given = library().expectations.ExpectColumnValuesToBeBetween(
@@ -164,7 +164,7 @@ def test_times_in_objects_are_stored_and_compared_as_times(validator: Validator)
     assert outcome.result.unexpected == 3
 
 
-def test_a_severity_below_critical_is_a_warning(validator: Validator) -> None:
+def test_noncritical_severity_is_warning(validator: Validator) -> None:
     (plain,) = validator.normalize(
         {**rule("column_values_to_be_between", column="n", max_value=5), "severity": "warning"}
     )
@@ -195,14 +195,14 @@ def test_a_severity_below_critical_is_a_warning(validator: Validator) -> None:
         ),
     ],
 )
-def test_what_is_no_expectation_is_refused_with_the_way_out(
+def test_normalize_invalid_expectation_raises(
     validator: Validator, wrong: object, message: str
 ) -> None:
     with pytest.raises(InvalidExpectation, match=message):
         validator.normalize(wrong)
 
 
-def test_what_cannot_be_computed_is_no_failure_of_the_data(validator: Validator) -> None:
+def test_uncomputable_expectation_raises_invalid_expectation(validator: Validator) -> None:
     with pytest.raises(InvalidExpectation, match="cannot be computed"):
         validator.check(
             TABLE.select(["word"]),
@@ -210,7 +210,9 @@ def test_what_cannot_be_computed_is_no_failure_of_the_data(validator: Validator)
         )
 
 
-def test_the_library_is_quiet(validator: Validator, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validator_check_prints_nothing(
+    validator: Validator, capsys: pytest.CaptureFixture[str]
+) -> None:
     validator.check(
         TABLE.select(["n"]),
         validator.normalize([rule("column_values_to_not_be_null", column="n")] * 5),
@@ -219,7 +221,7 @@ def test_the_library_is_quiet(validator: Validator, capsys: pytest.CaptureFixtur
     assert shown.out + shown.err == ""
 
 
-def test_the_library_asks_for_no_network(
+def test_validator_check_uses_no_network(
     validator: Validator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -234,7 +236,7 @@ def test_the_library_asks_for_no_network(
     )
 
 
-def test_the_library_is_loaded_only_for_expectations() -> None:
+def test_great_expectations_is_imported_lazily() -> None:
     code = (
         "import sys, tempfile, featurestore, pyarrow as pa\n"
         "store = featurestore.connect(tempfile.mkdtemp())\n"
@@ -247,7 +249,7 @@ def test_the_library_is_loaded_only_for_expectations() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_validator_travels_to_executors(validator: Validator) -> None:
+def test_validator_is_picklable(validator: Validator) -> None:
     assert pickle.loads(pickle.dumps(validator)).name == "great_expectations"
 
 
@@ -295,7 +297,7 @@ def report() -> ValidationReport:
     )
 
 
-def test_reports_travel_as_json_of_their_schema() -> None:
+def test_validation_report_json_matches_schema() -> None:
     data = json.loads(json.dumps(report().to_json(), allow_nan=False))
     schema = json.loads(
         files("featurestore_schemas").joinpath("validation_report.schema.json").read_text()
@@ -305,7 +307,7 @@ def test_reports_travel_as_json_of_their_schema() -> None:
     assert ValidationReport.from_json(data).success is False
 
 
-def test_no_expectation_draws_progress_bars(
+def test_expectations_show_no_progress_bars(
     validator: Validator, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bare = rule("column_kl_divergence_to_be_less_than", column="x", threshold=0.1)

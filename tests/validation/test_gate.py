@@ -61,7 +61,7 @@ def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
 
 
 @spark_in_soak
-def test_the_quarantine_of_a_group_is_read_with_its_types(store: FeatureStore) -> None:
+def test_quarantine_keeps_group_types(store: FeatureStore) -> None:
     group = create(store)
     empty = group.quarantine()
     assert (empty.count(), empty.count()) == (0, 0)
@@ -82,7 +82,7 @@ def test_the_quarantine_of_a_group_is_read_with_its_types(store: FeatureStore) -
 
 
 @spark_in_soak
-def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
+def test_validation_policies_write_expected_rows(store: FeatureStore) -> None:
     create(store)
     bad = people([200, 201, 202, 203, 203, None], [40, 300, 41, 1, 2, 3], hours=1)
 
@@ -138,7 +138,7 @@ def test_each_policy_lands_what_it_says(store: FeatureStore) -> None:
     ]
 
 
-def test_an_upsert_parts_failing_rows_before_it_merges(duckdb_store: FeatureStore) -> None:
+def test_upsert_quarantines_failing_rows_before_merge(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     create(store, expectations=[AGE])
     changes = people([1, 2, 3], [31, 999, 32])
@@ -157,7 +157,7 @@ def test_an_upsert_parts_failing_rows_before_it_merges(duckdb_store: FeatureStor
 
 
 @pytest.mark.parametrize("policy", ["strict", "warn", "off"])
-def test_an_upsert_never_takes_a_key_twice(duckdb_store: FeatureStore, policy: str) -> None:
+def test_upsert_duplicate_keys_raises(duckdb_store: FeatureStore, policy: str) -> None:
     create(duckdb_store, expectations=None)
     with pytest.raises(DuplicateKeys, match=r"id('?: |=)1"):
         duckdb_store.insert_into_featuregroup(
@@ -166,7 +166,7 @@ def test_an_upsert_never_takes_a_key_twice(duckdb_store: FeatureStore, policy: s
     assert {row["age"] for row in rows(duckdb_store)} == {30}
 
 
-def test_the_last_of_each_key_can_be_taken(duckdb_store: FeatureStore) -> None:
+def test_upsert_on_duplicates_last_keeps_last_row(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
     duckdb_store.insert_into_featuregroup(
         people([1, 1], [5, 6]), "people", mode="upsert", on_duplicates="last"
@@ -174,7 +174,7 @@ def test_the_last_of_each_key_can_be_taken(duckdb_store: FeatureStore) -> None:
     assert rows(duckdb_store)[1]["age"] == 6
 
 
-def test_what_fails_for_the_whole_table_fails_a_quarantine(duckdb_store: FeatureStore) -> None:
+def test_quarantine_table_level_failure_raises(duckdb_store: FeatureStore) -> None:
     create(
         duckdb_store,
         expectations=[
@@ -198,7 +198,7 @@ def test_what_fails_for_the_whole_table_fails_a_quarantine(duckdb_store: Feature
     assert len(rows(duckdb_store)) == 101
 
 
-def test_a_batch_of_failing_rows_only_goes_to_quarantine_whole(duckdb_store: FeatureStore) -> None:
+def test_quarantine_batch_of_failing_rows_commits_no_rows(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
     commit = duckdb_store.insert_into_featuregroup(
         people([200, 201], [998, 999]), "people", validation="quarantine"
@@ -208,7 +208,7 @@ def test_a_batch_of_failing_rows_only_goes_to_quarantine_whole(duckdb_store: Fea
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> None:
+def test_future_event_times_are_warning(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
     ahead = people([500], [30], hours=24 * 365 * 100)
     duckdb_store.insert_into_featuregroup(ahead, "people")
@@ -225,7 +225,7 @@ def test_event_times_in_the_future_are_a_warning(duckdb_store: FeatureStore) -> 
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_event_times_within_the_tolerance_are_no_warning(duckdb_store: FeatureStore) -> None:
+def test_event_times_within_tolerance_pass(duckdb_store: FeatureStore) -> None:
     now = datetime.now(UTC)
     ahead = pd.DataFrame(
         {"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]}
@@ -245,7 +245,7 @@ def test_event_times_within_the_tolerance_are_no_warning(duckdb_store: FeatureSt
     assert len(rows(duckdb_store)) == 2
 
 
-def test_a_tolerance_needs_an_event_time_and_a_duration(duckdb_store: FeatureStore) -> None:
+def test_event_time_tolerance_invalid_raises(duckdb_store: FeatureStore) -> None:
     given = people([1], [30])
     with pytest.raises(KeyRequired, match="event_time_tolerance needs an event_time"):
         duckdb_store.create_featuregroup(given, "people", event_time_tolerance="5min")
@@ -255,7 +255,7 @@ def test_a_tolerance_needs_an_event_time_and_a_duration(duckdb_store: FeatureSto
         )
 
 
-def test_off_is_off(duckdb_store: FeatureStore) -> None:
+def test_validation_off_skips_checks(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
     duckdb_store.insert_into_featuregroup(
         people([200, 200], [999, 999]), "people", validation="off"
@@ -264,7 +264,7 @@ def test_off_is_off(duckdb_store: FeatureStore) -> None:
     assert len(duckdb_store.get_validation_history("people")) == 1
 
 
-def test_mostly_is_over_all_chunks(
+def test_mostly_counts_rows_of_all_chunks(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore.validation.checks._CHUNK_ROWS", 10)
@@ -278,7 +278,7 @@ def test_mostly_is_over_all_chunks(
         )
 
 
-def test_a_group_is_validated_on_request(duckdb_store: FeatureStore) -> None:
+def test_validate_featuregroup_reports_failures(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     create(store)
     assert store.validate_featuregroup("people").success
@@ -297,7 +297,7 @@ def test_a_group_is_validated_on_request(duckdb_store: FeatureStore) -> None:
     assert len(store.get_validation_history("people")) == 5
 
 
-def test_the_command_line_shows_what_fails_and_why(duckdb_store: FeatureStore) -> None:
+def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None:
     older = {
         "type": "expect_column_mean_to_be_between",
         "kwargs": {"column": "age", "min_value": 60},
@@ -316,7 +316,7 @@ def test_the_command_line_shows_what_fails_and_why(duckdb_store: FeatureStore) -
     assert len(duckdb_store.get_validation_history("people")) == 3
 
 
-def test_expectations_of_every_form_are_kept_with_the_group(duckdb_store: FeatureStore) -> None:
+def test_expectations_of_all_forms_are_stored(duckdb_store: FeatureStore) -> None:
     import great_expectations as gx
 
     given = [
@@ -339,7 +339,7 @@ def test_expectations_of_every_form_are_kept_with_the_group(duckdb_store: Featur
         duckdb_store.insert_into_featuregroup(people([200, 201], [40, None]), "people")
 
 
-def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
+def test_validation_reads_needed_columns_in_chunks(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {
@@ -369,7 +369,7 @@ def test_only_named_columns_are_looked_at_and_a_chunk_at_a_time(
     assert {tuple(sorted(names)) for _, names in looked_at} == {("age", "at", "id")}
 
 
-def test_keys_repeated_by_later_appends_are_a_warning_on_request(
+def test_validate_featuregroup_repeated_keys_are_warning(
     duckdb_store: FeatureStore,
 ) -> None:
     create(duckdb_store)
@@ -381,7 +381,7 @@ def test_keys_repeated_by_later_appends_are_a_warning_on_request(
     assert (report.success, repeated.success, repeated.unexpected) == (True, False, 1)
 
 
-def test_an_expectation_of_an_absent_column_is_refused(duckdb_store: FeatureStore) -> None:
+def test_expectation_of_missing_column_raises(duckdb_store: FeatureStore) -> None:
     absent = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "height"}}
     with pytest.raises(InvalidExpectation, match=r"'height'.*'age'"):
         create(duckdb_store, expectations=[absent])

@@ -87,7 +87,7 @@ def watched(store: FeatureStore) -> Iterator[set[int]]:
 
 
 @spark_in_soak
-def test_no_mode_of_writing_shows_a_rejected_row_to_a_reader(store: FeatureStore) -> None:
+def test_rejected_rows_are_never_visible_to_readers(store: FeatureStore) -> None:
     # One Spark session reads and writes in turns: seconds a commit.
     modes = ("append", "upsert", "overwrite") if store.engine == "duckdb" else ("append", "upsert")
     create(store)
@@ -111,7 +111,7 @@ def test_no_mode_of_writing_shows_a_rejected_row_to_a_reader(store: FeatureStore
     assert landed == wanted[: len(modes) + 1]
 
 
-def test_the_quarantine_commits_first_and_both_under_one_transaction(
+def test_quarantine_commits_first_in_same_transaction(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(store)
@@ -144,7 +144,7 @@ def test_the_quarantine_commits_first_and_both_under_one_transaction(
     assert [row["id"] for row in quarantined(store)] == [2]
 
 
-def test_without_a_transaction_of_the_caller_both_commits_have_one_of_their_own(
+def test_quarantine_without_caller_transaction_uses_run_id(
     duckdb_store: FeatureStore,
 ) -> None:
     create(duckdb_store)
@@ -155,7 +155,7 @@ def test_without_a_transaction_of_the_caller_both_commits_have_one_of_their_own(
         assert transaction_version(path, f"write/{commit.run_id}") == 0
 
 
-def test_a_write_that_died_between_its_two_commits_is_finished_by_its_repeat(
+def test_write_interrupted_between_commits_is_completed_by_retry(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
@@ -202,7 +202,9 @@ def checked_job(store: FeatureStore, folder: Path, policy: str) -> None:
     store.register_jobs(file)
 
 
-def test_a_job_lands_the_rows_that_pass(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_job_with_quarantine_writes_passing_rows(
+    duckdb_store: FeatureStore, tmp_path: Path
+) -> None:
     checked_job(duckdb_store, tmp_path, "quarantine")
     duckdb_store.run_job("oldest", window=START)
     assert duckdb_store.get_featuregroup("oldest").to_arrow()["id"].to_pylist() == [1]
@@ -210,14 +212,14 @@ def test_a_job_lands_the_rows_that_pass(duckdb_store: FeatureStore, tmp_path: Pa
     assert duckdb_store.session.engine.count(duckdb_store.session.engine.read_table(path)) == 1
 
 
-def test_a_job_whose_rows_fail_makes_no_group(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_job_with_failing_rows_creates_no_group(duckdb_store: FeatureStore, tmp_path: Path) -> None:
     checked_job(duckdb_store, tmp_path, "strict")
     with pytest.raises(JobFailed, match="max_value=120"):
         duckdb_store.run_job("oldest", window=START)
     assert [each.name for each in duckdb_store.get_featuregroups()] == ["people"]
 
 
-def test_training_datasets_pass_the_gate(duckdb_store: FeatureStore) -> None:
+def test_create_training_dataset_validates_rows(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": range(50), "age": [30] * 49 + [REJECTED]})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"], "expectations": [AGE]}
     with pytest.raises(ValidationFailed, match="1 of 50 rows"):
@@ -229,7 +231,7 @@ def test_training_datasets_pass_the_gate(duckdb_store: FeatureStore) -> None:
     assert dataset.read("train").to_arrow()["age"].to_pylist() == [30] * 49
 
 
-def test_a_training_dataset_with_a_warning_has_every_row(duckdb_store: FeatureStore) -> None:
+def test_training_dataset_validation_warn_keeps_rows(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": range(50), "age": [30] * 49 + [REJECTED]})
     dataset = duckdb_store.create_training_dataset(
         table, "ages", data_format="parquet", key=["id"], expectations=[AGE], validation="warn"
@@ -237,7 +239,7 @@ def test_a_training_dataset_with_a_warning_has_every_row(duckdb_store: FeatureSt
     assert sorted(dataset.read("train").to_arrow()["age"].to_pylist()) == [30] * 49 + [REJECTED]
 
 
-def test_a_creation_parts_its_rows_too(duckdb_store: FeatureStore) -> None:
+def test_create_featuregroup_quarantines_failing_rows(duckdb_store: FeatureStore) -> None:
     given = people([1, 2], [30, REJECTED])
     options: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE]}
     with pytest.raises(ValidationFailed):

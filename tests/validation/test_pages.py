@@ -41,7 +41,7 @@ def hostile(text: str) -> ValidationReport:
     return ValidationReport(text, 1, text, now, 2, (*results, passed), run_id=text)
 
 
-def test_reports_become_pages() -> None:
+def test_to_html_shows_report() -> None:
     page = Page(find_validator().to_html(report()))
     text = " ".join(page.text.split())
     for shown in (
@@ -55,7 +55,7 @@ def test_reports_become_pages() -> None:
         assert shown in text
 
 
-def test_the_title_is_group_and_time_in_letters_larger_than_the_text() -> None:
+def test_to_html_title_has_group_and_time() -> None:
     east = timezone(timedelta(hours=3))
     given = replace(report(), time=datetime(2024, 1, 2, 1, 30, tzinfo=east))
     page = find_validator().to_html(given)
@@ -74,7 +74,7 @@ def test_the_title_is_group_and_time_in_letters_larger_than_the_text() -> None:
     assert sizes["h1"] > sizes["h2"] > 1.2 * float(body.group(1))
 
 
-def test_a_page_loads_and_runs_nothing() -> None:
+def test_to_html_loads_no_external_resources() -> None:
     page = find_validator().to_html(report())
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert "default-src 'none'; style-src 'sha256-" in page
@@ -92,7 +92,7 @@ def test_a_page_loads_and_runs_nothing() -> None:
         "{{ 7 * 7 }}$column&lt;b&gt;",
     ],
 )
-def test_texts_of_the_data_come_out_as_texts(text: str) -> None:
+def test_to_html_escapes_hostile_texts(text: str) -> None:
     page = Page(find_validator().to_html(hostile(text)))
     assert page.tags <= TAGS
     assert page.attributes <= ATTRIBUTES
@@ -101,7 +101,7 @@ def test_texts_of_the_data_come_out_as_texts(text: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.text("<>&\"'/!-=$#a{}%\\ \n\x00", min_size=1, max_size=20))
-def test_no_text_is_markup(text: str) -> None:
+def test_to_html_random_text_adds_no_markup(text: str) -> None:
     page = Page(find_validator().to_html(hostile(text)))
     assert page.tags <= TAGS
     assert page.attributes <= ATTRIBUTES

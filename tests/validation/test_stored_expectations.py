@@ -127,7 +127,7 @@ def with_argument(kind: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", NOT_FINITE)
-def test_numbers_of_expectations_are_finite(case: str) -> None:
+def test_normalize_non_finite_numbers_raise(case: str) -> None:
     pairs = list(numeric_arguments())
     assert len(pairs) > 50
     for kind, argument in pairs:
@@ -137,7 +137,7 @@ def test_numbers_of_expectations_are_finite(case: str) -> None:
         assert argument in str(error.value)
 
 
-def test_integers_beyond_doubles_are_checked_or_refused() -> None:
+def test_huge_integers_are_checked_or_refused() -> None:
     for kind, argument in numeric_arguments():
         check(with_argument(kind, argument, 10**400))
     check(with_argument("expect_column_values_to_be_in_set", "value_set", [10**400]))
@@ -147,7 +147,7 @@ def test_integers_beyond_doubles_are_checked_or_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("nan"), Decimal("NaN")])
-def test_numbers_inside_of_arguments_are_finite(value: Any) -> None:
+def test_normalize_nested_non_finite_numbers_raise(value: Any) -> None:
     nested = {
         "value_set": ("expect_column_values_to_be_in_set", [[1, value], {1, value}]),
         "value_pairs_set": ("expect_column_pair_values_to_be_in_set", [[(1, value)]]),
@@ -170,7 +170,7 @@ def test_numbers_inside_of_arguments_are_finite(value: Any) -> None:
                 find_validator().normalize(with_argument(kind, argument, example))
 
 
-def test_objects_and_suites_with_nan_are_refused_before_they_are_stored(
+def test_expectation_objects_with_nan_are_refused_before_storing(
     duckdb_store: FeatureStore,
 ) -> None:
     kinds = library().expectations
@@ -188,7 +188,7 @@ def test_objects_and_suites_with_nan_are_refused_before_they_are_stored(
     assert duckdb_store.get_featuregroups() == []
 
 
-def test_numbers_of_row_conditions_are_finite() -> None:
+def test_row_condition_non_finite_numbers_raise() -> None:
     for condition in ("x > 1e999", "x in [1, -1e999]", "1 < x < 1" + "0" * 400 + ".0"):
         with pytest.raises(InvalidExpectation):
             find_validator().normalize(
@@ -200,12 +200,12 @@ def test_numbers_of_row_conditions_are_finite() -> None:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(expectations() | JSON)
-def test_any_json_is_an_expectation_or_refused(stored: object) -> None:
+def test_random_json_is_expectation_or_refused(stored: object) -> None:
     check(stored)
 
 
 @pytest.mark.soak
 @settings(max_examples=20_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(expectations() | JSON)
-def test_twenty_thousand_more_are_expectations_or_refused(stored: object) -> None:
+def test_many_random_json_are_expectations_or_refused(stored: object) -> None:
     check(stored)

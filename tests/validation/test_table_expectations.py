@@ -134,7 +134,7 @@ def on_loaded_columns() -> tuple[tuple[Any, ...], list[ExpectationResult]]:
     return rules, [each.result for each in validator.check(varied(), rules)]
 
 
-def test_the_engine_finds_what_the_library_finds_on_loaded_columns(
+def test_check_table_engine_equals_library_results(
     store: FeatureStore, on_loaded_columns: tuple[tuple[Any, ...], list[ExpectationResult]]
 ) -> None:
     rules, theirs = on_loaded_columns
@@ -148,7 +148,7 @@ def test_the_engine_finds_what_the_library_finds_on_loaded_columns(
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_no_rows_and_one_row_are_judged_alike(duckdb_store: FeatureStore, rows: int) -> None:
+def test_check_table_few_rows_equals_library_results(duckdb_store: FeatureStore, rows: int) -> None:
     validator = find_validator()
     table = varied().slice(0, rows).select(["x", "n"])
     engine, relation = staged(duckdb_store, table)
@@ -208,7 +208,7 @@ MEASURED = [
 ]
 
 
-def test_columns_that_do_not_fit_are_left_to_the_engine(
+def test_check_table_large_columns_are_aggregated_by_engine(
     thousands: tuple[Any, Relation, Validator],
 ) -> None:
     engine, relation, validator = thousands
@@ -224,7 +224,7 @@ def test_columns_that_do_not_fit_are_left_to_the_engine(
     assert engine.rows < 20, "rows were loaded"
 
 
-def test_what_the_engine_cannot_aggregate_is_refused_with_a_hint_above_the_bound(
+def test_check_table_unsupported_aggregate_over_bound_raises(
     thousands: tuple[Any, Relation, Validator],
 ) -> None:
     engine, relation, validator = thousands
@@ -250,7 +250,7 @@ def test_what_the_engine_cannot_aggregate_is_refused_with_a_hint_above_the_bound
     ].success
 
 
-def test_a_bound_of_another_type_cannot_be_computed(
+def test_check_table_bound_of_wrong_type_raises(
     thousands: tuple[Any, Relation, Validator],
 ) -> None:
     engine, relation, validator = thousands

@@ -28,7 +28,7 @@ def identity(value: Any) -> Any:
 
 @given(tables(max_rows=10))
 @settings(max_examples=40, deadline=None)
-def test_bytes_are_equal_exactly_where_rows_are(table: pa.Table) -> None:
+def test_canonical_bytes_equal_only_for_equal_rows(table: pa.Table) -> None:
     rows = [identity(row) for row in table.to_pylist()]
     found = canonical_bytes(table).to_pylist()
     for i in range(len(rows)):
@@ -38,7 +38,7 @@ def test_bytes_are_equal_exactly_where_rows_are(table: pa.Table) -> None:
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_near_values_of_one_type_differ(data: st.DataObject) -> None:
+def test_canonical_bytes_near_values_differ(data: st.DataObject) -> None:
     kind = data.draw(kinds())
     column = data.draw(st.lists(values(kind), min_size=2, max_size=12))
     table = pa.table({"x": pa.array(column, kind), "y": pa.array(column[::-1], kind)})
@@ -46,14 +46,14 @@ def test_near_values_of_one_type_differ(data: st.DataObject) -> None:
     assert len(set(canonical_bytes(table).to_pylist())) == len(set(rows))
 
 
-def test_no_text_can_pass_for_the_next_column() -> None:
+def test_canonical_bytes_adjacent_texts_stay_distinct() -> None:
     texts = ["", "a", "aa", "\0", "\0\0", "\5\0\0\0\0\0\0\0\1"]
     pairs = [(a, b) for a in texts for b in texts]
     table = pa.table({"a": [a for a, _ in pairs], "b": [b for _, b in pairs]})
     assert len(set(canonical_bytes(table).to_pylist())) == len(pairs)
 
 
-def test_representation_does_not_count() -> None:
+def test_canonical_bytes_ignore_arrow_representation() -> None:
     small = pa.table(
         {"n": pa.array([1, None], pa.int8()), "t": pa.array(["a", None]).dictionary_encode()}
     )
@@ -63,7 +63,7 @@ def test_representation_does_not_count() -> None:
     assert canonical_bytes(small).equals(canonical_bytes(large))
 
 
-def test_what_null_structs_hide_does_not_count() -> None:
+def test_canonical_bytes_ignore_values_under_null_structs() -> None:
     hidden = pa.StructArray.from_arrays([pa.array([1, 2]), pa.array(["a", "b"])], ["x", "y"])
     masked = pa.StructArray.from_buffers(
         hidden.type, 2, [pa.py_buffer(bytes([0b01]))], children=[hidden.field(0), hidden.field(1)]
@@ -73,6 +73,6 @@ def test_what_null_structs_hide_does_not_count() -> None:
     assert canonical_bytes(pa.table({"s": masked})).equals(canonical_bytes(pa.table({"s": clean})))
 
 
-def test_arrow_sorts_canonical_bytes() -> None:
+def test_canonical_bytes_sort_in_arrow() -> None:
     found = canonical_bytes(pa.table({"x": [3, 1, 2]}))
     assert pc.sort_indices(found).to_pylist() == [1, 2, 0]

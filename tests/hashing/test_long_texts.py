@@ -9,7 +9,7 @@ from featurestore.hashing.mixing import GOLDEN, byte_sums, mix
 
 
 @pytest.mark.parametrize("extra", [*range(9), 32_768 * 8])
-def test_byte_sums_of_long_texts_equal_their_definition(extra: int) -> None:
+def test_byte_sums_long_texts_equal_definition(extra: int) -> None:
     length = 32_768 * 8 + extra
     data = np.random.default_rng(extra).integers(0, 256, length + 3, dtype=np.uint8)
     text = data[3:].tobytes().ljust((length + 7) // 8 * 8, b"\0")

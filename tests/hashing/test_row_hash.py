@@ -107,13 +107,13 @@ def hash_of(array: Any, *, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize(
     ("text", "kind", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS]
 )
-def test_the_hash_of_every_type_is_frozen(
+def test_row_hash_of_every_type_is_frozen(
     text: str, kind: pa.DataType, value: Any, expected: int
 ) -> None:
     assert [hex(each) for each in hash_of(one(value, kind))] == [hex(expected)]
 
 
-def test_the_page_shows_the_frozen_vectors() -> None:
+def test_docs_page_lists_frozen_hash_vectors() -> None:
     shown = dict(
         re.findall(
             r"^\| `(.+?)` \| `(0x[0-9a-f]{16})` \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE
@@ -122,7 +122,7 @@ def test_the_page_shows_the_frozen_vectors() -> None:
     assert {text: f"0x{expected:016x}" for text, _, _, expected in VECTORS}.items() <= shown.items()
 
 
-def test_seeds_and_several_columns_are_frozen() -> None:
+def test_row_hash_with_seeds_and_columns_is_frozen() -> None:
     rows = pa.table({"zone": ["JFK"], "hour": pa.array([dt.datetime(2013, 1, 1, 5, tzinfo=UTC)])})
     found = [hex(row_hash(rows, seed=seed)[0]) for seed in (0, 1, -1, 2**64 - 1, 42)]
     assert found == [
@@ -138,14 +138,14 @@ def test_seeds_and_several_columns_are_frozen() -> None:
 
 @given(tables(), st.integers(-(2**63), 2**64 - 1))
 @settings(max_examples=40, deadline=None)
-def test_the_hash_follows_its_definition(table: pa.Table, seed: int) -> None:
+def test_row_hash_equals_reference_definition(table: pa.Table, seed: int) -> None:
     assert row_hash(table, seed=seed).tolist() == reference.row_hashes(table, seed=seed)
     assert tie_hash(table).tolist() == reference.tie_hashes(table)
 
 
 @given(tables(max_rows=30), st.data())
 @settings(max_examples=40, deadline=None)
-def test_slices_and_chunks_change_no_hash(table: pa.Table, data: st.DataObject) -> None:
+def test_row_hash_ignores_slices_and_chunks(table: pa.Table, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, table.num_rows))
     length = data.draw(st.integers(0, table.num_rows))
     whole, part = row_hash(table), table.slice(start, length)
@@ -162,7 +162,7 @@ def test_slices_and_chunks_change_no_hash(table: pa.Table, data: st.DataObject) 
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-128, 127)), max_size=20))
-def test_integers_of_all_widths_hash_alike(numbers: list[int | None]) -> None:
+def test_row_hash_integer_widths_are_equal(numbers: list[int | None]) -> None:
     expected = hash_of(pa.array(numbers, pa.int64()))
     for kind in (pa.int8(), pa.int16(), pa.int32()):
         assert hash_of(pa.array(numbers, kind)) == expected
@@ -173,12 +173,12 @@ def test_integers_of_all_widths_hash_alike(numbers: list[int | None]) -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=20))
-def test_floats_of_both_widths_hash_alike(numbers: list[float | None]) -> None:
+def test_row_hash_float_widths_are_equal(numbers: list[float | None]) -> None:
     assert hash_of(pa.array(numbers, pa.float32())) == hash_of(pa.array(numbers, pa.float64()))
 
 
 @given(st.lists(st.one_of(st.none(), st.text(max_size=20)), max_size=20))
-def test_texts_of_all_encodings_hash_alike(texts: list[str | None]) -> None:
+def test_row_hash_text_encodings_are_equal(texts: list[str | None]) -> None:
     plain = pa.array(texts, pa.string())
     expected = hash_of(plain)
     assert hash_of(plain.cast(pa.large_string())) == expected
@@ -199,7 +199,7 @@ def reference_null() -> int:
     return hash_of(pa.nulls(1))[0]
 
 
-def test_lists_of_all_layouts_hash_alike() -> None:
+def test_row_hash_list_layouts_are_equal() -> None:
     rows = [[1, 2], [3, None], None, [5, 6]]
     expected = hash_of(pa.array(rows, pa.list_(pa.int64())))
     layouts = [pa.list_(pa.int8(), 2), pa.large_list(pa.uint16())]
@@ -211,7 +211,7 @@ def test_lists_of_all_layouts_hash_alike() -> None:
         assert hash_of(array.slice(1, 2)) == expected[1:3], kind
 
 
-def test_what_null_lists_hide_does_not_count() -> None:
+def test_row_hash_ignores_values_under_null_lists() -> None:
     hidden = pa.ListArray.from_arrays(pa.array([0, 2, 4, 5]), pa.array([1, 2, 9, 9, 3]))
     buffers = [pa.py_buffer(bytes([0b101])), *hidden.buffers()[1:2]]
     masked = pa.ListArray.from_buffers(hidden.type, 3, buffers, children=[hidden.values])
@@ -221,7 +221,7 @@ def test_what_null_lists_hide_does_not_count() -> None:
     assert canonical_bytes(pa.table({"x": masked})).equals(canonical_bytes(pa.table({"x": clean})))
 
 
-def test_one_instant_hashes_alike_in_every_unit_and_zone() -> None:
+def test_row_hash_time_units_and_zones_are_equal() -> None:
     noon = dt.datetime(2024, 2, 29, 12, 0, 5, tzinfo=UTC)
     expected = hash_of(pa.array([noon], pa.timestamp("us", tz="UTC")))
     for unit in ("s", "ms", "us", "ns"):
@@ -236,14 +236,14 @@ def test_one_instant_hashes_alike_in_every_unit_and_zone() -> None:
     assert len(set(found)) == 4
 
 
-def test_decimals_hash_by_value_whatever_their_scale() -> None:
+def test_row_hash_decimal_scales_are_equal() -> None:
     values = [D("12.50"), D("-12.50"), D("0.00"), None, D("1000.00"), D("-0.01")]
     expected = hash_of(pa.array(values, pa.decimal128(10, 2)))
     assert hash_of(pa.array(values, pa.decimal128(38, 20))) == expected
     assert len(set(expected)) == len(values)
 
 
-def test_kinds_stay_apart() -> None:
+def test_row_hash_type_kinds_differ() -> None:
     ones = [
         pa.array([1], pa.int64()),
         pa.array([True]),
@@ -260,7 +260,7 @@ def test_kinds_stay_apart() -> None:
     assert len({hash_of(each)[0] for each in ones}) == len(ones)
 
 
-def test_null_empty_and_null_inside_stay_apart() -> None:
+def test_row_hash_null_empty_and_inner_null_differ() -> None:
     found = hash_of(
         pa.array([None, [], [None], [None, None], [[]], [[], None]], pa.list_(pa.list_(pa.int8())))
     )
@@ -275,7 +275,7 @@ def test_null_empty_and_null_inside_stay_apart() -> None:
         max_size=40,
     )
 )
-def test_composite_keys_never_collide_by_concatenation(pairs: list[tuple[str, str]]) -> None:
+def test_row_hash_composite_keys_do_not_concatenate(pairs: list[tuple[str, str]]) -> None:
     rows = pa.table(
         {
             "a": pa.array([a for a, _ in pairs], pa.string()),
@@ -285,7 +285,7 @@ def test_composite_keys_never_collide_by_concatenation(pairs: list[tuple[str, st
     assert len(set(row_hash(rows).tolist())) == len(set(pairs))
 
 
-def test_column_order_counts_and_column_names_do_not() -> None:
+def test_row_hash_depends_on_column_order_not_names() -> None:
     rows = pa.table({"a": [1, 2], "b": [2, 1]})
     assert (
         row_hash(rows, columns=["a", "b"]).tolist() != row_hash(rows, columns=["b", "a"]).tolist()
@@ -294,7 +294,7 @@ def test_column_order_counts_and_column_names_do_not() -> None:
     assert row_hash(rows.rename_columns(["x", "y"])).tolist() == row_hash(rows).tolist()
 
 
-def test_zero_and_minus_zero_are_one_key_but_two_rows() -> None:
+def test_row_hash_merges_zero_signs_tie_hash_differs() -> None:
     rows = pa.table({"x": [0.0, -0.0]})
     assert len(set(row_hash(rows))) == 1
     assert len(set(tie_hash(rows))) == 2
@@ -302,7 +302,7 @@ def test_zero_and_minus_zero_are_one_key_but_two_rows() -> None:
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_all_nan_are_one_key_but_rows_of_their_own(bits: int) -> None:
+def test_row_hash_merges_nan_payloads_tie_hash_differs(bits: int) -> None:
     payloads = np.array([0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFC00000], dtype=np.uint32)
     wide = np.array(
         [0x7FF8 << 48, (0x7FF8 << 48) + 1, (0x7FF << 52) + 1, 0xFFF8 << 48], dtype=np.uint64
@@ -314,7 +314,7 @@ def test_all_nan_are_one_key_but_rows_of_their_own(bits: int) -> None:
     assert len(set(canonical_bytes(rows).to_pylist())) == 4
 
 
-def test_a_nullable_column_added_later_changes_no_tie() -> None:
+def test_tie_hash_added_null_column_is_unchanged() -> None:
     before = pa.table({"key": ["a", "b"], "x": [1.5, None]})
     after = before.append_column("later", pa.nulls(2, pa.int32())).append_column(
         "dictionary", pa.nulls(2).cast("string")
@@ -327,7 +327,7 @@ def test_a_nullable_column_added_later_changes_no_tie() -> None:
 
 
 @pytest.mark.parametrize("kind", ["id", "text", "time", "float"])
-def test_hashes_are_uniform_and_free_of_collisions(kind: str) -> None:
+def test_row_hash_is_uniform_without_collisions(kind: str) -> None:
     n = 400_000
     numbers = np.arange(n)
     arrays = {
@@ -346,7 +346,7 @@ def test_hashes_are_uniform_and_free_of_collisions(kind: str) -> None:
         assert 150 < chi2 < 380  # 255 degrees of freedom: about 1 in 10^6 outside
 
 
-def test_one_bit_of_input_flips_half_of_the_output() -> None:
+def test_row_hash_one_bit_flips_half_the_output() -> None:
     base = np.arange(2000, dtype=np.uint64) * np.uint64(7919)
     reference_hashes = row_hash(pa.table({"x": base, "y": base}))
     for bit in range(0, 64, 3):
@@ -357,7 +357,7 @@ def test_one_bit_of_input_flips_half_of_the_output() -> None:
         assert 0.49 < share < 0.51, bit
 
 
-def test_no_rows_and_no_chunks_give_no_hashes() -> None:
+def test_row_hash_without_rows_is_empty() -> None:
     schema = pa.schema(
         [
             ("a", pa.string()),
@@ -375,7 +375,7 @@ def test_no_rows_and_no_chunks_give_no_hashes() -> None:
         assert canonical_bytes(rows).to_pylist() == []
 
 
-def test_extension_types_hash_as_what_they_store() -> None:
+def test_row_hash_extension_type_equals_storage() -> None:
     class Zone(pa.ExtensionType):
         def __init__(self) -> None:
             super().__init__(pa.string(), "featurestore.test.zone")
@@ -393,7 +393,7 @@ def test_extension_types_hash_as_what_they_store() -> None:
     assert tie_hash(rows).tolist() == tie_hash(pa.table({"x": storage})).tolist()
 
 
-def test_long_texts_are_hashed_whole() -> None:
+def test_row_hash_long_texts_use_every_byte() -> None:
     long = "x" * 3_000_000
     texts = [long, "", None, long + "y", "short", long[:-1]]
     rows = pa.table({"x": pa.array(texts * 3)})
@@ -402,7 +402,7 @@ def test_long_texts_are_hashed_whole() -> None:
     assert found[:6].tolist() == found[6:12].tolist()
 
 
-def test_types_without_canonical_form_are_refused_together() -> None:
+def test_row_hash_unsupported_types_raise_together() -> None:
     rows = pa.table(
         {"a": [1], "d": pa.array([1], pa.duration("s")), "t": pa.array([1], pa.time32("s"))}
     )
@@ -412,7 +412,7 @@ def test_types_without_canonical_form_are_refused_together() -> None:
         row_hash(pa.table({"x": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))}))
 
 
-def test_columns_that_do_not_exist_are_named() -> None:
+def test_row_hash_unknown_column_raises() -> None:
     with pytest.raises(InvalidArgument, match="no column 'B'"):
         row_hash(pa.table({"b": [1]}), columns=["B"])
     with pytest.raises(InvalidArgument, match="none was given"):

@@ -32,7 +32,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("start", [0, 7, 20])
-def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
+def test_take_values_from_slice_returns_rows_by_number(name: str, start: int) -> None:
     values = ARRAYS[name].to_pylist()
     expected = [values[start + place] for place in PLACES]
     part = ARRAYS[name].slice(start, 20)
@@ -47,7 +47,7 @@ def test_rows_of_slices_are_those_at_the_places(name: str, start: int) -> None:
     assert found.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
 
 
-def test_binaries_of_many_bytes_are_joined_with_their_nulls() -> None:
+def test_concat_arrays_large_binaries_keep_nulls() -> None:
     long = [None if row % 7 == 0 else bytes([row % 251]) * 3000 for row in range(1000)]
     parts = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
     found = concat_arrays(parts)

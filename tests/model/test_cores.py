@@ -21,14 +21,14 @@ print(usable_cores(), threads)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
-def test_a_process_of_one_core_has_one_thread() -> None:
+def test_process_on_one_core_uses_one_thread() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["1", "1"]
 
 
-def test_cores_are_counted_in_one_place() -> None:
+def test_cpu_count_is_called_only_in_runtime() -> None:
     found = []
     for folder in ("featurestore", "connectors", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):

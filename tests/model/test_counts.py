@@ -31,7 +31,7 @@ CLOCK = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 @given(st.integers() | st.floats() | st.text() | st.booleans() | st.none() | st.binary())
-def test_check_count_takes_whole_numbers_of_the_range_alone(value: object) -> None:
+def test_check_count_accepts_only_integers_in_range(value: object) -> None:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     if is_whole and 0 <= value <= MAX_INT64:  # type: ignore[operator]
         assert check_count(value, argument="limit") == value
@@ -45,14 +45,14 @@ def test_check_count_takes_whole_numbers_of_the_range_alone(value: object) -> No
 
 
 @pytest.mark.parametrize("value", [np.int64(3), np.uint8(3), np.array(3)])
-def test_check_count_takes_numpy_integers(value: object) -> None:
+def test_check_count_accepts_numpy_integers(value: object) -> None:
     assert check_count(value, argument="limit") == 3
     with pytest.raises(InvalidArgument):
         check_count(np.bool_(True), argument="limit")
 
 
 @given(st.text(alphabet="0123456789", min_size=1, max_size=30) | st.just("9" * 5_000))
-def test_parse_version_refuses_versions_that_registries_cannot_hold(text: str) -> None:
+def test_parse_version_out_of_registry_range_raises(text: str) -> None:
     number = int(text[-4_000:])
     if 1 <= number < 10**9:
         assert parse_version(text) == number
@@ -70,7 +70,7 @@ def test_parse_version_refuses_versions_that_registries_cannot_hold(text: str) -
         ]
     )
 )
-def test_parse_moment_gives_an_instant_or_is_out_of_range(value: datetime) -> None:
+def test_parse_moment_returns_instant_or_raises_out_of_range(value: datetime) -> None:
     offset = value.utcoffset() or timedelta(0)
     micros = to_micros(value.replace(tzinfo=UTC)) - offset // timedelta(microseconds=1)
     if to_micros(FIRST) <= micros <= to_micros(LAST):
@@ -86,13 +86,13 @@ def test_parse_moment_gives_an_instant_or_is_out_of_range(value: datetime) -> No
 @pytest.mark.parametrize(
     "text", ["10000-01-01", "+10000-01-01T00:00:00Z", "-0001-01-01", "0000-12-31T00:00:00Z"]
 )
-def test_parse_moment_of_a_far_year_is_out_of_range(text: str) -> None:
+def test_parse_moment_far_year_raises_out_of_range(text: str) -> None:
     with pytest.raises(OutOfRange, match="years 1 to 9999"):
         parse_moment(text)
 
 
 @given(st.integers(0, 10**30), st.sampled_from(["us", "ms", "s", "min", "h", "d", "w"]))
-def test_parse_duration_is_no_longer_than_64_bits_hold(number: int, unit: str) -> None:
+def test_parse_duration_above_max_duration_raises(number: int, unit: str) -> None:
     text = f"{number}{unit}"
     units = {"us": 1, "ms": 10**3, "s": 10**6, "min": 6 * 10**7, "h": 36 * 10**8}
     micros = number * {**units, "d": 864 * 10**8, "w": 6048 * 10**8}[unit]
@@ -105,7 +105,7 @@ def test_parse_duration_is_no_longer_than_64_bits_hold(number: int, unit: str) -
         assert FIRST <= shifted(CLOCK, -length) <= CLOCK <= shifted(CLOCK, length) <= LAST
 
 
-def test_parse_duration_of_endless_digits_is_out_of_range() -> None:
+def test_parse_duration_very_many_digits_raises_out_of_range() -> None:
     for text in ("9" * 400 + "d", "9" * 5_000 + "us"):
         with pytest.raises(OutOfRange):
             parse_duration(text)
@@ -149,7 +149,7 @@ def _calls(store: FeatureStore) -> dict[str, Callable[[Any], object]]:
     }
 
 
-def test_calls_of_the_store_refuse_huge_counts(duckdb_store: FeatureStore) -> None:
+def test_store_calls_with_huge_counts_raise(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     rows = [{"k": 1, "t": CLOCK, "x": 1.0}]
     store.create_featuregroup(rows, "g", primary_key="k", event_time="t")
@@ -171,7 +171,7 @@ def test_calls_of_the_store_refuse_huge_counts(duckdb_store: FeatureStore) -> No
 
 
 @pytest.mark.parametrize("digits", [10, 30, 5_000])
-def test_references_to_huge_versions_are_refused(duckdb_store: FeatureStore, digits: int) -> None:
+def test_references_with_huge_versions_raise(duckdb_store: FeatureStore, digits: int) -> None:
     duckdb_store.create_featuregroup([{"k": 1, "x": 1.0}], "g", primary_key="k")
     group = f"g@v{'9' * digits}"
     with pytest.raises(OutOfRange):
@@ -182,14 +182,16 @@ def test_references_to_huge_versions_are_refused(duckdb_store: FeatureStore, dig
         duckdb_store.get_featuregroup(group)
 
 
-def test_search_text_longer_than_databases_take_is_refused(duckdb_store: FeatureStore) -> None:
+def test_search_text_above_limit_raises(duckdb_store: FeatureStore) -> None:
     with pytest.raises(OutOfRange, match="50,000 characters; the maximum is 1,000"):
         duckdb_store.search("x" * 50_000)
     assert duckdb_store.search("x" * 1_000) == []
 
 
 @pytest.mark.parametrize("length", ["99999999w", "9" * 400 + "d", timedelta.max])
-def test_durations_of_calls_are_bounded(duckdb_store: FeatureStore, length: Any) -> None:
+def test_ttl_and_tolerance_above_max_duration_raise(
+    duckdb_store: FeatureStore, length: Any
+) -> None:
     rows = [{"k": 1, "t": CLOCK, "x": 1.0}]
     store = duckdb_store
     for options in ({"ttl": length}, {"event_time_tolerance": length}):

@@ -82,7 +82,7 @@ def holds(kind: pa.DataType, value: Decimal) -> bool:
     wanted=st.sampled_from(EXACT),
     deep=st.booleans(),
 )
-def test_exact_numbers_fit_exactly_where_equal_ones_are(
+def test_cast_label_keys_number_without_equal_becomes_null(
     values: list[Decimal | None], source: pa.DataType, wanted: pa.DataType, deep: bool
 ) -> None:
     values = [value for value in values if value is None or holds(source, value)]
@@ -132,7 +132,7 @@ def columns(draw: Any) -> pa.Array:
 
 @given(columns(), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2))
 @example(pa.array([None, float("nan")], pa.float64()), pa.int64(), 1)
-def test_a_column_fits_exactly_if_every_value_has_its_equal(
+def test_cast_exactly_value_without_equal_raises_misfit(
     column: pa.Array, wanted: pa.DataType, start: int
 ) -> None:
     column = column.slice(start)
@@ -151,14 +151,14 @@ def test_a_column_fits_exactly_if_every_value_has_its_equal(
         assert before == after or (math.isnan(before) and math.isnan(after))
 
 
-def test_items_of_arrays_fit_as_numbers_do() -> None:
+def test_cast_exactly_array_items_fit_like_numbers() -> None:
     pixels = pa.array([[[1.0, 2.0]], None, [[3.0, 4.0]]], shaped_type(pa.float64(), (1, 2)))
     assert cast_exactly(pixels, shaped_type(pa.uint8(), (1, 2))).to_pylist() == pixels.to_pylist()
     with pytest.raises(Misfit, match=r"300\.0 does not fit"):
         cast_exactly(pa.array([[[1.0, 300.0]]], pixels.type), shaped_type(pa.uint8(), (1, 2)))
 
 
-def test_lists_fit_a_shape_if_all_have_it() -> None:
+def test_cast_exactly_lists_of_other_shape_raise_misfit() -> None:
     wanted = pa.list_(pa.float32(), 2)
     lists = pa.array([[1, 2], None, [3, 4]])
     assert cast_exactly(lists, wanted).to_pylist() == lists.to_pylist()
@@ -182,7 +182,7 @@ def test_lists_fit_a_shape_if_all_have_it() -> None:
         (pa.list_(pa.string()), pa.list_(pa.int64(), 2)),
     ],
 )
-def test_types_of_another_kind_never_fit(narrow: pa.DataType, wanted: pa.DataType) -> None:
+def test_can_fit_other_kind_is_false(narrow: pa.DataType, wanted: pa.DataType) -> None:
     assert not can_fit(narrow, wanted)
 
 
@@ -238,7 +238,7 @@ CASTS = {
 
 @pytest.mark.parametrize("case", CASTS)
 @pytest.mark.parametrize("library", NAMES)
-def test_the_line_to_paste_makes_values_that_fit(library: str, case: str) -> None:
+def test_cast_line_returns_code_whose_values_fit(library: str, case: str) -> None:
     values, wanted, expected = CASTS[case]
     column = "col_0" if library == "tuples" else "n"
     line = cast_line(library, column, values.type, wanted)
@@ -254,7 +254,7 @@ def test_the_line_to_paste_makes_values_that_fit(library: str, case: str) -> Non
     target=st.sampled_from([*EXACT, pa.string(), pa.decimal128(18, 6)]),
     as_text=st.booleans(),
 )
-def test_cast_line_of_decimals_loses_no_value(
+def test_cast_line_decimals_keep_every_value(
     library: str, value: Decimal, target: pa.DataType, as_text: bool
 ) -> None:
     source = pa.array([str(value) if as_text else value, None])
@@ -265,7 +265,7 @@ def test_cast_line_of_decimals_loses_no_value(
     assert [Decimal(str(cell)) for cell in pasted(library, source, line).to_pylist()[:1]] == [value]
 
 
-def test_the_line_for_arrays_casts_each_cell() -> None:
+def test_cast_line_arrays_casts_each_cell() -> None:
     line = cast_line("pandas", "n", pa.list_(pa.float64(), 2), pa.list_(pa.float32(), 2))
     found = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
     assert found.type == pa.list_(pa.float32(), 2)

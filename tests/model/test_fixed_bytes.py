@@ -18,7 +18,7 @@ LETTERS = [b"ab", b"cd", b"ef", b"gh"]
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("values", [LETTERS, [None, *LETTERS[1:]]])
-def test_slices_of_bytes_of_one_length_are_cast(
+def test_cast_bytes_fixed_size_slices_keep_values(
     values: list[bytes | None], kind: pa.DataType
 ) -> None:
     array = pa.array(values, pa.binary(2))
@@ -26,12 +26,12 @@ def test_slices_of_bytes_of_one_length_are_cast(
         assert cast_bytes(array.slice(start), kind).to_pylist() == values[start:]
 
 
-def test_a_slice_of_bytes_of_one_length_has_the_hashes_of_its_rows() -> None:
+def test_row_hash_fixed_size_slice_equals_row_hashes() -> None:
     table = pa.table({"x": pa.array(LETTERS, pa.binary(2))})
     assert row_hash(table.slice(2)).tolist() == row_hash(table)[2:].tolist()
 
 
-def test_groups_and_datasets_take_slices_of_bytes_of_one_length(duckdb_store: FeatureStore) -> None:
+def test_featuregroups_and_datasets_accept_fixed_size_slices(duckdb_store: FeatureStore) -> None:
     pairs = pa.array([[value, value] for value in LETTERS], pa.list_(pa.binary(2)))
     table = pa.table({"id": pa.array(LETTERS, pa.binary(2)), "pairs": pairs, "y": [0, 1, 0, 1]})
     group = duckdb_store.create_featuregroup(table.slice(1), "g", primary_key="id")

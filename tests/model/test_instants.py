@@ -64,7 +64,7 @@ def nested(array: pa.Array, how: str) -> pa.Array:
 
 
 @given(times(), st.sampled_from(["plain", "list", "fixed", "struct", "dictionary"]))
-def test_first_outside_names_the_row_of_every_type(
+def test_first_out_of_range_returns_row_for_every_type(
     drawn: tuple[pa.Array, int | None], how: str
 ) -> None:
     array, row = drawn
@@ -81,7 +81,7 @@ def test_first_outside_names_the_row_of_every_type(
 
 @pytest.mark.filterwarnings("ignore:times without a zone")
 @given(times(), st.sampled_from(["plain", "list", "struct"]), st.integers(1, 7))
-def test_to_reader_refuses_times_outside_by_row_of_all_batches(
+def test_to_reader_time_out_of_range_raises_with_row(
     drawn: tuple[pa.Array, int | None], how: str, batch_rows: int
 ) -> None:
     array, row = drawn

@@ -45,14 +45,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(n, t) for n, each in WRONG.items() for t in each])
-def test_value_of_another_kind_is_a_reason_that_names_its_column(name: str, text: str) -> None:
+def test_decode_value_of_other_kind_reports_column(name: str, text: str) -> None:
     columns, reasons = JsonColumns(SCHEMA).decode(['{"id": 7}', f'{{"{name}": {text}}}', "{}"])
     assert reasons[0] is reasons[2] is None
     assert name in str(reasons[1])
     assert columns["id"].to_pylist()[0] == 7
 
 
-def test_what_is_not_an_object_is_a_reason() -> None:
+def test_decode_invalid_object_reports_reason() -> None:
     texts = ["[1]", "null", '{"id": 1, "id": 2}', '{"id": 1,}', None, '{"id": NaN}']
     _, reasons = JsonColumns(SCHEMA).decode(texts)
     assert all(reasons)
@@ -60,7 +60,7 @@ def test_what_is_not_an_object_is_a_reason() -> None:
     assert "'place.z' is not in the schema" in str(reason)
 
 
-def test_columns_of_strings_take_values_as_they_are_written() -> None:
+def test_decode_string_columns_keep_written_text() -> None:
     schema = pa.schema([("name", pa.string()), ("tags", pa.list_(pa.string()))])
     texts = ['{"name": 1.50, "tags": [1, "x", true]}', '{"name": {"a": [1e5, "é"]}}']
     columns, reasons = JsonColumns(schema, texts_of_values=frozenset(schema.names)).decode(texts)
@@ -69,7 +69,7 @@ def test_columns_of_strings_take_values_as_they_are_written() -> None:
     assert columns["tags"].to_pylist() == [["1", "x", "true"], None]
 
 
-def test_strings_write_instants_as_the_rules_say() -> None:
+def test_decode_times_follow_text_rules() -> None:
     schema = pa.schema([("at", TIMESTAMP), ("day", pa.date32())])
     text = '{"at": "2024-01-01T00:00:00.1234567Z", "day": "31.12.2024"}'
     rules = TextRules(precision="us", date_format="%d.%m.%Y")
@@ -95,7 +95,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @given(st.lists(ROWS, max_size=8))
-def test_rows_come_back_as_json_wrote_them(rows: list[dict[str, Any]]) -> None:
+def test_decode_json_dumps_rows_round_trip(rows: list[dict[str, Any]]) -> None:
     columns, reasons = JsonColumns(SCHEMA, only_known=True).decode(list(map(json.dumps, rows)))
     assert not any(reasons)
     for name in ("id", "share", "name", "ok", "tags", "place"):
@@ -148,7 +148,7 @@ SPACES = st.sampled_from(["", " ", "\t", "\n"])
 
 
 @given(st.lists(st.tuples(st.lists(MEMBERS, max_size=4), SPACES, st.booleans()), max_size=6))
-def test_many_at_a_time_gives_what_one_by_one_gives(
+def test_decode_batch_equals_decode_each(
     objects: list[tuple[list[tuple[str, str]], str, bool]],
 ) -> None:
     texts = []
@@ -165,7 +165,7 @@ def test_many_at_a_time_gives_what_one_by_one_gives(
                 assert columns[name][row].as_py() == expected[name][row].as_py()
 
 
-def test_many_plain_objects_are_parsed_together() -> None:
+def test_decode_many_flat_objects_returns_columns() -> None:
     texts = [f'{{"i": {row}, "f": {row / 4}}}' for row in range(120_000)]
     columns, reasons = JsonColumns(FLAT).decode([*texts, "{", '{"s": "\\n"}'])
     assert columns["i"].to_pylist() == [*range(120_000), None, None]

@@ -103,24 +103,24 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", ACCEPTED)
-def test_text_of_the_grammar_is_its_value(text: str) -> None:
+def test_parse_json_valid_text_returns_value(text: str) -> None:
     assert parse_json(text) == ACCEPTED[text]
 
 
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
-def test_text_outside_of_the_grammar_is_refused(text: str) -> None:
+def test_parse_json_invalid_text_raises(text: str) -> None:
     for exact in (False, True):
         with pytest.raises(JsonError, match=r"\w"):
             parse_json(text, exact=exact)
 
 
-def test_number_of_too_many_digits_is_refused() -> None:
+def test_parse_json_number_with_too_many_digits_raises() -> None:
     with pytest.raises(JsonError, match="digits"):
         parse_json("1" * 5000)
     assert parse_number(parse_json("1" * 5000, exact=True)) == float("inf")
 
 
-def test_value_is_read_at_its_place_in_a_text() -> None:
+def test_parse_json_at_returns_value_and_end() -> None:
     assert parse_json_at('[{"a": 1}, {"a": 2}]', 11) == ({"a": 2}, 19)
     with pytest.raises(JsonError, match="delimiter"):
         parse_json_at('[{"a": 1', 1)
@@ -134,7 +134,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_what_json_writes_is_read_as_it_was(value: Any, escaped: bool) -> None:
+def test_parse_json_round_trips_json_dumps(value: Any, escaped: bool) -> None:
     text = json.dumps(value, ensure_ascii=escaped)
     assert parse_json(text) == value
     assert to_json_text(parse_json(text, exact=True)) == json.dumps(value, ensure_ascii=False)

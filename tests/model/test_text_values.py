@@ -63,7 +63,7 @@ MEANINGS = {
 
 
 @pytest.mark.parametrize("text", MEANINGS)
-def test_text_is_of_one_type_or_a_string(text: str) -> None:
+def test_fits_infers_first_matching_type(text: str) -> None:
     meanings = [each for each in INFERRED if fits(pa.array([text, None]), each, TextRules())]
     assert (meanings or [None])[0] == MEANINGS[text]
 
@@ -93,7 +93,7 @@ def test_text_is_of_one_type_or_a_string(text: str) -> None:
         ),
     ],
 )
-def test_text_is_read_by_the_rules(
+def test_parse_texts_follows_text_rules(
     text: str, kind: pa.DataType, rules: TextRules, value: object
 ) -> None:
     array, reasons = parse_texts(pa.array([None, text]), kind, rules)
@@ -116,26 +116,26 @@ def test_text_is_read_by_the_rules(
         ("", pa.int64(), TextRules(declared=True)),
     ],
 )
-def test_text_that_does_not_fit_is_named(text: str, kind: pa.DataType, rules: TextRules) -> None:
+def test_parse_texts_misfit_reports_text(text: str, kind: pa.DataType, rules: TextRules) -> None:
     array, reasons = parse_texts(pa.array([text, None]), kind, rules)
     assert array.to_pylist() == [None, None]
     assert repr(text) in reasons[0]
 
 
-def test_words_for_no_number_are_not_numbers() -> None:
+def test_has_number_nan_and_inf_texts_is_false() -> None:
     assert not has_number(pa.array(["nan", "inf"]))
     assert has_number(pa.array(["nan", "1"]))
 
 
 @pytest.mark.parametrize("pattern", ["%H:%M", "%Y", "%Y-%m-%d %Q", "%m/%d"])
-def test_format_without_a_day_is_refused(pattern: str) -> None:
+def test_check_format_without_day_raises(pattern: str) -> None:
     with pytest.raises(ValueError, match="%"):
         check_format(pattern)
     assert check_format("%d.%m.%y") == "%d.%m.%y"
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none()))
-def test_integers_come_back(values: list[int | None]) -> None:
+def test_parse_texts_integers_round_trip(values: list[int | None]) -> None:
     texts = pa.array([None if value is None else str(value) for value in values], pa.string())
     assert fits(texts, "int64", TextRules())
     array, reasons = parse_texts(texts, pa.int64(), TextRules())
@@ -143,7 +143,7 @@ def test_integers_come_back(values: list[int | None]) -> None:
 
 
 @given(st.lists(st.floats()))
-def test_floats_come_back(values: list[float]) -> None:
+def test_parse_texts_floats_round_trip(values: list[float]) -> None:
     texts = pa.array([repr(value) for value in values], pa.string())
     assert fits(texts, "double", TextRules())
     array, _ = parse_texts(texts, pa.float64(), TextRules())
@@ -152,7 +152,7 @@ def test_floats_come_back(values: list[float]) -> None:
 
 
 @given(st.lists(st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)), max_size=5))
-def test_instants_come_back(values: list[datetime]) -> None:
+def test_parse_texts_instants_round_trip(values: list[datetime]) -> None:
     texts = pa.array([value.isoformat() for value in values], pa.string())
     assert fits(texts, "timestamp", TextRules())
     array, _ = parse_texts(texts, TIMESTAMP, TextRules())

@@ -42,7 +42,7 @@ ITEM = pa.field("item", pa.float32())
         (pa.decimal128(10, 2), pa.decimal128(10, 2)),
     ],
 )
-def test_given_types_become_feature_types(given_type: pa.DataType, expected: pa.DataType) -> None:
+def test_feature_type_maps_arrow_types(given_type: pa.DataType, expected: pa.DataType) -> None:
     assert feature_type(given_type) == expected
     assert str(feature_type(given_type)) == str(expected)
     assert feature_type(expected) == expected
@@ -65,11 +65,11 @@ def test_given_types_become_feature_types(given_type: pa.DataType, expected: pa.
         pa.list_(pa.float32(), 0),
     ],
 )
-def test_types_without_storage_have_no_feature_type(given_type: pa.DataType) -> None:
+def test_feature_type_without_storage_is_none(given_type: pa.DataType) -> None:
     assert feature_type(given_type) is None
 
 
-def test_all_refused_columns_are_in_one_message() -> None:
+def test_feature_schema_unsupported_columns_raise_together() -> None:
     schema = pa.schema(
         [
             ("ok", pa.int64()),
@@ -96,12 +96,12 @@ def test_all_refused_columns_are_in_one_message() -> None:
         (pa.string(), pa.string()),
     ],
 )
-def test_feature_types_have_storage(feature: pa.DataType, stored: pa.DataType) -> None:
+def test_storage_type_maps_feature_types(feature: pa.DataType, stored: pa.DataType) -> None:
     assert storage_type(feature) == stored
     assert str(storage_type(feature)) == str(stored)
 
 
-def test_floats_and_nested_types_are_no_keys() -> None:
+def test_can_be_key_floats_and_nested_types_is_false() -> None:
     assert [can_be_key(kind) for kind in (pa.int64(), pa.string(), TIMESTAMP, pa.binary())] == [
         True
     ] * 4
@@ -130,7 +130,7 @@ def test_floats_and_nested_types_are_no_keys() -> None:
         (pa.string(), pa.binary(), False),
     ],
 )
-def test_widening_loses_nothing(narrow: pa.DataType, wide: pa.DataType, expected: bool) -> None:
+def test_widens_only_without_loss(narrow: pa.DataType, wide: pa.DataType, expected: bool) -> None:
     assert widens(narrow, wide) is expected
 
 
@@ -148,7 +148,7 @@ def check(array: pa.Array, kind: pa.DataType, expected: list[Any]) -> None:
         assert part.to_pylist() == expected[start:]
 
 
-def test_lists_become_lists_of_fixed_size_and_back() -> None:
+def test_cast_array_lists_to_fixed_size_and_back() -> None:
     fixed = pa.list_(ITEM, 2)
     values = [[1.0, 2.0], None, [3.0, None], None]
     check(pa.array(values, pa.list_(pa.field("element", pa.float32()), 2)), fixed, values)
@@ -160,7 +160,7 @@ def test_lists_become_lists_of_fixed_size_and_back() -> None:
         cast_array(pa.array([[1.0, 2.0], [1.0, 2.0, 3.0]]), fixed)
 
 
-def test_lists_without_offsets_are_cast_unread() -> None:
+def test_cast_array_empty_offsets_buffer_is_not_read() -> None:
     """As Spark's Arrow writer sends them.
 
     The buffer of offsets is empty, and reading it can end the process.
@@ -178,7 +178,7 @@ def test_lists_without_offsets_are_cast_unread() -> None:
         assert cast_array(nested, pa.list_(kind)).to_pylist() == [None, None]
 
 
-def test_structs_are_cast_field_by_field_and_by_name() -> None:
+def test_cast_array_structs_match_fields_by_name() -> None:
     kind = pa.struct([pa.field("u", pa.uint8()), pa.field("v", pa.list_(ITEM, 2))])
     stored = pa.struct([("v", pa.list_(pa.float32())), ("u", pa.int16())])
     values = [{"u": 1, "v": [1.0, 2.0]}, None, {"u": None, "v": None}]
@@ -186,13 +186,13 @@ def test_structs_are_cast_field_by_field_and_by_name() -> None:
 
 
 @given(st.lists(st.none() | st.integers(0, 2**64 - 1)))
-def test_unsigned_integers_survive_their_storage(values: list[int | None]) -> None:
+def test_cast_array_uint64_round_trips_decimal_storage(values: list[int | None]) -> None:
     stored = cast_array(pa.array(values, pa.uint64()), pa.decimal128(20, 0))
     assert stored.to_pylist() == [None if value is None else Decimal(value) for value in values]
     check(stored, pa.uint64(), values)
 
 
-def test_values_out_of_range_are_refused() -> None:
+def test_cast_array_out_of_range_raises() -> None:
     with pytest.raises(pa.ArrowInvalid):
         cast_array(pa.array([-1], pa.int16()), pa.uint8())
     with pytest.raises(pa.ArrowInvalid):
@@ -201,13 +201,13 @@ def test_values_out_of_range_are_refused() -> None:
         cast_array(pa.array([1], pa.timestamp("ns")), TIMESTAMP)
 
 
-def test_halves_and_dictionaries_are_cast() -> None:
+def test_cast_array_converts_float16_and_dictionaries() -> None:
     halves = pa.array([np.float16(1.5), None], pa.float16())
     check(halves, pa.float32(), [1.5, None])
     check(pa.array(["a", None, "a"]).dictionary_encode(), pa.string(), ["a", None, "a"])
 
 
-def test_batches_are_cast_by_column_name() -> None:
+def test_cast_batch_matches_columns_by_name() -> None:
     batch = pa.RecordBatch.from_pydict({"b": ["x"], "a": pa.array([1], pa.int8())})
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     assert cast_batch(batch, schema).to_pylist() == [{"a": 1, "b": "x"}]

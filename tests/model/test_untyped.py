@@ -54,7 +54,7 @@ def blank(kind: pa.DataType, draw: Any) -> Any:
 
 
 @given(kind=TYPES, data=st.data())
-def test_untyped_values_are_the_same_in_the_type_they_meet(kind: pa.DataType, data: Any) -> None:
+def test_untyped_columns_cast_to_typed_keep_values(kind: pa.DataType, data: Any) -> None:
     given_type = without_leaves(kind, data.draw)
     assert typed_as(given_type, kind) == kind
     assert widens(given_type, kind)
@@ -68,7 +68,7 @@ def test_untyped_values_are_the_same_in_the_type_they_meet(kind: pa.DataType, da
 
 
 @given(kind=TYPES, data=st.data())
-def test_untyped_types_are_no_feature_types_and_refused(kind: pa.DataType, data: Any) -> None:
+def test_refuse_untyped_raises_with_dtypes_hint(kind: pa.DataType, data: Any) -> None:
     given_type = without_leaves(kind, data.draw)
     schema = feature_schema(pa.schema([("a", given_type), ("b", pa.int8())]))
     assert schema.field("a").type == given_type
@@ -83,14 +83,14 @@ def test_untyped_types_are_no_feature_types_and_refused(kind: pa.DataType, data:
             assert typed_as(given_type, suggested) == suggested
 
 
-def test_columns_of_other_forms_keep_their_type() -> None:
+def test_typed_like_other_shapes_keep_type() -> None:
     given_schema = pa.schema([("a", pa.list_(pa.null())), ("b", pa.null()), ("c", pa.int8())])
     like = pa.schema([("a", pa.string()), ("c", pa.int64())])
     assert typed_like(given_schema, like) == given_schema
 
 
 @given(TYPES, st.data())
-def test_sql_casts_give_types_to_nulls_and_keep_all_others(kind: pa.DataType, data: Any) -> None:
+def test_sql_casts_type_only_null_columns(kind: pa.DataType, data: Any) -> None:
     given_kind = without_leaves(kind, data.draw)
     rows = pa.table({"a": pa.nulls(1, given_kind)})
     query = f"select {sql_casts(rows.schema)} from rows"

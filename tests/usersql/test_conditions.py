@@ -50,7 +50,7 @@ NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
         ),
     ],
 )
-def test_conditions_are_written_for_each_engine(text: str, in_duckdb: str, in_spark: str) -> None:
+def test_predicate_renders_sql_for_each_dialect(text: str, in_duckdb: str, in_spark: str) -> None:
     assert predicate(text, schema=SCHEMA, dialect="duckdb") == in_duckdb
     assert predicate(text, schema=SCHEMA, dialect="spark") == in_spark
 
@@ -87,7 +87,7 @@ def test_conditions_are_written_for_each_engine(text: str, in_duckdb: str, in_sp
         "list_filter([1], x -> x > 0)[1] = 1",
     ],
 )
-def test_what_is_no_condition_on_one_row_is_refused(text: str) -> None:
+def test_predicate_not_a_row_condition_raises(text: str) -> None:
     for dialect in ("duckdb", "spark"):
         with pytest.raises(InvalidSql):
             predicate(text, schema=SCHEMA, dialect=dialect)
@@ -115,25 +115,23 @@ def test_what_is_no_condition_on_one_row_is_refused(text: str) -> None:
         ("read_text('/etc/passwd') = 'a'", "the functions are"),
     ],
 )
-def test_what_differs_between_engines_is_refused_on_both_with_what_to_write(
-    text: str, write: str
-) -> None:
+def test_predicate_engine_dependent_sql_raises_with_replacement(text: str, write: str) -> None:
     for dialect in ("duckdb", "spark"):
         with pytest.raises(InvalidSql, match=rf"(?s)Hint:.*{write}"):
             predicate(text, schema=SCHEMA, dialect=dialect)
 
 
-def test_unknown_columns_are_refused_with_those_that_exist() -> None:
+def test_predicate_unknown_column_raises_with_known_columns() -> None:
     with pytest.raises(InvalidSql, match=r"'sped'(.|\n)*'speed', 'Zone', 'address', 'at'"):
         predicate("sped > 1 and speed > 2", schema=SCHEMA, dialect="duckdb")
 
 
-def test_double_quotes_make_columns_not_texts() -> None:
+def test_predicate_double_quoted_text_raises() -> None:
     with pytest.raises(InvalidSql, match="single quotes"):
         predicate('zone = "A"', schema=SCHEMA, dialect="duckdb")
 
 
-def test_the_clock_stands_still_when_a_condition_is_given() -> None:
+def test_fix_clock_replaces_now_and_today() -> None:
     text = "at > now() - interval 1 day and at < current_timestamp"
     fixed = fix_clock(text, now=NOW)
     assert predicate(fixed, schema=SCHEMA, dialect="duckdb") == (
@@ -146,19 +144,19 @@ def test_the_clock_stands_still_when_a_condition_is_given() -> None:
     assert fix_clock("zone = 'now()'", now=NOW) == "zone = 'now()'"
 
 
-def test_a_clock_that_runs_is_refused() -> None:
+def test_predicate_unfixed_now_raises() -> None:
     with pytest.raises(InvalidSql, match="now"):
         predicate("at > now()", schema=SCHEMA, dialect="duckdb")
 
 
-def test_long_conditions_are_written_and_deep_ones_refused() -> None:
+def test_predicate_renders_long_and_rejects_deep_conditions() -> None:
     many = " or ".join(f"seats = {number}" for number in range(5_000))
     assert predicate(many, schema=SCHEMA, dialect="duckdb").count("OR") == 4_999
     with pytest.raises(InvalidSql):
         predicate("(" * 20_000 + "seats = 1" + ")" * 20_000, schema=SCHEMA, dialect="duckdb")
 
 
-def test_conditions_written_for_duckdb_run_in_duckdb() -> None:
+def test_predicate_for_duckdb_runs_in_duckdb() -> None:
     rows = duckdb.sql(
         "select 5.0::double as speed, 'a' as Zone, {'street': 'x'} as address, now() as at, 3::int as seats"
     )
@@ -180,7 +178,7 @@ _WORDS = ["speed", "zone", "at", "seats", "address", ".", "street", "(", ")", ",
 
 @settings(max_examples=75, deadline=None)
 @given(st.lists(st.sampled_from(_WORDS), max_size=12))
-def test_any_text_is_a_condition_or_a_refusal(words: list[str]) -> None:
+def test_predicate_any_text_is_rendered_or_raises(words: list[str]) -> None:
     text = " ".join(words)
     try:
         found = predicate(fix_clock(text, now=NOW), schema=SCHEMA, dialect="duckdb")
@@ -189,7 +187,7 @@ def test_any_text_is_a_condition_or_a_refusal(words: list[str]) -> None:
     assert "read_text" not in found
 
 
-def test_the_page_lists_every_function() -> None:
+def test_conditions_page_lists_every_function() -> None:
     page = pathlib.Path(__file__).parents[2] / "docs" / "how-to" / "conditions.md"
     text = page.read_text(encoding="utf-8")
     missing = [
@@ -198,6 +196,6 @@ def test_the_page_lists_every_function() -> None:
     assert missing == []
 
 
-def test_identifiers_are_quoted_for_each_dialect() -> None:
+def test_quote_escapes_identifiers_for_each_dialect() -> None:
     assert quote('a"b') == '"a""b"'
     assert quote("a`b", dialect="spark") == "`a``b`"

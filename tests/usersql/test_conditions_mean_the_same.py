@@ -166,7 +166,7 @@ def _has_rules_of_its_own(text: str) -> bool:
     return bool(narrow and computes) or divides or compares
 
 
-def test_conditions_mean_what_duckdb_makes_of_them(embedded: dict[str, list[Any]]) -> None:
+def test_conditions_equal_plain_duckdb_results(embedded: dict[str, list[Any]]) -> None:
     different = {}
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -184,7 +184,7 @@ def test_conditions_mean_what_duckdb_makes_of_them(embedded: dict[str, list[Any]
 
 
 @pytest.mark.spark
-def test_conditions_mean_the_same_on_both_engines(
+def test_conditions_equal_on_duckdb_and_spark(
     spark: SparkSession, embedded: dict[str, list[Any]]
 ) -> None:
     from featurestore_connectors.spark_delta import SparkEngine

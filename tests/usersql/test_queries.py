@@ -24,19 +24,19 @@ def engine() -> Iterator[DuckDBEngine]:
     engine.close()
 
 
-def test_queries_for_duckdb_stay_as_they_were_written() -> None:
+def test_query_for_duckdb_is_unchanged() -> None:
     text = "from trips select zone, arg_max(speed, at) group by all"
     assert query(f"  {text};  ", tables=["trips"], dialect="duckdb") == text
 
 
-def test_queries_are_transpiled_for_spark() -> None:
+def test_query_for_spark_is_transpiled() -> None:
     found = query(
         "select * exclude (a), x::double as i from trips", tables=["trips"], dialect="spark"
     )
     assert found == "SELECT * EXCEPT (a), CAST(x AS DOUBLE) AS i FROM trips"
 
 
-def test_named_parameters_survive() -> None:
+def test_query_keeps_named_parameters() -> None:
     text = (
         "select * from trips where at >= $window_start and at < $window_end and at > $window_start"
     )
@@ -56,7 +56,7 @@ def test_named_parameters_survive() -> None:
         "select max(t.id) from trips t asof join trips u on t.zone = u.zone and t.id >= u.id",
     ],
 )
-def test_what_reads_its_tables_only_passes(text: str) -> None:
+def test_query_reading_only_its_tables_passes(text: str) -> None:
     assert query(text, tables=["trips"], dialect="duckdb") == text
 
 
@@ -106,14 +106,14 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("text", ATTACKS)
-def test_what_does_more_than_read_its_tables_is_refused(text: str) -> None:
+def test_query_beyond_its_tables_raises(text: str) -> None:
     for dialect in ("duckdb", "spark"):
         with pytest.raises(InvalidSql):
             query(text, tables=["trips"], dialect=dialect)
 
 
 @pytest.mark.parametrize("text", [text for text in ATTACKS if "FILE" in text or "glob" in text])
-def test_duckdb_itself_reads_no_file_for_a_query_that_was_overlooked(
+def test_user_sql_file_access_raises_in_duckdb(
     engine: DuckDBEngine, tmp_path: Path, text: str
 ) -> None:
     secret = tmp_path / "secret.csv"
@@ -123,14 +123,14 @@ def test_duckdb_itself_reads_no_file_for_a_query_that_was_overlooked(
         engine.user_sql(text.replace("FILE", str(secret)), tables=tables, parameters={})
 
 
-def test_python_variables_are_no_tables(engine: DuckDBEngine) -> None:
+def test_user_sql_python_variable_as_table_raises(engine: DuckDBEngine) -> None:
     hidden = TRIPS
     assert hidden.num_rows
     with pytest.raises(InvalidSql, match="hidden"):
         engine.user_sql("select * from hidden", tables={}, parameters={})
 
 
-def test_a_result_is_read_again_and_again_and_beside_its_tables(engine: DuckDBEngine) -> None:
+def test_user_sql_result_is_read_repeatedly(engine: DuckDBEngine) -> None:
     staged = engine.map_batches(engine.from_arrow(TRIPS.to_reader()), _same, schema=TRIPS.schema)
     held = engine.user_sql("select 1 as one", tables={}, parameters={})
     assert engine.count(held) == engine.count(held) == 1
@@ -153,19 +153,19 @@ def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
     ["now()", "current_timestamp", "current_date", "today()", "localtimestamp", "current_time",
      "get_current_timestamp()", "transaction_timestamp()"],
 )  # fmt: skip
-def test_the_clock_is_refused_with_the_window(call: str) -> None:
+def test_query_clock_functions_raise_with_window_hint(call: str) -> None:
     for dialect in ("duckdb", "spark"):
         with pytest.raises(InvalidSql, match="window_end"):
             query(f"select {call} as t from trips", tables=["trips"], dialect=dialect)
 
 
 @pytest.mark.parametrize("call", ["random()", "uuid()", "gen_random_uuid()", "nextval('s')"])
-def test_chance_is_refused(call: str) -> None:
+def test_query_random_functions_raise(call: str) -> None:
     with pytest.raises(InvalidSql, match="alone"):
         query(f"select {call} as t from trips", tables=["trips"], dialect="duckdb")
 
 
-def test_the_listed_functions_of_duckdb_compute_from_their_arguments_alone() -> None:
+def test_duckdb_functions_are_deterministic() -> None:
     rows = duckdb.sql(
         "select lower(function_name), bool_and(coalesce(stability, 'CONSISTENT') = 'CONSISTENT') "
         "from duckdb_functions() where function_type in ('scalar', 'aggregate', 'macro') group by all"
@@ -188,13 +188,13 @@ def test_the_listed_functions_of_duckdb_compute_from_their_arguments_alone() -> 
         "select id // 2 as i from trips",
     ],
 )
-def test_what_differs_on_spark_is_refused_there(text: str) -> None:
+def test_query_duckdb_only_sql_raises_on_spark(text: str) -> None:
     assert query(text, tables=["trips"], dialect="duckdb") == text
     with pytest.raises(InvalidSql, match="Hint: take Spark DataFrames"):
         query(text, tables=["trips"], dialect="spark")
 
 
-def test_what_was_not_compared_is_refused_on_spark_and_named() -> None:
+def test_query_uncompared_function_raises_on_spark() -> None:
     text = "select median(id) as m from trips"
     assert query(text, tables=["trips"], dialect="duckdb") == text
     with pytest.raises(InvalidSql, match=r"(?s)median.*Hint:.*count"):
@@ -217,10 +217,10 @@ def test_what_was_not_compared_is_refused_on_spark_and_named() -> None:
         ("select count(distinct fare) from trips", ["fare"]),
     ],
 )
-def test_a_query_reads_the_columns_that_it_names(text: str, read: list[str]) -> None:
+def test_columns_read_returns_named_columns(text: str, read: list[str]) -> None:
     assert columns_read(text, ["id", "zone", "fare"]) == read
 
 
-def test_the_unknown_table_is_named_with_those_that_exist() -> None:
+def test_query_unknown_table_raises_with_known_tables() -> None:
     with pytest.raises(InvalidSql, match=r"'other'(.|\n)*'trips'"):
         query("select * from other", tables=["trips"], dialect="duckdb")

@@ -91,13 +91,13 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         engine.close()
 
 
-def test_every_function_is_compared() -> None:
+def test_spark_query_functions_are_all_compared() -> None:
     called = set(re.findall(r"([a-z_]+)\(", " ".join([*_CALLS, *_GROUPED])))
     assert called >= SPARK_QUERY_FUNCTIONS
 
 
 @pytest.mark.spark
-def test_queries_mean_the_same_on_both_engines(
+def test_queries_equal_on_duckdb_and_spark(
     spark: SparkSession, embedded: dict[str, Any], tmp_path: Path
 ) -> None:
     from featurestore_connectors.spark_delta import SparkEngine

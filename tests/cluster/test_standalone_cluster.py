@@ -123,7 +123,7 @@ def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
-def test_work_is_done_by_the_executors(application: Application) -> None:
+def test_cluster_executors_process_rows(application: Application) -> None:
     answer = application.answer
     assert answer["master"] == application.master
     assert answer["version"] == 1
@@ -143,14 +143,14 @@ def test_work_is_done_by_the_executors(application: Application) -> None:
     assert answer["parked"] == []
 
 
-def test_spark_submit_makes_the_bytes_that_the_embedded_engine_makes(
+def test_spark_submit_export_equals_embedded_bytes(
     application: Application, submitted: Any, tmp_path: Path
 ) -> None:
     store = featurestore.connect(tmp_path / "embedded", engine="duckdb")
     assert application.answer["shards"] == submitted.export(store)
 
 
-def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(
+def test_spark_submit_job_rows_equal_embedded_rows(
     application: Application, tmp_path: Path
 ) -> None:
     embedded = prepare_store(tmp_path / "embedded")
@@ -163,9 +163,7 @@ def test_a_submitted_job_gives_the_rows_of_the_embedded_engine(
     assert tables[0] == tables[1]
 
 
-def test_barrier_tasks_train_as_local_processes_do_and_are_counted_first(
-    application: Application, tmp_path: Path
-) -> None:
+def test_barrier_tasks_train_like_local_processes(application: Application, tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "embedded") as store:
         local = experiments.collective_all_reduce(
             training.regression, workers=2, dataset=training.sums_of(store)
@@ -183,9 +181,7 @@ def test_barrier_tasks_train_as_local_processes_do_and_are_counted_first(
 
 
 @pytest.mark.soak
-def test_a_session_of_our_own_works_on_the_cluster(
-    standalone: Any, master: str, tmp_path: Path
-) -> None:
+def test_own_spark_session_runs_on_cluster(standalone: Any, master: str, tmp_path: Path) -> None:
     prepare_store(tmp_path / "store")
     env = standalone.environment(
         FEATURESTORE_SPARK_MASTER=master,
@@ -200,7 +196,7 @@ def test_a_session_of_our_own_works_on_the_cluster(
 
 
 @pytest.mark.soak
-def test_executors_write_to_stores_at_uris(
+def test_cluster_executors_write_s3_and_hdfs_stores(
     standalone: Any,
     master: str,
     tmp_path: Path,

@@ -52,7 +52,7 @@ def noise(rows: int) -> pa.Table:
 @pytest.mark.parametrize(
     ("mode", "policy"), [("append", "strict"), ("overwrite", "off"), ("upsert", "strict")]
 )
-def test_a_full_disk_is_said_and_leaves_the_old_state(
+def test_insert_on_full_disk_raises_and_keeps_old_state(
     small_disk: Path, mode: str, policy: str
 ) -> None:
     store = featurestore.connect(small_disk / "store")
@@ -71,7 +71,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_state(
     again.close()
 
 
-def test_a_creation_on_a_full_disk_leaves_nothing(small_disk: Path) -> None:
+def test_create_featuregroup_on_full_disk_leaves_nothing(small_disk: Path) -> None:
     store = featurestore.connect(small_disk / "store")
     with pytest.raises(StorageError, match=r"(?i)no space|disk"):
         store.create_featuregroup(noise(TOO_MANY), "g", primary_key="id", validation="off")
@@ -91,7 +91,7 @@ def read(group: FeatureGroup) -> int:
     return int(group.read().to_arrow().num_rows)
 
 
-def test_missing_data_file_is_named(group: FeatureGroup) -> None:
+def test_read_missing_data_file_raises_with_name(group: FeatureGroup) -> None:
     file = read_snapshot(group.path).files[0].path
     os.remove(file)
     with pytest.raises(TableDamaged, match=os.path.basename(file)):
@@ -99,7 +99,7 @@ def test_missing_data_file_is_named(group: FeatureGroup) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "scrambled", "emptied"])
-def test_a_damaged_data_file_is_named(group: FeatureGroup, how: str) -> None:
+def test_read_damaged_data_file_raises_with_name(group: FeatureGroup, how: str) -> None:
     file = read_snapshot(group.path).files[0].path
     data = bytearray(Path(file).read_bytes())
     if how == "scrambled":  # the size stays
@@ -111,7 +111,9 @@ def test_a_damaged_data_file_is_named(group: FeatureGroup, how: str) -> None:
 
 @pytest.mark.parametrize("damage", ["removed", "cut", "garbage"])
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_damaged_log_is_named(group: FeatureGroup, damage: str, version: int) -> None:
+def test_read_damaged_log_raises_with_commit(
+    group: FeatureGroup, damage: str, version: int
+) -> None:
     commit = Path(commit_path(group.path, version))
     if damage == "removed":
         commit.unlink()
@@ -123,7 +125,7 @@ def test_a_damaged_log_is_named(group: FeatureGroup, damage: str, version: int) 
         group.insert(noise(1))
 
 
-def test_a_location_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_connect_unwritable_location_raises_with_path(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no directory")
     with pytest.raises(featurestore.FeatureStoreError, match=str(blocked)):

@@ -116,13 +116,13 @@ def repeat(
     assert writes.visible(store) == outcome.new
 
 
-def test_every_public_call_that_writes_is_tried() -> None:
+def test_public_writes_are_all_listed() -> None:
     assert {each.public for each in writes.WRITES.values()} == writes.public_writes()
     assert set(featurestore.__all__) >= writes.READS
 
 
 @pytest.mark.parametrize("write", writes.WRITES)
-def test_a_write_that_meets_a_fault_leaves_the_old_or_the_new_state(
+def test_write_under_fault_leaves_old_or_new_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
     """Killed, then hit by another fault as it is repeated, and repeated unharmed."""
@@ -156,7 +156,7 @@ def stopped(
 
 
 @pytest.mark.parametrize("write", ["append", "upsert", "export to parquet"])
-def test_a_write_that_is_stopped_for_a_while_harms_nothing(
+def test_write_paused_by_sigstop_completes(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
     outcome = unharmed(write)
@@ -168,7 +168,7 @@ def test_a_write_that_is_stopped_for_a_while_harms_nothing(
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("fault", [*FAULTS, "stopped"])
 @pytest.mark.parametrize("write", writes.WRITES)
-def test_every_prefix_of_a_write_leaves_the_old_or_the_new_state(
+def test_write_fault_at_each_call_leaves_consistent_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str, fault: str
 ) -> None:
     """All calls of all writes under six faults: about 6,000.

@@ -78,7 +78,7 @@ def _written(store: FeatureStore, write: str) -> str:
     return "old" if state == trials.OLD else "new"
 
 
-def test_eight_writers_at_once_lose_nothing_and_repeat_nothing(
+def test_eight_concurrent_writers_keep_each_row_once(
     ask: Server, template: Path, tmp_path: Path
 ) -> None:
     location = tmp_path / "store"
@@ -203,7 +203,7 @@ def spark_trial(
     ("write", "point"),
     [("append", "committed"), pytest.param("upsert", "written", marks=pytest.mark.soak)],
 )
-def test_killed_spark_writers_leave_the_old_or_the_new_tables(
+def test_killed_spark_write_leaves_old_or_new_tables(
     template: Path, tmp_path: Path, write: str, point: str
 ) -> None:
     after = random.Random(f"{SEED}/spark/{write}").uniform(0, 0.5)
@@ -213,9 +213,7 @@ def test_killed_spark_writers_leave_the_old_or_the_new_tables(
 @pytest.mark.spark
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_forty_killed_spark_writers_leave_the_old_or_the_new_tables(
-    template: Path, tmp_path: Path
-) -> None:
+def test_forty_killed_spark_writes_leave_old_or_new_tables(template: Path, tmp_path: Path) -> None:
     moment = random.Random(f"{SEED}/spark/soak")
     outcomes = []
     for number in range(10):

@@ -54,9 +54,7 @@ def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
     return found
 
 
-def test_an_insert_tells_its_columns_its_version_and_its_numbers(
-    store: FeatureStore, lineage: Lineage
-) -> None:
+def test_insert_event_has_columns_version_and_counts(store: FeatureStore, lineage: Lineage) -> None:
     fill(store)
     store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
     (_, begun), (kind, done) = lineage.of("write.weather")
@@ -78,7 +76,7 @@ def test_an_insert_tells_its_columns_its_version_and_its_numbers(
     assert output["outputFacets"]["outputStatistics"]["rowCount"] >= 1
 
 
-def test_a_validation_is_part_of_its_write_and_tells_every_expectation(
+def test_validation_event_has_parent_write_and_expectations(
     store: FeatureStore, lineage: Lineage
 ) -> None:
     fill(store)
@@ -103,7 +101,7 @@ def test_a_validation_is_part_of_its_write_and_tells_every_expectation(
     assert begun["inputs"][0]["name"] == checked["name"]
 
 
-def test_a_beginning_that_is_sent_late_says_what_was_known_when_the_work_began(
+def test_start_event_sent_late_equals_event_at_start(
     tmp_path: Path,
 ) -> None:
     all_done = threading.Event()
@@ -145,9 +143,7 @@ def test_a_beginning_that_is_sent_late_says_what_was_known_when_the_work_began(
     assert kinds == {"create", "write", "validate", "daily", "export", "remove", "delete"}
 
 
-def test_an_export_tells_its_sources_and_where_every_column_comes_from(
-    store: FeatureStore, lineage: Lineage
-) -> None:
+def test_export_event_has_inputs_and_column_lineage(store: FeatureStore, lineage: Lineage) -> None:
     fill(store)
     window = featurestore.window("weather.temp", "mean", over="2h")
     first = store.get_features(["weather.temp as warm", window], labels="flights")
@@ -168,7 +164,7 @@ def test_an_export_tells_its_sources_and_where_every_column_comes_from(
     assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
 
-def test_rows_of_a_retrieval_that_become_a_group_keep_the_origin_of_their_columns(
+def test_create_event_from_retrieval_keeps_column_lineage(
     store: FeatureStore, lineage: Lineage
 ) -> None:
     fill(store)
@@ -180,7 +176,7 @@ def test_rows_of_a_retrieval_that_become_a_group_keep_the_origin_of_their_column
     assert read == {"weather/v1", "flights/v1"}
 
 
-def test_a_job_is_the_parent_of_its_write_and_a_failing_one_says_why(
+def test_job_event_is_parent_and_failure_has_error(
     store: FeatureStore, lineage: Lineage, tmp_path: Path
 ) -> None:
     fill(store)
@@ -204,7 +200,7 @@ def test_a_job_is_the_parent_of_its_write_and_a_failing_one_says_why(
     assert told["run"]["facets"]["errorMessage"]["message"] == "ValueError: nothing works"
 
 
-def test_every_event_is_as_the_specification_says(
+def test_events_follow_openlineage_specification(
     store: FeatureStore, lineage: Lineage, tmp_path: Path
 ) -> None:
     fill(store)
@@ -232,7 +228,7 @@ def test_every_event_is_as_the_specification_says(
     assert seen["name"].endswith("featuregroups/weather/v1")
 
 
-def test_nothing_is_sent_where_no_transport_is_configured(
+def test_events_without_transport_are_not_sent(
     monkeypatch: pytest.MonkeyPatch, lineage: Lineage, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("OPENLINEAGE_URL")
@@ -246,7 +242,7 @@ def test_nothing_is_sent_where_no_transport_is_configured(
 
 
 @pytest.mark.parametrize("how", ["refuses", "hangs", "fails"])
-def test_a_receiver_that_is_down_neither_fails_nor_slows_a_write(
+def test_unreachable_receiver_does_not_fail_or_delay_writes(
     monkeypatch: pytest.MonkeyPatch,
     lineage: Lineage,
     tmp_path: Path,
@@ -283,7 +279,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.name.startswith("featurestore.")]
 
 
-def test_what_waits_is_bounded_and_the_loss_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_emitter_full_queue_drops_events_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     arrived: list[Any] = []
 
     def send(event: Any) -> None:
@@ -300,7 +296,7 @@ def test_what_waits_is_bounded_and_the_loss_is_said_once(caplog: pytest.LogCaptu
     assert _said(caplog) == ["lineage events are dropped: more events wait than can be sent"]
 
 
-def test_what_waits_when_it_is_closed_is_dropped() -> None:
+def test_emitter_close_drops_waiting_events() -> None:
     sent = []
     going_on = threading.Event()
 
@@ -320,7 +316,7 @@ def test_what_waits_when_it_is_closed_is_dropped() -> None:
     assert len(sent) <= 1
 
 
-def test_a_receiver_that_fails_is_said_once_and_again_after_it_was_well(
+def test_emitter_warns_once_per_outage(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ill = True
@@ -347,16 +343,14 @@ def test_a_receiver_that_fails_is_said_once_and_again_after_it_was_well(
     assert "ConnectionError: refused" in said[0]
 
 
-def test_the_environment_holds_what_was_set_and_nothing_more(
-    store: FeatureStore, lineage: Lineage
-) -> None:
+def test_lineage_events_leave_environment_unchanged(store: FeatureStore, lineage: Lineage) -> None:
     store.create_featuregroup([{"x": 1}], "numbers")
     assert lineage.events()
     settings = {name for name in os.environ if name.startswith("OPENLINEAGE")}
     assert settings == {"OPENLINEAGE_NAMESPACE", "OPENLINEAGE_URL"}
 
 
-def test_work_without_observers_is_done_all_the_same() -> None:
+def test_observed_without_observers_runs_work() -> None:
     with observed(Work("job", "daily", "0" * 32, "/nowhere")) as work:
         work.committed_version = 3
     assert work.error is None

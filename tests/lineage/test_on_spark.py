@@ -56,9 +56,7 @@ def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_spark_tells_of_inserts_jobs_and_exports_what_the_embedded_engine_tells(
-    tmp_path: Path, lineage: Lineage
-) -> None:
+def test_spark_events_equal_embedded_events(tmp_path: Path, lineage: Lineage) -> None:
     embedded = events_of("duckdb", tmp_path, lineage)
     cluster = events_of("spark", tmp_path, lineage)
     names = [(each["job"]["name"], each["eventType"]) for each in embedded]

@@ -16,7 +16,7 @@ from featurestore.experiments.run_files import save_model
 
 
 @pytest.mark.parametrize("kind", ["module", "state", "distributed"])
-def test_saved_torch_states_load_into_the_bare_module(kind: str, tmp_path: Path) -> None:
+def test_save_model_torch_state_loads_into_bare_module(kind: str, tmp_path: Path) -> None:
     module = torch.nn.Linear(3, 1)
     model: Any = {"module": module, "state": module.state_dict()}.get(kind)
     if kind == "distributed":
@@ -44,7 +44,7 @@ def trained(context: Any) -> dict[str, float]:
     return {"sum": float(module.weight.sum())}
 
 
-def test_a_run_of_two_workers_has_one_torch_file(tmp_path: Path) -> None:
+def test_collective_all_reduce_two_workers_save_one_torch_file(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     run = experiments.collective_all_reduce(trained, workers=2, store=store, progress=False)
     assert run.artifacts == ["artifacts/net.pt"]

@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
+def test_torch_dataset_equals_numpy_batches(
     example: Example, shuffle: bool, remainder: str
 ) -> None:
     reader = open_numbers(example, shuffle=shuffle, remainder=remainder, seed=2)
@@ -50,7 +50,7 @@ def test_the_dataset_gives_the_batches_of_the_numpy_iterator(
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
+def test_torch_dataset_nulls_match_numpy_masks_and_fills(
     with_nulls: Example, remainder: str
 ) -> None:
     fills = {"count": -1, "flag": True, "ratio": 0.5, "vector": 9.0, "moment": 7}
@@ -60,9 +60,7 @@ def test_nulls_are_masked_or_filled_as_the_numpy_iterator_does(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
-def test_the_workers_of_a_loader_share_the_steps_in_order(
-    example: Example, num_workers: int
-) -> None:
+def test_torch_dataset_loader_workers_keep_step_order(example: Example, num_workers: int) -> None:
     reader = open_numbers(example, remainder="pad")
     loader = DataLoader(
         reader.torch_dataset(rank=1, world_size=2, epochs=2),
@@ -84,7 +82,7 @@ def test_the_workers_of_a_loader_share_the_steps_in_order(
     ],
     ids=["no workers", "new workers", "workers that stay", "spawned workers"],
 )
-def test_iterating_again_reads_the_next_epochs(tfrecord: Example, options: Any) -> None:
+def test_torch_dataset_next_iteration_reads_next_epoch(tfrecord: Example, options: Any) -> None:
     reader = open_numbers(tfrecord, remainder="pad", global_batch_size=60)
     loader = DataLoader(reader.torch_dataset(start_step=1), batch_size=None, **options)
     found = [row_ids(loader) for _ in range(3)]
@@ -95,7 +93,7 @@ def test_iterating_again_reads_the_next_epochs(tfrecord: Example, options: Any) 
     assert found == expected
 
 
-def test_a_dataset_counts_iterations_of_loaders_with_other_workers(tfrecord: Example) -> None:
+def test_torch_dataset_epochs_advance_across_loaders(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord, global_batch_size=60)
     dataset = reader.torch_dataset()
     found = [
@@ -106,7 +104,7 @@ def test_a_dataset_counts_iterations_of_loaders_with_other_workers(tfrecord: Exa
 
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
 @pytest.mark.parametrize("cut", [1, 5, 8, 16])
-def test_a_stateful_loader_goes_on_where_its_state_was_taken(
+def test_stateful_dataloader_resumes_at_saved_step(
     tfrecord: Example, num_workers: int, cut: int
 ) -> None:
     reader = open_numbers(tfrecord, seed=4)
@@ -129,7 +127,7 @@ def test_a_stateful_loader_goes_on_where_its_state_was_taken(
     assert len(rest) == 32 if cut == 16 else 16 - cut + 16
 
 
-def test_tensors_are_views_of_the_memory_that_was_read(tfrecord: Example) -> None:
+def test_torch_dataset_tensors_share_read_buffers(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     steps = [features["ratio"] for features, _ in reader.torch_dataset()]
     storages = {each.untyped_storage().data_ptr() for each in steps}
@@ -137,7 +135,7 @@ def test_tensors_are_views_of_the_memory_that_was_read(tfrecord: Example) -> Non
     assert all(not each.is_shared() for each in steps)
 
 
-def test_batches_of_a_worker_bring_no_more_memory_than_their_own(tfrecord: Example) -> None:
+def test_torch_dataset_worker_batches_own_only_their_memory(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     loader = DataLoader(reader.torch_dataset(), batch_size=None, num_workers=1)
     for features, label in loader:
@@ -146,7 +144,7 @@ def test_batches_of_a_worker_bring_no_more_memory_than_their_own(tfrecord: Examp
         assert features["vector"].untyped_storage().nbytes() == features["vector"].nbytes
 
 
-def test_texts_are_refused_unless_they_are_named(tfrecord: Example) -> None:
+def test_torch_dataset_text_columns_not_selected_raise(tfrecord: Example) -> None:
     reader = open_reader(
         tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, nulls="error"
     )
@@ -162,7 +160,7 @@ def test_texts_are_refused_unless_they_are_named(tfrecord: Example) -> None:
         assert list(map(plain, loader))[:16] == as_elements(named, named.batches())
 
 
-def test_rows_of_predictions_are_those_of_the_split(tfrecord: Example) -> None:
+def test_unpad_torch_predictions_returns_split_rows(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord, shuffle=False, remainder="pad")
     predictions = torch.cat([features["row_id"] for features, *_ in reader.torch_dataset()])
     predictions = predictions.to(torch.float32).requires_grad_()
@@ -172,7 +170,7 @@ def test_rows_of_predictions_are_those_of_the_split(tfrecord: Example) -> None:
         reader.evaluate(torch.nn.Linear(1, 1))
 
 
-def test_mistakes_are_answered(tfrecord: Example) -> None:
+def test_torch_dataset_wrong_arguments_raise(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     for options in ({}, {"batch_size": None}, {"shuffle": True}):
         with pytest.raises(NotIterable, match=r"reader\.torch_loader\(\)"):
@@ -185,13 +183,13 @@ def test_mistakes_are_answered(tfrecord: Example) -> None:
         reader.torch_loader(rank=0)
 
 
-def test_an_epoch_without_steps_gives_nothing(tfrecord: Example) -> None:
+def test_torch_dataset_zero_epochs_is_empty(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     assert list(reader.torch_dataset(epochs=0)) == []
     assert np.asarray(len(reader.torch_loader(epochs=0))) == 0
 
 
-def test_texts_with_a_transformation_come_as_codes(tmp_path: Path) -> None:
+def test_torch_loader_transformed_texts_are_codes(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path)
     rows = pa.table({"carrier": ["UA", "AA", "UA", "DL"] * 30, "y": [0, 1] * 60})
     dataset = store.create_training_dataset(

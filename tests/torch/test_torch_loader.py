@@ -22,7 +22,7 @@ def rows_of_epochs(reader: Any, epochs: int) -> list[list[int]]:
 @pytest.mark.parametrize("before", [0, 2])
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("cut", [1, 7, 16, 17])
-def test_a_state_goes_on_at_the_next_step_with_any_workers(
+def test_torch_loader_state_resumes_with_other_workers(
     tfrecord: Example, before: int, after: int, cut: int
 ) -> None:
     reader = open_numbers(tfrecord, seed=1)
@@ -50,7 +50,7 @@ def test_a_state_goes_on_at_the_next_step_with_any_workers(
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 )
-def test_iterating_again_reads_the_next_epochs_and_a_broken_one_is_over(
+def test_torch_loader_interrupted_iteration_continues_at_next_epoch(
     example: Example, options: Any
 ) -> None:
     reader = open_numbers(example, remainder="pad")
@@ -64,7 +64,7 @@ def test_iterating_again_reads_the_next_epochs_and_a_broken_one_is_over(
     assert list(map(plain, loader)) == as_elements(reader, reader.batches(5, start_step=2))
 
 
-def test_the_processes_of_torchrun_are_ranks(
+def test_torch_loader_reads_torchrun_rank_and_world_size(
     tfrecord: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = open_numbers(tfrecord)
@@ -75,7 +75,7 @@ def test_the_processes_of_torchrun_are_ranks(
     assert row_ids(loader) == expected
 
 
-def test_a_state_of_another_reader_is_refused(tfrecord: Example, example: Example) -> None:
+def test_torch_loader_state_of_other_reader_raises(tfrecord: Example, example: Example) -> None:
     reader = open_numbers(tfrecord)
     state = reader.torch_loader().state_dict()
     with pytest.raises(ReaderConfigError, match=r"seed=0 and not 9"):
@@ -92,6 +92,6 @@ def test_a_state_of_another_reader_is_refused(tfrecord: Example, example: Exampl
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_memory_may_be_pinned(tfrecord: Example) -> None:
+def test_torch_loader_pin_memory_keeps_rows(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     assert row_ids(reader.torch_loader(pin_memory=True)) == rows_of_epochs(reader, 1)

@@ -102,7 +102,7 @@ def expected_figures(dataset: TrainingDataset, weight: str | None) -> dict[str, 
 
 @pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
 @pytest.mark.parametrize(("name", "weight"), [("plain", None), ("weighed", "w")])
-def test_evaluate_of_a_function_counts_every_row_once(
+def test_evaluate_torch_function_counts_each_row_once(
     evaluated: Path, name: str, weight: str | None, remainder: str
 ) -> None:
     dataset = TrainingDataset.open(str(evaluated / name / "v1"))
@@ -111,7 +111,7 @@ def test_evaluate_of_a_function_counts_every_row_once(
     assert figures == pytest.approx(expected_figures(dataset, weight), rel=1e-6)
 
 
-def test_class_weights_weigh_the_figures_of_a_function(evaluated: Path) -> None:
+def test_evaluate_class_weights_apply_to_torch_function(evaluated: Path) -> None:
     dataset = TrainingDataset.open(str(evaluated / "weighed" / "v1"))
     by_class = {0: 1.0, 1: 3.0}
     reader = dataset.reader("train", global_batch_size=12, class_weights=by_class)
@@ -130,7 +130,7 @@ def test_class_weights_weigh_the_figures_of_a_function(evaluated: Path) -> None:
         lambda features, label: features["x"],
     ],
 )
-def test_functions_without_figures_of_rows_are_refused(evaluated: Path, model: Any) -> None:
+def test_evaluate_function_without_row_figures_raises(evaluated: Path, model: Any) -> None:
     dataset = TrainingDataset.open(str(evaluated / "plain" / "v1"))
     reader = dataset.reader("train", global_batch_size=12)
     with pytest.raises(InvalidArgument, match="label"):
@@ -138,7 +138,7 @@ def test_functions_without_figures_of_rows_are_refused(evaluated: Path, model: A
 
 
 @pytest.mark.slow
-def test_two_ranks_take_equal_steps_and_a_run_goes_on_with_equal_losses(
+def test_ddp_two_ranks_resume_with_equal_losses(
     tfrecord: Example, evaluated: Path, tmp_path: Path
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -167,9 +167,7 @@ def test_two_ranks_take_equal_steps_and_a_run_goes_on_with_equal_losses(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Lightning warns about few workers, loggers and more
-def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(
-    tfrecord: Example, tmp_path: Path
-) -> None:
+def test_lightning_resumes_within_epoch(tfrecord: Example, tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning")
     reader = open_numbers(tfrecord, seed=5)
 
@@ -220,7 +218,7 @@ def test_lightning_trains_and_resumes_in_the_middle_of_an_epoch(
     assert first.losses + second.losses == whole.losses
 
 
-def test_the_flights_example_trains(tmp_path: Path) -> None:
+def test_flights_example_trains_with_torch(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "examples" / "flights"
     command = [sys.executable, "one_process.py", "--until", "2013-01-08", "--epochs", "2"]
     command += ["--framework", "torch", "--out", str(tmp_path)]
@@ -231,7 +229,7 @@ def test_the_flights_example_trains(tmp_path: Path) -> None:
     assert re.search(r"torch: test AUC 0\.[5-9]\d\d on 1,154 flights", done.stdout)
 
 
-def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> None:
+def test_resume_accepts_torch_loader_state(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     loader = reader.torch_loader(start_epoch=2)
     next(iter(loader))
@@ -240,7 +238,7 @@ def test_a_state_of_the_loader_is_a_state_of_the_reader(tfrecord: Example) -> No
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_named_lists_come_as_values_and_row_splits(tmp_path: Path, workers: int) -> None:
+def test_torch_loader_lists_are_values_and_row_splits(tmp_path: Path, workers: int) -> None:
     rows = pa.table(
         {
             "id": range(64),
@@ -271,7 +269,7 @@ def test_named_lists_come_as_values_and_row_splits(tmp_path: Path, workers: int)
                 assert found["words"].tolist() == codes["words"].tolist()
 
 
-def test_lists_of_varying_length_reach_pytorch_as_codes(tmp_path: Path) -> None:
+def test_torch_loader_padded_lists_are_codes(tmp_path: Path) -> None:
     words = [["late", "gate"], None, [], ["gate", "bus", "late", "gate"]] * 20
     numbers = [[0.5], [1.0, 2.0], [], [3.0]] * 20
     rows = pa.table({"y": range(80), "words": words, "numbers": numbers})

@@ -50,7 +50,7 @@ def run(location: str, command_line: Callable[..., Any]) -> Run:
     return call
 
 
-def test_list_shows_every_group(run: Run) -> None:
+def test_fg_list_shows_every_group(run: Run) -> None:
     assert "weather" in run("fg", "list")
     assert run("fg", "list", as_json=True) == [
         {
@@ -66,7 +66,7 @@ def test_list_shows_every_group(run: Run) -> None:
     ]
 
 
-def test_show_tells_the_definition(run: Run) -> None:
+def test_fg_show_prints_definition(run: Run) -> None:
     found = run("fg", "show", "weather", as_json=True)
     assert found["tags"] == {"team": "sky"}
     assert found["ttl"] == "1d"
@@ -80,13 +80,13 @@ def test_show_tells_the_definition(run: Run) -> None:
     assert "timestamp[us, tz=UTC]" in text
 
 
-def test_head_prints_rows(run: Run) -> None:
+def test_fg_head_prints_rows(run: Run) -> None:
     assert "only showing top 1 row" in run("fg", "head", "weather", "-n", "1")
     assert len(run("fg", "head", "weather", as_json=True)) == 2
     assert len(run("fg", "head", "weather@v1", "--as-of", "1", as_json=True)) == 2
 
 
-def test_history_lists_commits(run: Run) -> None:
+def test_fg_history_lists_commits(run: Run) -> None:
     found = run("fg", "history", "weather", as_json=True)
     assert [
         (each["delta_version"], each["operation"], each["rows_in"], each["rows_out"])
@@ -99,18 +99,18 @@ def test_history_lists_commits(run: Run) -> None:
     assert "upsert" in run("fg", "history", "weather")
 
 
-def test_stats_counts_columns(run: Run) -> None:
+def test_fg_stats_prints_column_statistics(run: Run) -> None:
     assert "temp" in run("fg", "stats", "weather")
     found = run("fg", "stats", "weather", as_json=True)
     assert found["rows"] == 2
 
 
-def test_validate_checks_the_data_that_is_there(run: Run) -> None:
+def test_fg_validate_checks_stored_data(run: Run) -> None:
     assert "no_null_keys" in run("fg", "validate", "weather")
     assert run("fg", "validate", "weather", as_json=True)["success"] is True
 
 
-def test_explain_shows_the_row_that_wins(run: Run) -> None:
+def test_fg_explain_shows_selected_row(run: Run) -> None:
     assert "JFK" in run(
         "fg", "explain", "weather", "--key", "origin=JFK", "--at", "2024-01-01T12:00Z"
     )
@@ -130,7 +130,7 @@ def test_explain_shows_the_row_that_wins(run: Run) -> None:
     assert "is not column=value" in run("fg", "explain", "weather", "--key", "JFK", code=1)
 
 
-def test_explain_shows_the_rows_that_an_aggregate_counts(run: Run, location: str) -> None:
+def test_fg_explain_window_shows_counted_rows(run: Run, location: str) -> None:
     times = [DAY + dt.timedelta(hours=hour) for hour in (0, 5, 30, 40)]
     gusts = pa.table({"origin": ["JFK"] * 4, "t": times, "speed": [20.0, 12.5, 9.0, None]})
     with featurestore.connect(location) as store:
@@ -156,13 +156,13 @@ def test_explain_shows_the_rows_that_an_aggregate_counts(run: Run, location: str
     assert (rows["JFK"]["speed_sum_36h"], rows["LGA"]["speed_sum_36h"]) == (20.0, None)
 
 
-def test_compare_tells_drift_between_delta_versions(run: Run) -> None:
+def test_fg_compare_reports_drift_between_delta_versions(run: Run) -> None:
     assert "0 of 1 features drifted" in run("fg", "compare", "weather#1", "weather#2")
     assert run("fg", "compare", "weather#1", "weather@v1", as_json=True)
     assert "has no Delta version" in run("fg", "compare", "weather#x", "weather", code=1)
 
 
-def test_maintenance_says_what_it_did(run: Run) -> None:
+def test_fg_compact_and_vacuum_report_results(run: Run) -> None:
     assert run("fg", "compact", "weather", as_json=True)["rows"] == 2
     assert run("fg", "vacuum", "weather", "--retain", "7d", as_json=True) == {
         "removed": 0,
@@ -170,7 +170,7 @@ def test_maintenance_says_what_it_did(run: Run) -> None:
     }
 
 
-def test_errors_are_one_line_and_a_hint(run: Run) -> None:
+def test_cli_error_prints_one_line_and_hint(run: Run) -> None:
     assert run("fg", "show", "wether", code=1) == (
         "error: Unknown feature group 'wether'. Available: 'weather'.\n"
         "hint: did you mean weather?\n"
@@ -183,11 +183,11 @@ def test_errors_are_one_line_and_a_hint(run: Run) -> None:
 @pytest.mark.parametrize(
     "words", [("fg", "nothing"), ("fg", "show"), ("fg", "list", "--nope"), ("nothing",)]
 )
-def test_wrong_usage_exits_with_2(run: Run, words: tuple[str, ...]) -> None:
+def test_cli_wrong_usage_exits_with_2(run: Run, words: tuple[str, ...]) -> None:
     assert "Usage:" in run(*words, code=2)
 
 
-def test_registry_rebuild_says_what_it_restored_and_what_not(run: Run, location: str) -> None:
+def test_registry_rebuild_reports_restored_and_missing_parts(run: Run, location: str) -> None:
     Path(location, "registry.db").unlink()
     found = run("registry", "rebuild", as_json=True)
     assert found["featuregroups"] == ["weather@v1"]
@@ -197,7 +197,7 @@ def test_registry_rebuild_says_what_it_restored_and_what_not(run: Run, location:
     assert told["before"] == told["now"]
 
 
-def test_init_makes_a_store_and_a_configuration(
+def test_init_creates_store_and_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command_line: Callable[..., Any]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -207,7 +207,7 @@ def test_init_makes_a_store_and_a_configuration(
     assert featurestore.connect().location == str(tmp_path / "my-store")
 
 
-def test_doctor_looks_at_this_machine(run: Run) -> None:
+def test_doctor_reports_state_of_each_check(run: Run) -> None:
     found = {each["check"]: each for each in run("doctor", as_json=True)}
     assert found["python"]["state"] == "ok"
     assert found["location"]["state"] == "ok"
@@ -216,7 +216,7 @@ def test_doctor_looks_at_this_machine(run: Run) -> None:
     assert set(found["duckdb"]) == {"check", "state", "detail", "hint"}
 
 
-def test_the_installed_command_runs(location: str) -> None:
+def test_installed_command_runs(location: str) -> None:
     script = Path(sys.executable).with_name("featurestore")
     if not script.exists():
         pytest.skip("the command is not installed beside this interpreter")
@@ -232,7 +232,7 @@ def test_the_installed_command_runs(location: str) -> None:
     ).stdout.startswith(b"featurestore ")
 
 
-def test_lists_come_by_pages(location: str, run: Run) -> None:
+def test_fg_list_limit_and_page_split_results(location: str, run: Run) -> None:
     with featurestore.connect(location) as store:
         for number in range(4):
             store.create_featuregroup([{"x": number}], f"group{number}", validation="off")
@@ -248,7 +248,7 @@ def test_lists_come_by_pages(location: str, run: Run) -> None:
     assert [each["delta_version"] for each in newest] == [2]
 
 
-def test_tables_fit_80_columns_and_wide_ones_hold_more(location: str, run: Run) -> None:
+def test_cli_tables_fit_80_columns_unless_wide(location: str, run: Run) -> None:
     with featurestore.connect(location) as store:
         for name in ("destination_weather", "origin_demand"):
             days = [DAY + dt.timedelta(hours=each) for each in range(1_200)]

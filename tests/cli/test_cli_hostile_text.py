@@ -84,7 +84,7 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_nothing_that_a_store_holds_reaches_the_terminal_as_a_command(
+def test_cli_output_escapes_control_characters(
     location: str, command_line: Callable[..., Any], words: list[str]
 ) -> None:
     text = command_line("--location", location, *words)
@@ -95,7 +95,7 @@ def test_nothing_that_a_store_holds_reaches_the_terminal_as_a_command(
 
 
 @pytest.mark.parametrize("words", FAILING, ids=lambda words: words[0] + " " + words[1])
-def test_nor_does_what_an_error_names(
+def test_cli_errors_escape_control_characters(
     location: str, command_line: Callable[..., Any], words: list[str]
 ) -> None:
     for form in ([], ["--output", "json"]):
@@ -104,14 +104,12 @@ def test_nor_does_what_an_error_names(
         assert not CONTROL.search(told.out + told.err)
 
 
-def test_json_means_what_the_store_holds(location: str, command_line: Callable[..., Any]) -> None:
+def test_cli_json_preserves_stored_text(location: str, command_line: Callable[..., Any]) -> None:
     printed = command_line("--location", location, "fg", "head", "weather", "--output", "json")
     assert {row["note"] for row in json.loads(printed.out)} == {HOSTILE, "fine"}
 
 
-def test_frames_shown_in_python_are_escaped_as_well(
-    location: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_escapes_control_characters(location: str, capsys: pytest.CaptureFixture[str]) -> None:
     with featurestore.connect(location) as store:
         store.get_featuregroup("weather").show()
     assert not CONTROL.search(capsys.readouterr().out)

@@ -88,7 +88,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", modules_with_examples())
-def test_the_examples_of_a_module_are_true(name: str, filled_store: Path, tmp_path: Path) -> None:
+def test_module_docstring_examples_run(name: str, filled_store: Path, tmp_path: Path) -> None:
     if name.startswith("featurestore.experiments."):
         for library in ("optuna", "tensorboard"):
             pytest.importorskip(library)
@@ -98,14 +98,14 @@ def test_the_examples_of_a_module_are_true(name: str, filled_store: Path, tmp_pa
 @pytest.mark.tensorflow
 @pytest.mark.petastorm
 @pytest.mark.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
-def test_the_examples_that_start_tensorflow_or_petastorm_are_true(
+def test_tensorflow_and_petastorm_docstring_examples_run(
     filled_store: Path, tmp_path: Path
 ) -> None:
     for name in modules_with_examples():
         run(examples_of(name, "tensorflow"), filled_store, tmp_path / name)
 
 
-def test_the_examples_of_pytorch_are_true(filled_store: Path, tmp_path: Path) -> None:
+def test_pytorch_docstring_examples_run(filled_store: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run(examples_of("featurestore.readers.reader", "torch"), filled_store, tmp_path)
 

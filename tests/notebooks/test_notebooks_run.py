@@ -28,7 +28,7 @@ def code_cells(notebook: Any) -> list[Any]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_there_are_notebooks() -> None:
+def test_notebooks_folder_has_expected_notebooks() -> None:
     assert {path.stem for path in NOTEBOOKS} >= {
         "eit_school",
         "experiments",
@@ -38,7 +38,7 @@ def test_there_are_notebooks() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_lies_without_outputs(path: Path) -> None:
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
     for cell in code_cells(read(path)):
         assert cell.outputs == []
         assert cell.execution_count is None
@@ -51,7 +51,7 @@ def test_a_notebook_lies_without_outputs(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", [pytest.param(path, id=path.stem, marks=marks(path)) for path in NOTEBOOKS]
 )
-def test_a_notebook_runs_and_shows_its_pictures(
+def test_notebook_runs_and_shows_pictures(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jupyter_client.kernelspec import KernelSpecManager

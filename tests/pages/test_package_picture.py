@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_picture_is_that_of_the_layers() -> None:
+def test_package_picture_matches_import_layers() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "package_picture.py"))
     drawn = (ROOT / "docs" / "assets" / "packages.svg").read_text(encoding="utf-8")
     assert drawn == script["drawing"](), "run: python scripts/package_picture.py"

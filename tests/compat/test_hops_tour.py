@@ -249,7 +249,7 @@ def fill(store: Any) -> None:
 
 
 @pytest.mark.petastorm
-def test_the_tour_of_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
+def test_hops_tour_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
     assert set(CELLS) | set(NOT_HERE) == set(range(1, 158))
     fill(duckdb_store)
     names: dict[str, Any] = {"folder": tmp_path}
@@ -267,7 +267,7 @@ def test_the_tour_of_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
     assert ran >= 140
 
 
-def test_what_has_no_meaning_here_answers_with_a_sentence(duckdb_store: Any) -> None:
+def test_hops_unsupported_calls_raise_or_warn(duckdb_store: Any) -> None:
     fill(duckdb_store)
     for name in ("sync_hive_table_with_featurestore", "insert_into_training_dataset", "connect"):
         with pytest.raises(InvalidArgument, match=r"has no meaning in this store(.|\n)*Hint"):
@@ -285,7 +285,7 @@ def test_what_has_no_meaning_here_answers_with_a_sentence(duckdb_store: Any) -> 
 
 
 @pytest.mark.spark
-def test_frames_are_those_of_spark_on_spark(tmp_path: Path, spark: Any) -> None:
+def test_hops_frames_on_spark_are_spark_dataframes(tmp_path: Path, spark: Any) -> None:
     from pyspark.sql import DataFrame
 
     with store_module.connect(tmp_path / "store", engine="spark") as store:

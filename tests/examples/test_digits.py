@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_image_exercise_names_most_digits(
+def test_digits_example_classifies_most_digits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for library in ("optuna", "PIL", "tensorboard", "tensorflow"):

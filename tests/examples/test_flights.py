@@ -78,7 +78,7 @@ def training_rows(store: FeatureStore) -> pa.Table:
 @pytest.mark.soak  # the suites of retrieval hold each part of it on Spark
 @pytest.mark.spark
 @pytest.mark.usefixtures("late_flights", "spark")
-def test_both_engines_give_the_same_training_rows(tmp_path: Path) -> None:
+def test_flights_training_rows_equal_on_both_engines(tmp_path: Path) -> None:
     embedded = training_rows(featurestore.connect(tmp_path / "duckdb", engine="duckdb"))
     cluster = training_rows(featurestore.connect(tmp_path / "spark", engine="spark"))
     assert embedded.num_rows > 5000
@@ -92,7 +92,7 @@ def test_both_engines_give_the_same_training_rows(tmp_path: Path) -> None:
             assert cluster[name].combine_chunks().equals(embedded[name].combine_chunks()), name
 
 
-def test_no_feature_was_known_later_than_its_question(sliced: FeatureStore) -> None:
+def test_flights_features_have_no_leakage(sliced: FeatureStore) -> None:
     from late_flights import features
 
     frame = sliced.get_features(features.FEATURES, labels="questions")
@@ -100,7 +100,7 @@ def test_no_feature_was_known_later_than_its_question(sliced: FeatureStore) -> N
 
 
 @pytest.mark.parametrize("honest", [True, False])
-def test_values_stamped_before_they_were_known_are_caught(
+def test_check_leakage_recompute_detects_leaking_flights_features(
     sliced: FeatureStore, honest: bool
 ) -> None:
     from late_flights import features, leaking
@@ -128,7 +128,7 @@ def test_values_stamped_before_they_were_known_are_caught(
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("late_flights")
-def test_the_whole_example_runs_on_a_slice(
+def test_flights_example_runs_on_slice(
     fork_server: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_the_whole_example_runs_on_a_slice(
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
-def test_the_network_is_searched_taken_apart_and_scored_with(sliced: FeatureStore) -> None:
+def test_flights_network_search_ablation_and_scoring_run(sliced: FeatureStore) -> None:
     for library in ("optuna", "tensorboard", "tf_keras"):
         pytest.importorskip(library)
     from late_flights import datasets, features, trials
@@ -169,7 +169,7 @@ def test_the_network_is_searched_taken_apart_and_scored_with(sliced: FeatureStor
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("late_flights")
-def test_keras_3_trains_in_one_process(
+def test_flights_keras_3_trains_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorflow")
@@ -178,7 +178,7 @@ def test_keras_3_trains_in_one_process(
     assert re.search(r"keras: test AUC 0\.[4-9]\d\d on 1,154 flights", printed)
 
 
-def test_the_monitor_of_the_weather_finds_the_winter(tmp_path: Path) -> None:
+def test_weather_monitor_alarms_in_winter(tmp_path: Path) -> None:
     command = [sys.executable, "watch.py", "--until", "2013-11-04T00:00Z", "--out", str(tmp_path)]
     done = subprocess.run(
         command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False

@@ -43,7 +43,7 @@ def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, kind: str) ->
         store.create_featuregroup(frame(), "other", rename={"Country": "country"})
 
 
-def test_frames_of_the_store_and_twins_are_refused(duckdb_store: FeatureStore) -> None:
+def test_rename_invalid_frames_and_names_raise(duckdb_store: FeatureStore) -> None:
     frame = duckdb_store.create_featuregroup([{"id": 1}], "places").read()
     with pytest.raises(InvalidArgument, match="dataframes of other libraries"):
         duckdb_store.create_featuregroup(frame, "other", rename={"id": "key"})

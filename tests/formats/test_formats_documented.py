@@ -81,7 +81,7 @@ def test_documented_format_has_forty_lines() -> None:
     assert len([line for line in lines if line.strip()]) <= 40
 
 
-def test_documented_format_is_found_by_name(arrow_format: Path, tmp_path: Path) -> None:
+def test_documented_format_is_loaded_by_name(arrow_format: Path, tmp_path: Path) -> None:
     script = f"""
 import featurestore, pyarrow as pa
 store = featurestore.connect({str(tmp_path / "store")!r})

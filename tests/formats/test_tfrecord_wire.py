@@ -37,7 +37,7 @@ def test_framed_records_have_valid_checksums() -> None:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), st.integers(0, 6))
-def test_padded_varints_hold_any_integer(values: list[int], offset: int) -> None:
+def test_padded_varints_encode_any_integer(values: list[int], offset: int) -> None:
     width = wire.varint_width(min(values), max(values))
     words = np.array(values, np.int64).view(np.uint64)
     target = np.zeros((len(values), offset + width + 2), np.uint8)
@@ -266,7 +266,7 @@ def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_gzip_shards_hold_the_same_records(ragged: bool, tmp_path: Path) -> None:
+def test_gzip_shards_contain_same_records(ragged: bool, tmp_path: Path) -> None:
     table = pa.table({"n": range(100), "f": pa.array(range(100), pa.float32())})
     if ragged:
         table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(100)]))

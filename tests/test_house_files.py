@@ -38,7 +38,7 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def test_no_file_names_a_registry_or_a_machine() -> None:
+def test_tracked_files_have_no_registry_or_machine_names() -> None:
     found = []
     for path in tracked_files():
         if path == Path(__file__):
@@ -65,7 +65,7 @@ def test_constraints_are_names_and_versions_only(name: str) -> None:
     ] == []
 
 
-def test_the_core_depends_only_on_what_the_embedded_default_needs() -> None:
+def test_core_dependencies_are_limited_to_embedded_default() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[^a-z0-9-]", dependency)[0] for dependency in project["dependencies"]}
     assert names <= {
@@ -84,14 +84,14 @@ def test_the_core_depends_only_on_what_the_embedded_default_needs() -> None:
     }
 
 
-def test_the_licence_is_apache_2() -> None:
+def test_licence_is_apache_2() -> None:
     text = (ROOT / "LICENSE").read_text()
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text
     assert "The featurestore authors" in text
 
 
-def test_plain_make_lists_every_word() -> None:
+def test_make_lists_every_target() -> None:
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     words = subprocess.run(
@@ -101,7 +101,7 @@ def test_plain_make_lists_every_word() -> None:
         assert f"make {word} " in words
 
 
-def test_the_wheel_holds_three_packages_their_types_and_schemas(tmp_path: Path) -> None:
+def test_wheel_contains_three_packages_types_and_schemas(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],

@@ -53,7 +53,7 @@ def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_importing_the_package_loads_no_heavy_library() -> None:
+def test_import_featurestore_loads_no_heavy_library() -> None:
     answer = json.loads(
         python(
             """
@@ -95,30 +95,28 @@ print("\\n".join(f"{name}: {why}" for name, why in failed.items()))
 """
 
 
-def test_every_module_of_the_core_imports_without_any_extra() -> None:
+def test_core_modules_import_without_extras() -> None:
     assert python(BLOCKED_IMPORT, "featurestore", *EXTRAS).strip() == ""
 
 
-def test_every_connector_imports_without_any_extra() -> None:
+def test_connectors_import_without_extras() -> None:
     """Looking up an engine by name must answer with the pip command, not with a traceback of a missing module."""
     assert python(BLOCKED_IMPORT, "featurestore_connectors", *EXTRAS).strip() == ""
 
 
-def test_the_code_folders_are_not_packages_of_their_own() -> None:
+def test_code_folders_are_not_packages() -> None:
     for folder in ("connectors", "schemas"):
         assert not (ROOT / folder / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("name", ["connectors", "schemas"])
-def test_a_folder_of_the_user_with_our_folder_s_name_does_no_harm(
-    name: str, tmp_path: Path
-) -> None:
+def test_import_with_user_folder_of_same_name_succeeds(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").write_text("raise RuntimeError('the user owns this')")
     python("import featurestore, featurestore_connectors, featurestore_schemas", cwd=tmp_path)
 
 
-def test_entry_points_lead_to_classes_that_exist() -> None:
+def test_entry_points_load_existing_classes() -> None:
     answer = python(
         """
 from importlib.metadata import entry_points
@@ -172,7 +170,7 @@ LAZY_CIRCLES = {
 }
 
 
-def test_modules_import_one_another_in_no_circle() -> None:
+def test_modules_have_no_import_circles() -> None:
     graph = grimp.build_graph(
         "featurestore",
         "featurestore_connectors",

@@ -55,7 +55,7 @@ def every_command() -> dict[str, Any]:
     return dict(commands(typer.main.get_command(app)))
 
 
-def test_every_command_is_on_the_page() -> None:
+def test_cli_page_lists_every_command() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert [
         name
@@ -70,17 +70,17 @@ def test_every_command_has_help() -> None:
     ] == []
 
 
-def test_the_words_of_the_command_line_are_all_there() -> None:
+def test_cli_has_every_expected_command() -> None:
     expected = {f"{group} {word}".strip() for group, words in WORDS.items() for word in words}
     assert expected - set(every_command()) == set()
 
 
 @pytest.mark.parametrize("word", ["--location", "--engine", "--output"])
-def test_the_page_explains_the_global_options(word: str) -> None:
+def test_cli_page_explains_global_options(word: str) -> None:
     assert word in PAGE.read_text(encoding="utf-8")
 
 
-def test_every_public_call_is_on_the_reference_page() -> None:
+def test_reference_page_lists_every_public_call() -> None:
     import featurestore
 
     page = (PAGE.parent / "reference" / "store.md").read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def test_every_public_call_is_on_the_reference_page() -> None:
     assert missing == []
 
 
-def test_examples_in_docstrings_are_code_on_the_reference_pages() -> None:
+def test_doctest_fences_render_examples_as_code() -> None:
     pytest.importorskip("griffe")
     fenced = runpy.run_path(str(PAGE.parents[1] / "scripts" / "doctest_fences.py"))["fenced"]
     one = "```pycon\n>>> 1 + 1\n2\n```"

@@ -70,7 +70,7 @@ def calls_on_files(tree: ast.Module) -> Iterator[str]:
             yield f"{ast.unparse(called.value)}.{called.attr}"
 
 
-def test_nothing_outside_storage_opens_files() -> None:
+def test_only_storage_opens_files() -> None:
     found = {}
     for name, tree in parsed().items():
         calls = sorted(set(calls_on_files(tree)))
@@ -79,7 +79,7 @@ def test_nothing_outside_storage_opens_files() -> None:
     assert found == {}, "use featurestore.storage"
 
 
-def test_exceptions_are_still_needed() -> None:
+def test_storage_exceptions_are_still_needed() -> None:
     trees = parsed()
     idle = [name for name in EXCEPTIONS if not any(calls_on_files(trees[name]))]
     assert idle == []

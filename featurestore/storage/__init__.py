@@ -1,8 +1,8 @@
-"""Files and directories of stores, on this machine or at a URI.
+"""Access to the files of a store, on local disks or at a URI.
 
-All files are opened through a ``Storage``, which ``storage_for`` chooses from the path: ``local`` for
-paths of this machine, ``remote`` for URIs. ``files`` has the calls by path, ``location`` parses URIs,
-and ``connections`` opens their buckets.
+All files are opened through a ``Storage``, which ``storage_for`` selects by the path: ``local`` for
+local paths, ``remote`` for URIs. ``files`` contains functions that take a path, ``location`` parses
+URIs, and ``connections`` connects to their buckets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REMOTE = RemoteStorage()
 
 
 def storage_for(path: str) -> Storage:
-    """Return the storage of the files of a path.
+    """Return the storage that contains a path.
 
     >>> storage_for("/data/store").is_local, storage_for("s3://models/features").is_local
     (True, False)

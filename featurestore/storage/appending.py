@@ -1,4 +1,4 @@
-"""Files that are read while a process writes them: appended lines and events, the last step."""
+"""Files that other processes read while one process writes them: logs, events and the last step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AppendedFile:
             self._file = FileIO(path, "a")
 
     def write(self, data: bytes) -> int:
-        """Append bytes in one system call."""
+        """Append bytes with one system call."""
         with writing(self._path):
             return self._file.write(data)
 
@@ -33,8 +33,8 @@ class AppendedFile:
 class OverwrittenFile:
     """A small file that a process overwrites in place; the last content survives a kill.
 
-    Other processes of the machine see a new content at once, other machines after ``sync``. Every
-    content is padded with spaces to the same size.
+    Other processes on the same machine see new content immediately, processes on other machines
+    after ``sync``. The content is always padded with spaces to the same size.
     """
 
     def __init__(self, path: str, *, size: int) -> None:
@@ -45,12 +45,12 @@ class OverwrittenFile:
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, data: bytes) -> None:
-        """Overwrite the content in one system call."""
+        """Overwrite the content with one system call."""
         with writing(self._path):
             os.pwrite(self._descriptor, data.ljust(self._size), 0)
 
     def sync(self) -> None:
-        """Write the content to the disk, where other machines see it."""
+        """Sync the content to disk, so that other machines see it."""
         with writing(self._path):
             os.fsync(self._descriptor)
 
@@ -63,7 +63,7 @@ def open_log(path: str) -> IO[bytes]:
 
 
 def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
-    """Return at most ``max_bytes`` of a file from an offset on; empty without the file."""
+    """Return up to ``max_bytes`` of a file from an offset; empty if the file does not exist."""
     if not os.path.exists(path):
         return b""
     with reading(path), open(path, "rb") as file:
@@ -72,7 +72,7 @@ def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
 
 
 def last_lines(path: str, count: int) -> list[str]:
-    """Return the last lines of a text file, of the last 64 KiB."""
+    """Return the last lines of a text file, from at most its last 64 KiB."""
     if not os.path.exists(path):
         return []
     data = read_from(path, max(0, os.path.getsize(path) - (1 << 16)))

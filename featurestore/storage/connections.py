@@ -1,8 +1,9 @@
-"""Connections of this process to storages: one for each bucket, opened on first use.
+"""Connections to object stores and other storages: one per bucket and process, opened on first use.
 
-The scheme of a URI selects the class of the connection: that of object stores, or a plugin of the
-group ``featurestore.storages``. The classes are imported lazily, since their libraries are optional.
-``inspect`` checks a location: reach, write, read, list, conditional puts, clock and removal.
+The scheme of a URI selects the connection class: the built-in one for object stores, or a plugin
+from the group ``featurestore.storages``. Classes are imported lazily, since their libraries are
+optional. ``inspect`` checks a location: access, write, read, list, conditional puts, clock and
+removal.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from featurestore.storage.location import (
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
 
-# Requests are signed with the time; servers refuse a larger difference.
+# Requests contain the time in their signature; servers reject a larger clock difference.
 _MAX_SKEW_SECONDS = 300
-# Options and connections by scheme and host. Options may hold credentials: they stay in memory and
-# are never written to a file.
+# Options and connections by scheme and host. Options may contain credentials, so they stay in
+# memory and are never written to a file.
 _options: dict[str, dict[str, str]] = {}
 _connections: dict[str, ObjectStore] = {}
 
 
 def use_options(location: str, options: Mapping[str, str] | None) -> None:
-    """Connect to the bucket of a location with these options from now on, in this process.
+    """Use these options for the bucket of a location from now on, in this process.
 
-    With None the options of an earlier call stay. Settings that are in none come from the
-    environment.
+    If ``options`` is None, the options of an earlier call remain in effect. Missing settings are
+    read from the environment.
     """
     root = root_of(location)
     if options is not None and dict(options) != _options.get(root, {}):
@@ -51,9 +52,9 @@ def use_options(location: str, options: Mapping[str, str] | None) -> None:
 
 
 def use_options_for_owner(location: str, owner: str, options: Mapping[str, str]) -> str:
-    """Return a location whose bucket is connected for one owner, with the owner's options.
+    """Return a location whose bucket is accessed with the options of one owner.
 
-    The connection that others have to the bucket is not changed.
+    Connections of other owners to the same bucket are not changed.
     """
     owned = with_owner(location, owner)
     use_options(owned, options)
@@ -71,14 +72,14 @@ def connected_roots() -> list[str]:
 
 
 def options_of(path: str) -> Mapping[str, str]:
-    """Return the options for the bucket of a URI; they may hold credentials."""
+    """Return the options for the bucket of a URI; they may contain credentials."""
     return _options.get(root_of(path), {})
 
 
 def object_store_for(path: str) -> tuple[ObjectStore, str]:
-    """Return the connection to the bucket of a URI, and the object name of the URI in it.
+    """Return the connection to the bucket of a URI, and the object name within the bucket.
 
-    The name of the bucket itself is "".
+    The object name is "" if the URI is the bucket itself.
     """
     root = root_of(path)
     connection = _connections.get(root)
@@ -88,7 +89,7 @@ def object_store_for(path: str) -> tuple[ObjectStore, str]:
 
 
 def _connect(root: str) -> ObjectStore:
-    """Connect to a bucket or file system, with the options for it."""
+    """Connect to a bucket or file system with its options."""
     scheme, options = scheme_of(root), _options.get(root, {})
     if scheme in OBJECT_STORES:
         from featurestore.storage.objects import ObjectStorage
@@ -105,7 +106,7 @@ def _connect(root: str) -> ObjectStore:
 
 
 def delta_options(path: str) -> dict[str, str] | None:
-    """Return the settings of a URI for delta-rs; None for a local path."""
+    """Return the settings for delta-rs to access a URI; None for a local path."""
     scheme = scheme_of(path)
     if scheme == "file":
         return None
@@ -115,15 +116,15 @@ def delta_options(path: str) -> dict[str, str] | None:
 
 
 def s3a_options(path: str) -> dict[str, str]:
-    """Return the settings of an ``s3://`` URI for Hadoop's S3A client; credentials included."""
+    """Return the settings of Hadoop's S3A client for an ``s3://`` URI, including credentials."""
     s3_settings = settings.s3_settings(options_of(path))
     return settings.s3a_options(s3_settings, Location.parse(path).bucket)
 
 
 def options_of_connections() -> dict[str, dict[str, str]]:
-    """Return the options of each bucket in use, for a process on another machine.
+    """Return the options of each connected bucket, for a process on another machine.
 
-    They include credentials from this machine's environment and files.
+    They include credentials from the environment and the files of this machine.
     """
     options_by_root = {}
     for root in connected_roots():
@@ -137,7 +138,7 @@ def options_of_connections() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check; ``hint`` is the remedy for a failure."""
+    """The result of one check; ``hint`` says how to fix a failure."""
 
     check: str
     passed: bool
@@ -146,9 +147,10 @@ class Finding:
 
 
 def inspect(location: str) -> Iterator[Finding]:
-    """Check what a store needs at a URI; the probe object is removed at the end.
+    """Check that a URI supports all operations that a store needs.
 
-    Checks that need the probe are skipped if it cannot be written.
+    A probe object is written and removed at the end. If it cannot be written, the checks that need
+    it are skipped.
     """
     try:
         store, folder = object_store_for(location)
@@ -218,7 +220,7 @@ def _removal(store: ObjectStore, probe: str) -> Finding:
 
 
 def _forget_parent() -> None:
-    """Let a child made by ``fork`` connect anew: threads and sockets stay with the parent."""
+    """Discard connections in a forked child: their threads and sockets belong to the parent."""
     _connections.clear()
 
 

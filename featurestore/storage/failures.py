@@ -1,7 +1,7 @@
-"""Failures of files and requests: their errors, their retries, and those after a publication.
+"""Errors and retries of file operations and requests, and warnings after a publication.
 
-Responses of servers may contain names of keys and signatures, so only their status and code go into
-an error.
+Server responses may contain key names and signatures, so an error includes only their status and
+error code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 ATTEMPTS = 8
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
-# Statuses 4xx for which a repeated request may succeed.
+# Client errors (4xx) after which a retry may succeed.
 _TRANSIENT_STATUSES = ("408", "409", "425", "429")
 _STATUS = re.compile(r"status code: (?P<status>\d{3})[ \w]*")
 _CODE = re.compile(r"<Code>(?P<code>\w{1,60})</Code>")
@@ -36,7 +36,7 @@ _HINTS = {
 
 @contextmanager
 def writing(path: str) -> Iterator[None]:
-    """Raise StorageError for an OSError in the block: ``path`` cannot be written, and why."""
+    """Raise StorageError, with the reason, for an OSError in the block that writes ``path``."""
     try:
         yield
     except StorageError:
@@ -50,7 +50,7 @@ def writing(path: str) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Raise StorageError for an OSError in the block: ``path`` cannot be read, and why."""
+    """Raise StorageError, with the reason, for an OSError in the block that reads ``path``."""
     try:
         yield
     except StorageError:
@@ -63,9 +63,9 @@ def reading(path: str) -> Iterator[None]:
 
 @contextmanager
 def after_publication(subject: str) -> Iterator[None]:
-    """Report a failure in the block as a warning that ``subject`` landed.
+    """Turn an error in the block into a warning that ``subject`` was published.
 
-    An error would make the caller repeat a write that has succeeded.
+    An error would make the caller repeat a write that has already succeeded.
     """
     try:
         yield
@@ -74,7 +74,7 @@ def after_publication(subject: str) -> Iterator[None]:
 
 
 def warn_published(subject: str, error: BaseException) -> None:
-    """Warn that ``subject`` landed, and that a later step failed."""
+    """Warn that ``subject`` was published but a later step failed."""
     text = str(error).splitlines()
     reason = text[0] if text else type(error).__name__
     warn_caller(
@@ -85,12 +85,12 @@ def warn_published(subject: str, error: BaseException) -> None:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How the errors of a client library are handled.
+    """How to handle the errors of a client library.
 
     Args:
-        errors: Returns the error classes of its requests.
-        is_transient: Returns True if a failed request may succeed when it is repeated.
-        failure: Returns the final error for an action on an object.
+        errors: Returns the error classes that its requests raise.
+        is_transient: Returns True if a retry of the failed request may succeed.
+        failure: Returns the error to raise after a permanent failure of an action on an object.
     """
 
     errors: Callable[[], tuple[type[Exception], ...]]
@@ -101,13 +101,13 @@ class RetryPolicy:
 def with_retries(
     action: str, uri: str, call: Callable[[], Result], *, policy: RetryPolicy | None = None
 ) -> Result:
-    """Return the result of an idempotent request, repeated while its failures are transient.
+    """Send an idempotent request and retry it after transient failures.
 
     Args:
-        action: The verb in "Cannot read ...".
+        action: The verb for the error message "Cannot <action> ...".
         uri: The URI of the object.
-        call: Sends the request.
-        policy: How its errors are handled; that of object stores by default.
+        call: Sends the request and returns its result.
+        policy: How to handle errors; by default those of object stores.
 
     Raises:
         FileNotFoundError: The server reports a missing object.
@@ -132,20 +132,20 @@ def with_retries(
 
 
 def request_errors() -> tuple[type[Exception], ...]:
-    """Return the error classes of requests to object stores."""
+    """Return the error classes that requests to object stores raise."""
     from obstore.exceptions import BaseError
 
     return (BaseError, OSError)
 
 
 def pause(attempt: int) -> None:
-    """Wait before a request is repeated, longer after each attempt."""
+    """Wait before a retry, longer after each attempt."""
     longest = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
     time.sleep(random.uniform(0.5, 1) * longest)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if a failed request may succeed when it is repeated."""
+    """Return True if a retry of the failed request may succeed."""
     status = _status(error)
     if status is None:
         return not isinstance(error, PermissionError)
@@ -153,7 +153,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def failure(action: str, uri: str, error: BaseException) -> StorageError:
-    """Return the error for a request that failed permanently."""
+    """Return the error to raise for a request that failed permanently."""
     status = _status(error)
     if status is None:
         reason = f"the server cannot be reached or did not answer ({type(error).__name__})"

@@ -1,6 +1,7 @@
-"""Functions over files by path, on this machine or at a URI: the entry for all other packages.
+"""File functions that take a local path or a URI; all other packages access files through them.
 
-Each function goes to the ``Storage`` of its path; code outside this package never calls ``open``.
+Each function calls the ``Storage`` that contains its path. Code outside this package never calls
+``open``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def ensure_writable(directory: str) -> None:
     """Create ``directory`` if necessary and check that files can be written there.
 
     Raises:
-        LocationNotWritable: With the directory and the reason.
+        LocationNotWritable: Files cannot be written; the message contains the directory and the
+            reason.
     """
     storage_for(directory).ensure_writable(directory)
 
@@ -90,47 +92,47 @@ def make_directory(path: str) -> None:
 
 
 def write_atomically(path: str, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new: temporary, synced, renamed."""
+    """Write a file atomically: to a temporary file, which is synced and renamed."""
     storage_for(path).write_atomically(path, data)
 
 
 def write_json(path: str, data: Mapping[str, Any]) -> None:
-    """Write a JSON object atomically, indented, with its keys in their order."""
+    """Write a JSON object to a file atomically, indented and with its keys in order."""
     write_atomically(path, json_bytes(data))
 
 
 def replace_json(path: str, data: Mapping[str, Any]) -> None:
-    """Write a JSON object so that readers see the old content or the new.
+    """Replace a JSON file, so that readers see either the old or the new content.
 
-    It is not synced, which takes most of the time of a write: for state that is of no use after a
-    crash of the machine.
+    The file is not synced, since syncing takes most of the time of a write. Use it for state that
+    is not needed after a crash of the machine.
     """
     storage_for(path).replace(path, json_bytes(data))
 
 
 def json_bytes(data: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a JSON file, indented, with the keys in their order."""
+    """Encode a JSON object as bytes, indented and with its keys in order."""
     return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def write_new(path: str, data: bytes) -> bool:
-    """Write a file; return False if its name is taken."""
+    """Write a new file; return False if the path already exists."""
     return storage_for(path).write_new(path, data)
 
 
 def growing_file(path: str) -> AbstractContextManager[str]:
-    """Provide the local path at which a growing file is written; its directory is created.
+    """Yield a local path to which a growing file can be written, and create its directory.
 
-    Objects cannot grow: for a URI it is a temporary file, which is uploaded when the block ends. A
-    failed upload is logged and does not fail the block.
+    Objects cannot grow, so for a URI the path is a temporary file, which is uploaded when the block
+    ends. A failed upload is logged and does not fail the block.
     """
     return storage_for(path).growing_file(path)
 
 
 def upload(moves: Sequence[tuple[str, str]]) -> None:
-    """Copy local files, or files of the same bucket, to paths; several at a time.
+    """Copy local files, or files in the same bucket, to other paths concurrently.
 
-    Each move is a source and a target.
+    Each move is a pair of source and target.
     """
 
     def copy(move: tuple[str, str]) -> None:
@@ -142,48 +144,48 @@ def upload(moves: Sequence[tuple[str, str]]) -> None:
 
 
 def sync(paths: Iterable[str]) -> None:
-    """Bring files, and their names in their directories, to the disk; objects already are.
+    """Fsync local files and their parent directories. Object stores need no sync.
 
-    Several at a time, each directory once.
+    Files are synced concurrently, each directory once.
     """
     local.sync(path for path in paths if storage_for(path).is_local)
 
 
 def rename(source: str, target: str) -> None:
-    """Rename a file in one file system, atomically; an existing target is replaced."""
+    """Rename a file atomically within one file system and replace an existing target."""
     require_local(source, "New names for files", "copy the object by hand")
     os.replace(source, target)
 
 
 def add_name(source: str, target: str) -> bool:
-    """Link a file under a further name; return False if the file system has no links.
+    """Create a hard link; return False if the file system does not support links.
 
-    Both names have to be in one file system.
+    Both paths must be in the same file system.
     """
     storage = storage_for(source)
     return storage is storage_for(target) and storage.add_name(source, target)
 
 
 def remove(path: str, *, below: str) -> bool:
-    """Remove a file, or a directory with all its files, below a directory; return if it existed.
+    """Remove a file or a directory tree below ``below``; return whether it existed.
 
-    Nothing outside ``below`` is ever removed, nor ``below`` itself: the path is followed directory
-    by directory, and a symbolic link in between is refused. A link at the end of the path is removed
-    itself, not its target.
+    Neither ``below`` itself nor anything outside it is ever removed: the path is opened directory
+    by directory, and a symbolic link in between is refused. If the path itself is a symbolic link,
+    the link is removed, not its target.
 
     Args:
         path: The file or directory.
-        below: The store's location, or another directory that belongs to the caller.
+        below: The store location, or another directory that belongs to the caller.
 
     Raises:
-        StorageError: The path is not below that directory, or the system refuses: then as much of
-            the directory is removed as possible.
+        StorageError: The path is not below ``below``, or the system refuses the removal; as much of
+        the directory as possible is removed.
     """
     return storage_for(path).remove(path, _names_below(path, below), below=below)
 
 
 def _names_below(path: str, below: str) -> list[str]:
-    """Return the names that lead from a directory to a path; refuse other paths."""
+    """Return the parts of a path relative to a directory; refuse paths outside it."""
     root = os.path.join(below, "")
     names = path[len(root) :].split("/") if path.startswith(root) else []
     if not names or any(name in ("", ".", "..") for name in names):
@@ -204,7 +206,7 @@ def read_text(path: str) -> str:
     """Return the content of a UTF-8 file.
 
     Raises:
-        OSError: As the system raises it, for callers that distinguish reasons.
+        OSError: The unchanged system error, so that callers can distinguish reasons.
         UnicodeDecodeError: The file is not UTF-8.
     """
     content = io.BytesIO(storage_for(path).read(path))
@@ -212,7 +214,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """Return the JSON value of a file."""
+    """Return the value that a JSON file contains."""
     try:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -220,19 +222,19 @@ def read_json(path: str) -> Any:
 
 
 def read_into(path: str, start: int, buffers: Sequence[memoryview]) -> None:
-    """Fill buffers with the bytes of a file from ``start`` on, one after the other."""
+    """Fill buffers in order with the bytes of a file, starting at offset ``start``."""
     with reading(path):
         storage_for(path).read_into(path, start, buffers)
 
 
 def read_chunks(path: str, *, start: int = 0) -> Iterator[bytes]:
-    """Yield the bytes of a file from ``start`` on, in chunks."""
+    """Yield the bytes of a file in chunks, starting at offset ``start``."""
     with reading(path):
         yield from storage_for(path).read_chunks(path, start=start)
 
 
 def sha256(path: str) -> str:
-    """Return the SHA-256 of a file."""
+    """Return the SHA-256 digest of a file."""
     digest = hashlib.sha256()
     for chunk in read_chunks(path):
         digest.update(chunk)
@@ -240,24 +242,24 @@ def sha256(path: str) -> str:
 
 
 def open_whole(path: str) -> str | io.BytesIO:
-    """Return a file for libraries that read complete files: the path, or the content in memory.
+    """Return a file for libraries that read complete files: the local path, or the content.
 
     Raises:
-        OSError: As the system raises it.
+        OSError: The unchanged system error.
     """
     return storage_for(path).open_whole(path)
 
 
 def open_ranges(path: str) -> str | IO[bytes]:
-    """Return a file for libraries that read ranges: the path, or a seekable file.
+    """Return a file for libraries that read byte ranges: the local path, or a seekable file.
 
     Raises:
-        OSError: As the system raises it.
+        OSError: The unchanged system error.
     """
     return storage_for(path).open_ranges(path)
 
 
-# -- looking ------------------------------------------------------------------------------
+# -- inspecting ---------------------------------------------------------------------------
 
 
 def exists(path: str) -> bool:
@@ -281,32 +283,32 @@ def is_directory(path: str) -> bool:
 
 
 def is_link(path: str) -> bool:
-    """Return True if a path is a symbolic link; object stores have none."""
+    """Return True if a path is a symbolic link; always False for object stores."""
     return storage_for(path).is_link(path)
 
 
 def is_same(first_path: str, second_path: str) -> bool:
-    """Return True if two paths lead to the same file or directory."""
+    """Return True if two paths refer to the same file or directory."""
     storage = storage_for(first_path)
     return storage is storage_for(second_path) and storage.is_same(first_path, second_path)
 
 
 def lies_below(path: str, directory: str) -> bool:
-    """Return True if a path leads below a directory, after links are resolved."""
+    """Return True if a path is below a directory after symbolic links are resolved."""
     storage = storage_for(path)
     return storage is storage_for(directory) and storage.lies_below(path, directory)
 
 
 def resolve(path: str) -> str:
-    """Return a path with all symbolic links resolved; a URI unchanged."""
+    """Return a path with all symbolic links resolved; return a URI unchanged."""
     return storage_for(path).resolve(path)
 
 
 def inside(directory: str, relative: str) -> str:
-    """Return the path of a file that a stored text names, relative to a directory.
+    """Return the absolute path of a file whose relative path is stored in a directory's metadata.
 
     Raises:
-        StorageError: The text leads outside, or through a symbolic link.
+        StorageError: The path leaves the directory or contains a symbolic link.
     """
     if not is_relative_path(relative):
         raise StorageError(f"{relative!r} is not a path below {directory!r}.")
@@ -326,44 +328,45 @@ def status(path: str) -> FileStatus:
     """Return the status of a file.
 
     Raises:
-        OSError: As the system raises it, for callers that distinguish reasons.
+        OSError: The unchanged system error, so that callers can distinguish reasons.
     """
     return storage_for(path).status(path)
 
 
 def size(path: str) -> int:
-    """Return the number of bytes of a file."""
+    """Return the size of a file in bytes."""
     with reading(path):
         return status(path).size
 
 
 def list_directory(path: str, *, after: str = "") -> list[str]:
-    """Return the sorted names in a directory; empty for a missing directory and for a file.
+    """List the sorted names in a directory; empty if it does not exist or is a file.
 
-    With ``after`` only names that are greater: for a directory without subdirectories.
+    With ``after``, only greater names are listed; the directory must not have subdirectories.
     """
     with reading(path):
         return storage_for(path).list_directory(path, after=after)
 
 
 def walk(directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
-    """Yield the paths of all files below a directory, in the order of their directories and names.
+    """Yield the paths of all files below a directory, ordered by directory and name.
 
-    Symbolic links to directories are not followed. ``enter`` decides by the name of a directory
-    whether to descend into it.
+    Symbolic links to directories are not followed. ``enter`` takes a directory name and returns
+    whether to descend into the directory.
     """
     return storage_for(directory).walk(directory, enter=enter)
 
 
 def statuses_below(directory: str) -> Iterator[tuple[str, FileStatus]]:
-    """Yield path and status of all files below a directory, without those removed meanwhile."""
+    """Yield path and status of all files below a directory; skip files removed meanwhile."""
     return storage_for(directory).statuses_below(directory)
 
 
 def listed_sizes(directory: str) -> dict[str, int]:
-    """Return the sizes of all files below a directory by path, if one list is cheap.
+    """Return the file sizes below a directory by path, if listing it is cheap.
 
-    Empty for a local directory, where a look at each file costs less than a list of all.
+    Return an empty dict for a local directory, where checking single files costs less than a
+    listing.
     """
     storage = storage_for(directory)
     if not storage.prefers_listing:
@@ -372,24 +375,24 @@ def listed_sizes(directory: str) -> dict[str, int]:
 
 
 def listed_once(directory: str, *, after: str = "") -> AbstractContextManager[None]:
-    """List a directory now, and answer from that list in this thread until the block ends.
+    """List a directory once, and use this listing for lookups in this thread during the block.
 
-    Nothing happens for a local directory, and inside a block of the same directory whose list
-    covers as much.
+    This has no effect for a local directory, or inside a block for the same directory whose listing
+    already covers the same names.
     """
     return storage_for(directory).listed_once(directory, after=after)
 
 
 def last_written(path: str) -> datetime | None:
-    """Return the time of the last write of a file, or of any below it; None without files.
+    """Return the last write time of a file or of the newest file in a directory, None if missing.
 
-    For a URI it is a time of the server's clock.
+    For a URI the time is from the clock of the server.
     """
     return storage_for(path).last_written(path)
 
 
 def current_time(location: str) -> datetime:
-    """Return the time of the clock that stamps the files of a location: the server's for a URI."""
+    """Return the current time of the clock that stamps a location's files: for a URI, the server's."""
     return storage_for(location).current_time(location)
 
 
@@ -397,24 +400,24 @@ def current_time(location: str) -> datetime:
 
 
 def temporary_directory() -> str:
-    """Create a temporary directory of this process; ``remove_temporary`` removes it."""
+    """Create a temporary directory for this process; ``remove_temporary`` removes it."""
     with writing(tempfile.gettempdir()):
         return tempfile.mkdtemp(prefix="featurestore-")
 
 
 def remove_temporary(directory: str) -> None:
-    """Remove a directory of ``temporary_directory``; files that cannot be removed remain."""
+    """Remove a directory created by ``temporary_directory``; ignore files that cannot be removed."""
     with suppress(StorageError):
         remove(directory, below=os.path.dirname(directory))
 
 
 def copy_together(paths: Iterable[str], directory: str) -> None:
-    """Copy local files that belong together into a directory, again while they change.
+    """Copy local files into a directory as a consistent set: retry if they change meanwhile.
 
-    Missing files are left out.
+    Missing files are skipped.
 
     Raises:
-        StorageError: They changed during every attempt.
+        StorageError: The files changed during every attempt.
     """
     sources = list(paths)
     for _ in range(_COPY_ATTEMPTS):

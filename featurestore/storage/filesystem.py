@@ -1,9 +1,9 @@
-"""Files below URIs for libraries without URI support: a file system for DuckDB, a local mirror.
+"""Access to URIs for libraries without URI support: a file system for DuckDB, and a local mirror.
 
-DuckDB reads through fsspec. It shares one handle among its threads, which seek and then read; in a
-compressed file a thread continues after the read of another thread. So a seek applies to the next
-read of its thread, and a read without a seek continues after the last read of any thread. Size and
-time of a file are requested once.
+DuckDB reads through fsspec. Its threads share one handle, on which they seek and then read; for a
+compressed file one thread may continue after the read of another thread. So a seek applies to the
+next read in the same thread, and a read without a seek continues after the last read in any thread.
+The size and time of a file are requested only once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Guard = Callable[[], AbstractContextManager[None]]
 
 _MAX_CACHED = 10_000
 _PARALLEL_FETCHES = 4
-# DuckDB escapes wildcards by brackets.
+# DuckDB escapes wildcards with brackets.
 _LITERAL = re.compile(r"\[(.)\]")
 
 
 def file_systems(guard: Guard) -> list[Any]:
-    """Return file systems for ``register_filesystem`` of a DuckDB connection, one for each scheme.
+    """Return file systems for DuckDB's ``register_filesystem``, one for each scheme.
 
-    They are read-only. Each call runs in a context of ``guard``, which sees its errors before
-    DuckDB does.
+    They are read-only. Each call runs inside the context manager ``guard``, which sees errors
+    before DuckDB does.
 
     Raises:
         MissingExtra: fsspec is not installed.
@@ -47,8 +47,8 @@ def file_systems(guard: Guard) -> list[Any]:
     except ModuleNotFoundError as error:
         raise missing_extra("fsspec", "s3") from error
 
-    # The base class is imported when it is needed. DuckDB would put the first of several schemes
-    # before every path, so each scheme has its own file system.
+    # The base class is imported lazily. If a file system had several schemes, DuckDB would prepend
+    # the first one to every path, so each scheme has its own file system.
     systems = []
     for scheme in supported_schemes():
         system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
@@ -57,7 +57,7 @@ def file_systems(guard: Guard) -> list[Any]:
 
 
 class _Files:
-    """The methods of a file system that DuckDB calls."""
+    """The file system methods that DuckDB calls."""
 
     def __init__(self, guard: Guard) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Files:
             return _Handle(path, self._find(path).size, self._guard)
 
     def glob(self, path: str, **_: object) -> list[str]:
-        """Return the file of an escaped path, without its scheme as DuckDB expects."""
+        """Return the file with an escaped path, without its scheme, as DuckDB expects."""
         return [_LITERAL.sub(r"\1", path).partition("://")[2]]
 
     def exists(self, path: str, **_: object) -> bool:
@@ -110,7 +110,7 @@ class _Files:
 
 
 class _Handle:
-    """An open file with a position for each thread, and the end of the last read."""
+    """An open file that stores the position of each thread and the end of the last read."""
 
     closed = False
 
@@ -147,14 +147,14 @@ class _Handle:
         """Do nothing: files are read-only."""
 
     def close(self) -> None:
-        """Do nothing: no connection is open between two reads."""
+        """Do nothing: no connection is open between reads."""
 
 
 class Mirror:
-    """The files below a URI when they were listed; fetched ones have the same names locally."""
+    """A local copy of selected files below a URI, as they were when listed."""
 
     def __init__(self, uri: str) -> None:
-        """List the files and create the folder, which ``close`` removes."""
+        """List the files and create the local folder, which ``close`` removes."""
         self._uri = uri
         statuses = files.statuses_below(uri)
         self._sizes = {path[len(uri) + 1 :]: status.size for path, status in statuses}
@@ -162,11 +162,11 @@ class Mirror:
 
     @property
     def names(self) -> list[str]:
-        """The names of all listed files, fetched or not."""
+        """The names of all listed files, whether fetched or not."""
         return list(self._sizes)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Fetch files that were not fetched yet, several at a time; ignore unknown names.
+        """Fetch files concurrently unless they were already fetched; ignore unknown names.
 
         Raises:
             StorageError: A file cannot be read, or has changed since it was listed.
@@ -180,7 +180,7 @@ class Mirror:
             list(pool.map(self._fetch, missing_names))
 
     def close(self) -> None:
-        """Remove the folder."""
+        """Remove the local folder."""
         files.remove_temporary(self.folder)
 
     def _fetch(self, name: str) -> None:

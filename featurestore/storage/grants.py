@@ -1,9 +1,10 @@
-"""Grants: files, secrets and commands that a user of this machine allowed a store to use.
+"""Grants: permission from a user of this machine for a store to use files, secrets and commands.
 
-A store may come from elsewhere, so code, secrets, servers and commands that it names are used only
-if they were registered on this machine. Registration writes a grant into the state directory
-(``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``); before use the store's
-request is compared with it. A secret reference is resolved only for the address in its grant.
+A store may come from an untrusted source, so code, secrets, servers and commands that it refers to
+are used only if they were registered on this machine. Registration writes a grant to the state
+directory (``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``), with which the
+request of the store is compared before use. A secret reference is resolved only for the address in
+its grant.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _SECRETS = "allowed-secrets"
 
 
 def write_grant(kind: str, location: str, name: str, grant: Mapping[str, Any]) -> None:
-    """Record what was registered on this machine under a name for the store at ``location``."""
+    """Record a registration on this machine, under a name, for the store at ``location``."""
     files.write_json(_path(kind, location, name), grant)
 
 
 def find_grant(kind: str, location: str, name: str) -> dict[str, Any] | None:
-    """Return what was registered on this machine under a name, None without a grant."""
+    """Return the grant that was registered under a name, None if there is none."""
     path = _path(kind, location, name)
     if not files.exists(path):
         return None
@@ -41,24 +42,24 @@ def _path(kind: str, location: str, name: str) -> str:
 
 
 def allow_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> None:
-    """Allow a store on this machine to send a secret to the address of a source or channel."""
+    """Allow a store to send a secret from this machine to the address of a source or channel."""
     grant = {"location": location, "name": name, "uri": uri, "secret": str(reference)}
     write_grant(_SECRETS, location, name, grant)
 
 
 def resolve_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> str:
-    """Return the value of a secret reference, without the line end of a file.
+    """Return the secret that a reference refers to, without a trailing line break.
 
     Args:
-        reference: The variable or file of the secret.
-        location: The store that uses it.
+        reference: The environment variable or file that contains the secret.
+        location: The store that uses the secret.
         name: The registered name of the source or channel.
-        uri: The address to which it will be sent.
+        uri: The address to which the secret will be sent.
 
     Raises:
         ConfigurationError: The name was not registered with this address and reference on this
-            machine, the variable is not set, or the file cannot be read or is empty. The text
-            contains the reference, never the secret.
+        machine, the variable is not set, or the file is empty or cannot be read. The message
+        contains the reference, never the secret.
     """
     grant = find_grant(_SECRETS, location, name)
     if grant is None or (grant.get("uri"), grant.get("secret")) != (uri, str(reference)):

@@ -1,8 +1,8 @@
-"""Interfaces of storages: ``Storage`` for files by path, ``ObjectStore`` for objects by name.
+"""Storage interfaces: ``Storage`` for files by path, ``ObjectStore`` for objects by name.
 
-All files are opened through a ``Storage``, which ``storage.storage_for`` chooses from the path.
-``LocalStorage`` works on directories; ``RemoteStorage`` works on URIs, through the ``ObjectStore``
-of each bucket or file system. ``fill`` copies responses into buffers of the caller.
+All files are opened through a ``Storage``, which ``storage.storage_for`` selects by the path.
+``LocalStorage`` supports directories; ``RemoteStorage`` supports URIs, through the ``ObjectStore``
+of each bucket or file system. ``fill`` copies responses to buffers of the caller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileStatus:
-    """Size of a file in bytes, time of its last change, and its inode or entity tag."""
+    """The size of a file in bytes, the time of its last change, and its inode or entity tag."""
 
     size: int
     modified_ns: int
@@ -29,9 +29,9 @@ class FileStatus:
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object: its name, size in bytes, time of its last write, and entity tag.
+    """The name, size in bytes, last write time and entity tag of an object.
 
-    An object that replaces another one of its name has another ``etag``.
+    If an object is replaced by another one, its ``etag`` changes.
     """
 
     name: str
@@ -48,76 +48,76 @@ class Writer(Protocol):
 
 
 class Storage(Protocol):
-    """Files and directories by path: an absolute path of this machine, or a URI.
+    """Files and directories by path, which is an absolute local path or a URI.
 
-    Writes are atomic: readers see the old content or the new one. Methods raise ``OSError`` where
-    the operating system or the server does (FileNotFoundError for a missing file); errors of
-    servers are ``StorageError``. Every method may be called by several threads at once.
+    Writes are atomic: readers see either the old or the new content. Methods raise the ``OSError``
+    of the operating system or server unchanged (FileNotFoundError for a missing file); other server
+    errors are raised as ``StorageError``. All methods are thread-safe.
     """
 
     @property
     def is_local(self) -> bool:
-        """Whether paths belong to the operating system: libraries can open, map and link them."""
+        """Whether paths are local: libraries can open, map and link the files."""
 
     @property
     def supports_appending(self) -> bool:
-        """Whether files can be appended to, overwritten in part, and locked."""
+        """Whether files support appending, partial overwrites and locks."""
 
     @property
     def prefers_listing(self) -> bool:
-        """Whether one list of a directory costs less than looking at several of its files."""
+        """Whether listing a directory once is cheaper than checking several of its files."""
 
     @property
     def needs_claims(self) -> bool:
-        """Whether registries of several machines may share a directory unknown to one another.
+        """Whether several machines with separate registries may share a directory.
 
-        Then versions, leases and staged files are claimed by objects in it.
+        If so, versions, leases and staged files are claimed with objects in the directory.
         """
 
     def ensure_writable(self, directory: str) -> None:
-        """Create a directory if necessary; raise LocationNotWritable unless it can be written."""
+        """Create a directory if necessary; raise LocationNotWritable if it is not writable."""
 
     def make_directory(self, path: str) -> None:
-        """Create a directory and its parents; directories of object stores need no creation."""
+        """Create a directory and its parents; object stores do not need directories."""
 
     def write_atomically(self, path: str, data: bytes) -> None:
-        """Write a file and bring it to the disk."""
+        """Write a file and sync it to disk."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write a file without bringing it to the disk."""
+        """Write a file without syncing it to disk."""
 
     def write_new(self, path: str, data: bytes) -> bool:
-        """Write a file; return False if its name is taken."""
+        """Write a new file; return False if the path already exists."""
 
     def writer(self, path: str) -> AbstractContextManager[Writer]:
-        """Open a new file for writing, which gets its name and is durable when the block ends.
+        """Open a new file for writing; it appears under its name, synced, when the block ends.
 
-        An exception in the block leaves nothing.
+        If the block raises an exception, no file remains.
         """
 
     def upload(self, source: str, path: str) -> None:
-        """Copy a local file, or a file of the same bucket, to a path."""
+        """Copy a local file, or a file in the same bucket, to a path."""
 
     def growing_file(self, path: str) -> AbstractContextManager[str]:
-        """Provide a local path to which a file is written; see ``files.growing_file``."""
+        """Yield a local path to which a file can be written; see ``files.growing_file``."""
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
 
     def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers with the bytes of a file from ``start`` on, one after the other."""
+        """Fill buffers in order with the bytes of a file, starting at offset ``start``."""
 
     def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of a file from ``start`` on, in chunks."""
+        """Yield the bytes of a file in chunks, starting at offset ``start``."""
 
     def open_whole(self, path: str) -> str | io.BytesIO:
-        """Return the path, or the content in memory, for libraries that read all of a file."""
+        """Return the local path, or the content, for libraries that read complete files."""
 
     def open_ranges(self, path: str) -> str | IO[bytes]:
-        """Return the path, or a seekable file, for libraries that read some ranges of a file."""
+        """Return the local path, or a seekable file, for libraries that read byte ranges."""
 
     def exists(self, path: str) -> bool:
-        """Return True if there is a file or directory."""
+        """Return True if a file or directory exists."""
 
     def status(self, path: str) -> FileStatus:
         """Return the status of a file."""
@@ -132,13 +132,13 @@ class Storage(Protocol):
         """Return True if a path is a directory."""
 
     def is_link(self, path: str) -> bool:
-        """Return True if a path is a symbolic link; object stores have none."""
+        """Return True if a path is a symbolic link; always False for object stores."""
 
     def is_same(self, first_path: str, second_path: str) -> bool:
-        """Return True if two paths lead to the same file or directory."""
+        """Return True if two paths refer to the same file or directory."""
 
     def lies_below(self, path: str, directory: str) -> bool:
-        """Return True if a path leads below a directory, after links are resolved."""
+        """Return True if a path is below a directory after symbolic links are resolved."""
 
     def resolve(self, path: str) -> str:
         """Return the path with all symbolic links resolved."""
@@ -147,156 +147,159 @@ class Storage(Protocol):
         """Return the URI of a path, such as ``file:///data`` or ``s3://bucket/data``."""
 
     def list_directory(self, path: str, *, after: str = "") -> list[str]:
-        """Return the names in a directory, sorted, greater than ``after``; empty for a file."""
+        """List the sorted names in a directory greater than ``after``; empty for a file."""
 
     def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
         """Yield the paths of all files below a directory; see ``files.walk``."""
 
     def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
-        """Yield path and status of all files below a directory, without those removed meanwhile."""
+        """Yield path and status of all files below a directory; skip files removed meanwhile."""
 
     def listed_once(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
-        """Answer questions about files of a directory from one list; see ``files.listed_once``."""
+        """Use one listing of a directory for lookups in the block; see ``files.listed_once``."""
 
     def last_written(self, path: str) -> datetime | None:
-        """Return the time of the last write of a file, or of any below it; None without files."""
+        """Return the last write time of a file or a directory's newest file; None if missing."""
 
     def current_time(self, location: str) -> datetime:
-        """Return the time of the clock that stamps the files of a location."""
+        """Return the current time by the clock that stamps files in a location."""
 
     def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
-        """Remove a file or a directory with all files in it; return whether it existed.
+        """Remove a file or a directory tree; return whether it existed.
 
         Args:
-            path: What to remove.
-            names: The names that lead from ``below`` to the path.
-            below: A directory of the caller; no link between it and the path is followed.
+            path: The file or directory to remove.
+            names: The parts of the path relative to ``below``.
+            below: A directory of the caller; symbolic links between it and the path are not
+            followed.
         """
 
     def remove_file(self, path: str) -> None:
-        """Remove one file if it exists."""
+        """Remove a file if it exists."""
 
     def remove_unfinished(self, directory: str, *, before: datetime) -> int:
-        """Remove temporary files of killed writers last written before a time; return the number.
+        """Remove temporary files that killed writers last wrote before a time; return the number.
 
-        A directory keeps its files: there the writers' own cleanup removes them.
+        In local directories no file is removed, since the writers' own cleanup does it.
         """
 
     def add_name(self, source: str, target: str) -> bool:
-        """Link a file under a further name; return False if the storage has no links."""
+        """Create a hard link; return False if the storage does not support links."""
 
 
 class ObjectStore(Protocol):
-    """Objects by name below one root: a bucket, or the root of an HDFS.
+    """Objects by name below a root: a bucket, or the root of an HDFS file system.
 
-    Names are relative, with ``/`` between their parts; no part is empty, ``.`` or ``..``; other
-    names are refused. Directories do not exist: a folder exists while it contains an
-    object, and no object has the name of a folder. Nothing is renamed, appended to or locked, so that
-    every server can keep these guarantees:
+    Names are relative paths with ``/`` as separator, without parts that are empty, ``.`` or ``..``;
+    other names are refused. There are no directories: a folder exists while it contains an object,
+    and no object has the same name as a folder. Objects are never renamed, appended to or locked,
+    so that every server can provide these guarantees:
 
-    Atomic: an object appears with all its bytes or not at all. Readers see the old object or the
-    new one, never a mixture.
+    Atomic: an object appears with all its bytes or not at all. Readers see either the old or the
+    new object, never a mixture.
 
-    Consistent: what a call has written or removed is visible to every process from then on, in
-    lists too.
+    Consistent: objects that a call wrote or removed are immediately visible to every process, also
+    in listings.
 
-    Exclusive: of several ``put_new`` of one name exactly one returns, the others raise
-    FileExistsError. A lost response of the server does not change that: the call reads the object
-    and compares. So two callers must not put equal bytes: they include a random id, for example.
+    Exclusive: if several callers call ``put_new`` with the same name, exactly one call returns and
+    the others raise FileExistsError. This holds even if a server response is lost, because the call
+    then reads the object and compares the bytes. So two callers must not put equal bytes; they can
+    include a random id, for example.
 
     Retried: transient failures are retried with growing delays. Every call is idempotent.
 
     Errors: FileNotFoundError and FileExistsError as documented. Other failures raise a
-    ``StorageError`` that names object and action and contains no credentials. After one from
-    ``put_new`` the object may exist or not; after one from another write the old object or the new
-    one exists.
+    ``StorageError`` whose message contains the object and the action but no credentials. After a
+    failed ``put_new`` the object may or may not exist; after another failed write either the old or
+    the new object exists.
 
-    Threads: every method may be called by several threads at once. A store can be used after
-    ``fork``. It cannot be pickled: connect again from its location.
+    Threads: all methods are thread-safe. A store can be used after ``fork``. It cannot be pickled;
+    connect to its location again instead.
     """
 
     @property
     def root(self) -> str:
-        """The URI that names are relative to."""
+        """The URI to which names are relative."""
 
     def read(self, name: str) -> bytes:
-        """Return all bytes of an object; FileNotFoundError if it does not exist."""
+        """Return all bytes of an object; raise FileNotFoundError if it does not exist."""
 
     def ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return ranges of an object, each as first byte and length.
+        """Return byte ranges of an object, each specified by its first byte and length.
 
-        Neighbors are fetched in one request, distant ranges in parallel.
+        Adjacent ranges are fetched in one request, distant ranges in parallel.
 
         Raises:
             FileNotFoundError: The object does not exist.
-            StorageError: It ends before a range does.
+            StorageError: The object ends before the end of a range.
         """
 
     def read_into(self, name: str, start: int, buffers: Sequence[memoryview]) -> None:
-        """Fill buffers with the bytes of an object from ``start`` on, one after the other.
+        """Fill buffers in order with the bytes of an object, starting at offset ``start``.
 
-        Reused buffers cost a fraction of new memory. After an error their content is undefined.
+        Reusing buffers is much cheaper than allocating memory. After an error the content of the
+        buffers is undefined.
 
         Raises:
             FileNotFoundError: The object does not exist.
-            StorageError: It ends before the buffers are full.
+            StorageError: The object ends before the buffers are full.
         """
 
     def put(self, name: str, data: bytes) -> None:
-        """Write an object and replace an existing one."""
+        """Write an object; replace an existing one."""
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Write an object; FileExistsError if its name is taken."""
+        """Write a new object; raise FileExistsError if the name already exists."""
 
     def writer(self, name: str) -> AbstractContextManager[Writer]:
-        """Write an object in chunks; it appears when the ``with`` block ends.
+        """Open a new object for writing in chunks; it appears when the ``with`` block ends.
 
-        An exception in the block leaves nothing. Memory is bounded at any size.
+        If the block raises an exception, no object remains. Memory is bounded for any object size.
         """
 
     def upload(self, name: str, path: str) -> None:
-        """Write a local file as an object and replace an existing one."""
+        """Upload a local file as an object; replace an existing one."""
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object inside the store; FileNotFoundError if the source does not exist."""
+        """Copy an object within the store; raise FileNotFoundError if the source does not exist."""
 
     def children(self, folder: str) -> list[str]:
-        """Return the first part of the names below a folder, sorted and unique."""
+        """List the names directly in a folder, objects and subfolders, sorted and unique."""
 
     def find(self, name: str) -> StoredObject | None:
-        """Return size, time and tag of an object, None if it does not exist."""
+        """Return name, size, time and tag of an object, None if it does not exist."""
 
     def remove(self, name: str) -> bool:
-        """Remove an object; return whether it existed, as far as the server knows."""
+        """Remove an object; return whether it existed, if the server reports it."""
 
     def remove_below(self, folder: str) -> int:
-        """Remove all objects below a folder that is not the root; return their number.
+        """Remove all objects below a folder, which is not the root; return their number.
 
         Objects that are written meanwhile may remain.
         """
 
     def remove_unfinished(self, folder: str, *, before: datetime) -> int:
-        """Remove temporary files of killed writers below a folder, last written before a time.
+        """Remove temporary files below a folder that killed writers last wrote before a time.
 
-        Return their number. Objects remain. Parts of unfinished uploads, which the server hides
-        and expires, are left to it.
+        Return the number of removed files. Objects are not removed. Parts of unfinished uploads,
+        which the server hides and expires itself, are not removed either.
         """
 
     def list(self, folder: str, *, after: str = "") -> Iterator[StoredObject]:
-        """Yield all objects below a folder ("" is the root), at any depth, ascending by name.
+        """Yield all objects below a folder ("" is the root), recursively and ordered by name.
 
-        With ``after`` only names that are greater; the full name of an object, which need not
-        exist. Objects that are written meanwhile may be missing.
+        With ``after``, only greater names are listed; it is the full name of an object, which need
+        not exist. Objects that are written meanwhile may be missing.
         """
 
 
 def total_bytes(buffers: Sequence[memoryview]) -> int:
-    """Return the number of bytes that fill all buffers."""
+    """Return the total size of all buffers in bytes."""
     return sum(len(buffer) for buffer in buffers)
 
 
 def fill(buffers: Sequence[memoryview], chunks: Iterable[Buffer]) -> bool:
-    """Copy chunks into buffers, one after the other; return True if all buffers are full.
+    """Copy chunks to buffers in order; return True if all buffers are full.
 
     >>> first, second = bytearray(2), bytearray(3)
     >>> fill([memoryview(first), memoryview(second)], [b"abc", b"de"])

@@ -1,4 +1,4 @@
-"""Files of this machine: atomic writes, durable names, and removal that follows no links."""
+"""Local files: atomic writes, synced directories, and removal that does not follow links."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = ".tmp"
-# Disks serve several requests at a time; more than this many gain nothing.
+# Disks serve several requests concurrently; more threads than this do not help.
 _SYNC_THREADS = 8
-# The kernel begins to write new bytes of a growing file each time there are so many.
+# Number of new bytes in a growing file after which the kernel is made to write them.
 _WRITEBACK_BYTES = 4 << 20
 
 
@@ -73,7 +73,7 @@ class LocalStorage:
                 try:
                     os.link(temporary, path)
                 except OSError:
-                    # The name is taken, or the file system has no hard links.
+                    # The path already exists, or the file system does not support hard links.
                     if os.path.exists(path):
                         return False
                     os.replace(temporary, path)
@@ -261,9 +261,9 @@ def _write_file(path: str, data: bytes, *, durable: bool) -> None:
 
 
 class _EarlyWriteback:
-    """A file whose bytes go to the disk while it grows, so that the final sync is short.
+    """A growing file that is written to disk continuously, so that the final sync is short.
 
-    Otherwise all bytes of a shard wait until then, and the processors with them.
+    Otherwise the final sync would have to write the complete shard while the processors wait.
     """
 
     def __init__(self, file: io.FileIO) -> None:
@@ -278,10 +278,10 @@ class _EarlyWriteback:
         return count
 
     def _start_writeback(self) -> None:
-        """Let the kernel write the newest bytes.
+        """Make the kernel start writing the newest bytes to disk.
 
-        Linux does so on the advice that they are not needed; bytes that are not on the disk yet
-        remain in its cache. A refused advice is harmless.
+        Linux does so on the advice POSIX_FADV_DONTNEED; bytes that are not on disk yet stay in the
+        page cache. An error is harmless.
         """
         started, self._started = self._started, self._size
         if not hasattr(os, "posix_fadvise"):  # macOS has none
@@ -293,7 +293,7 @@ class _EarlyWriteback:
 
 
 def make_directory(path: str, *, durable: bool = True) -> None:
-    """Create a directory and its parents, and bring their names to the disk."""
+    """Create a directory and its parents, and sync them to disk."""
     created = []
     missing = os.path.abspath(path)
     while not os.path.isdir(missing):
@@ -307,9 +307,9 @@ def make_directory(path: str, *, durable: bool = True) -> None:
 
 
 def sync(paths: Iterable[str]) -> None:
-    """Bring files, and their names in their directories, to the disk.
+    """Fsync files and their parent directories.
 
-    Several at a time, each directory once.
+    Files are synced concurrently, each directory once.
     """
     files = list(paths)
     folders = sorted({os.path.dirname(path) for path in files})
@@ -322,13 +322,14 @@ def sync(paths: Iterable[str]) -> None:
 
 
 def sync_path(path: str) -> None:
-    """Bring the content of a file, or the names in a directory, to the disk."""
+    """Sync a file or a directory to disk."""
     with writing(path):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         except OSError as error:
-            # Some network file systems cannot sync a directory: its names are safe there.
+            # Some network file systems cannot sync directories, but their entries are durable
+            # anyway.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
@@ -344,21 +345,21 @@ def _sync_directory(directory: str) -> None:
 
 
 def _remove_tree(name: str, parent: int) -> None:
-    """Remove a directory and as many of its files as possible; OSError if any remain."""
+    """Remove a directory and as many of its files as possible; raise OSError if any remain."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
     with suppress(FileNotFoundError):  # nothing remains, or another process removes it, too
         shutil.rmtree(name, dir_fd=parent)
 
 
 def _refusal(error: OSError) -> str:
-    """Return the reason of an error, with the name of the file that it concerns."""
+    """Return the reason of an error, and the name of the affected file."""
     if error.filename is None:
         return error.strerror or str(error)
     return f"{error.strerror} ({error.filename})"
 
 
 def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:
-    """Open a directory by its name in an open one; refuse a symbolic link."""
+    """Open a directory by name relative to an open directory; refuse a symbolic link."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     if parent is not None:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)

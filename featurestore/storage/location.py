@@ -1,7 +1,8 @@
-"""Parse locations: absolute paths of this machine, and URIs of object stores and other storages.
+"""Parse locations: absolute local paths, and URIs of object stores and other storages.
 
-This module parses only; ``connections`` opens. A URI is text, not a path: ``normpath`` and
-``PurePath`` would change it. Paths below a location are made with ``os.path.join``, which keeps it.
+This module only parses locations; ``connections`` connects to them. A URI is not a path:
+``normpath`` and ``PurePath`` would change it. Paths below a location are built with
+``os.path.join``, which keeps the URI unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from featurestore.plugins import find_plugin, plugin_names
 
 _SEPARATOR = "://"
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
-# Schemes by which other tools call the same storage.
+# Alternative schemes that other tools use for the same storage.
 _SCHEME_ALIASES = {
     "s3a": "s3",
     "s3n": "s3",
@@ -32,7 +33,7 @@ _EXAMPLES = {HDFS: "hdfs://namenode:port/path"}
 
 @dataclass(frozen=True)
 class Location:
-    """The URI of a store: ``text`` has no slash at its end.
+    """The URI of a store; ``text`` has no trailing slash.
 
     >>> Location.parse("s3://models/features/").text
     's3://models/features'
@@ -72,14 +73,15 @@ class Location:
 
     @property
     def bucket(self) -> str:
-        """The bucket or container; on HDFS the namenode and its port, or the cluster."""
+        """The bucket or container; for HDFS the namenode with its port, or the cluster name."""
         return self.text.partition(_SEPARATOR)[2].partition("/")[0]
 
 
 def is_supported(scheme: str) -> bool:
-    """Return True for an object store, or an installed storage of this scheme.
+    """Return True if a scheme belongs to an object store or an installed storage plugin.
 
-    Storages are entry points of the group ``featurestore.storages``, named by their scheme.
+    Storage plugins are entry points in the group ``featurestore.storages``; their name is their
+    scheme.
 
     >>> is_supported("s3"), is_supported("ftp")
     (True, False)
@@ -88,12 +90,12 @@ def is_supported(scheme: str) -> bool:
 
 
 def supported_schemes() -> tuple[str, ...]:
-    """Return the schemes of object stores and of installed storages."""
+    """Return the schemes of object stores and installed storage plugins."""
     return (*OBJECT_STORES, *plugin_names("storages"))
 
 
 def is_uri(text: str) -> bool:
-    """Return True if a path is a URI, which calls of the operating system do not understand.
+    """Return True if a path is a URI instead of a local path.
 
     >>> is_uri("s3://models/features"), is_uri("/data/store")
     (True, False)
@@ -102,7 +104,7 @@ def is_uri(text: str) -> bool:
 
 
 def scheme_of(path: str) -> str:
-    """Return the scheme of a URI, "file" for a path of this machine.
+    """Return the scheme of a URI, "file" for a local path.
 
     >>> scheme_of("s3://models/features"), scheme_of("/data/store")
     ('s3', 'file')
@@ -112,7 +114,7 @@ def scheme_of(path: str) -> str:
 
 
 def root_of(path: str) -> str:
-    """Return the URI of the bucket or file system of a URI.
+    """Return the URI of the bucket or file system that contains a URI.
 
     >>> root_of("s3://models/features/x")
     's3://models'
@@ -122,7 +124,7 @@ def root_of(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a path made absolute; a URI unchanged.
+    """Return the absolute form of a local path; return a URI unchanged.
 
     >>> absolute("s3://models/features")
     's3://models/features'
@@ -131,7 +133,7 @@ def absolute(path: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Return the name of an object if it is valid: relative, without empty parts and dots.
+    """Return the object name if it is valid: relative, without empty parts or dots.
 
     >>> check_name("featuregroups/weather/v1/_delta_log/00000000000000000000.json")
     'featuregroups/weather/v1/_delta_log/00000000000000000000.json'
@@ -145,9 +147,9 @@ def check_name(name: str) -> str:
 
 
 def with_owner(location: str, owner: str) -> str:
-    """Return a location with an owner before its bucket, in place of another owner.
+    """Return a location with an owner before its bucket, replacing a previous owner.
 
-    Each owner has its own connection to the bucket, with its own options.
+    Each owner has a separate connection to the bucket, with separate options.
 
     >>> with_owner("s3://models/features", "shop")
     's3://shop@models/features'
@@ -168,7 +170,7 @@ def without_owner(path: str) -> str:
 
 
 def require_local(path: str, action: str, hint: str) -> None:
-    """Refuse an operation that works on directories only, before it writes anything.
+    """Refuse an operation that supports only directories, before it writes anything.
 
     Raises:
         UnsupportedLocation: The path is a URI.

@@ -1,6 +1,6 @@
-"""Locks on files, which end with their process, and the identity of the machine that holds them.
+"""File locks that end with their process, and the identity of the machine that holds them.
 
-Processes of one machine see each other's locks at once.
+Processes on the same machine see each other's locks immediately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def hold(path: str) -> int:
-    """Create a file that this process locks, and return the handle.
+    """Create a file, lock it, and return the file handle.
 
-    Closing the handle, or the end of the process, releases the lock.
+    The lock is released when the handle is closed or the process ends.
 
-    The lock belongs to the process; a child made by ``fork`` does not have it. The process must not
-    open the file again, since closing that handle would release the lock, too.
+    The lock belongs to the process and is not inherited by a child created with ``fork``. The
+    process must not open the file again, since closing the second handle would also release the
+    lock.
     """
     directory, name = os.path.split(path)
     files.make_directory(directory)
@@ -30,7 +31,7 @@ def hold(path: str) -> int:
     with failures.writing(path):
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            # Locked before it gets its name, so that no process sees the name unlocked.
+            # The file is locked before it gets its name, so that no process sees it unlocked.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(temporary, path)
         except OSError:
@@ -40,13 +41,13 @@ def hold(path: str) -> int:
 
 
 def is_held(path: str) -> bool:
-    """Return True if another living process has locked a file."""
+    """Return True if another living process holds the lock on a file."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that concurrent checks do not see each other's lock.
+        # A shared lock, so that concurrent checks do not see each other's lock.
         fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return True
@@ -56,17 +57,17 @@ def is_held(path: str) -> bool:
 
 
 def release(handle: int) -> None:
-    """Release the lock of this process on a file."""
+    """Release this process's lock on a file."""
     os.close(handle)
 
 
 def host_name() -> str:
-    """Return the name of this host."""
+    """Return the host name of this machine."""
     return socket.gethostname()
 
 
 def lock_folder(location: str) -> str:
-    """Create and return the local folder for lock files of processes that use a URI."""
+    """Create and return the local folder for the lock files of processes that use a URI."""
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     key = hashlib.sha256(location.encode()).hexdigest()[:32]
     folder = os.path.join(state, "featurestore", "owners", key)
@@ -75,10 +76,10 @@ def lock_folder(location: str) -> str:
 
 
 def machine_id(directory: str) -> str:
-    """Return eight hex digits, equal for processes that share a kernel and a directory's file system.
+    """Return eight hex digits that identify the kernel and the file system of a directory.
 
-    Containers of one machine that mount the same volume share both, and so does a restarted
-    container. After a reboot the digits differ.
+    They are equal for all containers on one machine that mount the same volume, also after a
+    container restart, and change with a reboot.
     """
     try:
         kernel = _BOOT.read_text(encoding="ascii").strip()

@@ -1,8 +1,8 @@
-"""Files of a training dataset: its manifest, and its description and tags.
+"""Metadata files of a training dataset: the manifest, and the annotations (description and tags).
 
-The manifest is written last and checked whenever it is read. Description and tags may change after
-the export, so they are in a second file, which lets a store be moved and its registry rebuilt.
-Without that file the values of the manifest apply.
+The manifest is written last and validated on every read. Annotations may change after the export,
+so they are in a second file, which preserves them when a store is moved or its registry is rebuilt.
+Without this file the values in the manifest apply.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ ANNOTATIONS_FILE = "described.json"
 
 
 def manifest_path(directory: str) -> str:
-    """Return the path of the manifest of a dataset's directory."""
+    """Return the path of the manifest in a dataset directory."""
     return os.path.join(directory, MANIFEST_FILE)
 
 
 def is_finished(directory: str) -> bool:
-    """Return True if a directory holds a dataset: an export writes the manifest last."""
+    """Return True if a directory contains a finished dataset; an export writes the manifest last."""
     return files.exists(manifest_path(directory))
 
 
 def read_manifest(directory: str) -> Manifest:
-    """Return the manifest of a dataset's directory.
+    """Return the manifest in a dataset directory.
 
     Raises:
-        TrainingDatasetNotFound: The manifest does not exist, so the dataset is not finished; or a
-            newer release wrote it.
-        DatasetDamaged: The manifest was changed or truncated.
+        TrainingDatasetNotFound: The manifest does not exist because the dataset is not finished, or
+        it was written by a newer release.
+        DatasetDamaged: The manifest was modified or truncated.
     """
     path = manifest_path(directory)
     if not files.exists(path):
@@ -47,10 +47,10 @@ def read_manifest(directory: str) -> Manifest:
 
 
 def write_manifest(directory: str, manifest: Manifest) -> None:
-    """Write the manifest, which makes the directory a dataset.
+    """Write the manifest, which completes the dataset.
 
     Raises:
-        WriteConflict: At a URI, another export has published its manifest.
+        WriteConflict: Another export has already published its manifest at the URI.
     """
     path = manifest_path(directory)
     if not storage_for(path).needs_claims:
@@ -64,14 +64,14 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class Annotations:
-    """Description and tags of a training dataset."""
+    """The description and tags of a training dataset."""
 
     description: str
     tags: Mapping[str, str]
 
 
 def read_annotations(directory: str, manifest: Manifest) -> Annotations:
-    """Return the annotations of the dataset in a directory.
+    """Return the annotations in a dataset directory.
 
     Raises:
         DatasetDamaged: The file is damaged.
@@ -90,7 +90,7 @@ def read_annotations(directory: str, manifest: Manifest) -> Annotations:
 
 
 def write_annotations(directory: str, annotations: Annotations) -> None:
-    """Write the annotations of a dataset and replace earlier ones."""
+    """Write the annotations of a dataset; replace earlier ones."""
     path = os.path.join(directory, ANNOTATIONS_FILE)
     data = {"description": annotations.description, "tags": dict(annotations.tags)}
     files.write_json(path, data)

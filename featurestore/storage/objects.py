@@ -1,4 +1,4 @@
-"""Objects in a bucket of S3, or of another object store that obstore supports."""
+"""Objects in a bucket on S3 or another object store that obstore supports."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 # Ranges with smaller gaps are fetched in one request.
 _COALESCED_BYTES = 1 << 20
-# Larger objects wait for their upload on the disk, not in memory.
+# Larger objects are buffered on disk, not in memory, before they are uploaded.
 _IN_MEMORY_BYTES = 8 << 20
 _PART_BYTES = 8 << 20
 _LIST_PAGE = 1000
-# Requests are retried by this module, not by obstore too: obstore repeats neither conditional puts
-# nor removals whose response was lost.
+# Retries are done by this module instead of obstore, since obstore retries neither conditional puts
+# nor removals after a lost response.
 _NO_RETRIES = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
-# Except the parts of a large upload: only obstore can repeat a part instead of the whole upload.
+# Parts of large uploads are an exception: only obstore can retry a part instead of the entire
+# upload.
 _PART_RETRIES = {
     "max_retries": failures.ATTEMPTS - 1,
     "retry_timeout": timedelta(seconds=60),
@@ -38,11 +39,11 @@ _PART_RETRIES = {
 
 
 class ObjectStorage:
-    """Objects of a bucket.
+    """Objects in a bucket.
 
     Args:
-        root: The URI of the bucket, such as "s3://models", with its owner if it has one.
-        options: The ``storage_options=``; other settings come from the environment.
+        root: The URI of the bucket, such as "s3://models", including the owner if it has one.
+        options: The ``storage_options=``; missing settings are read from the environment.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
@@ -111,12 +112,12 @@ class ObjectStorage:
                 put(self._store, name, data, mode="create", use_multipart=False)
                 return
             except (AlreadyExistsError, PreconditionError):
-                # The response to an earlier request of this call may have been lost.
+                # The response to an earlier request in this call may have been lost.
                 if self._has_content(name, data):
                     return
                 raise FileExistsError(f"There is {uri!r} already.") from None
             except failures.request_errors() as error:
-                # The object may exist already; then the next attempt finds its own bytes.
+                # The object may already exist; then the next attempt finds its own bytes.
                 if attempt == failures.ATTEMPTS or not failures.is_transient(error):
                     raise failures.failure("write", uri, error) from None
             failures.pause(attempt)
@@ -124,7 +125,8 @@ class ObjectStorage:
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
         check_name(name)
-        # Buffered until complete: a stream cannot be repeated after a broken connection.
+        # The object is buffered until it is complete, since a stream cannot be sent again after a
+        # broken connection.
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as file:
             yield file
             self._send(name, file)
@@ -261,7 +263,8 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
     config = dict(settings.store)
     provider: dict[str, Any] = {}
     if USER in config and SECRET in config and TOKEN not in config and TOKEN.upper() in os.environ:
-        # obstore would add the token of the environment, which belongs to other credentials.
+        # obstore would add the session token in the environment, which belongs to other
+        # credentials.
         pair = {"access_key_id": config.pop(USER), "secret_access_key": config.pop(SECRET)}
         provider["credential_provider"] = lambda: {**pair, "expires_at": None}
     return from_url(
@@ -281,11 +284,11 @@ def _to_stored_object(metadata: Mapping[str, Any]) -> StoredObject:
 
 @contextmanager
 def _short_objects_refused(uri: str) -> Iterator[None]:
-    """Raise StorageError for the panic of obstore when an object is shorter than a range."""
+    """Raise StorageError for the panic in obstore when an object is shorter than a range."""
     try:
         yield
     except BaseException as error:
-        # It is not an Exception, and its class has no public name.
+        # The panic is not an Exception, and its class is private.
         if type(error).__name__ == "PanicException":
             raise _object_too_short(uri) from None
         raise

@@ -1,8 +1,8 @@
-"""Publication: the instant at which a write becomes visible, and the guarantees around it.
+"""Publication: the instant at which a write becomes visible, and its guarantees.
 
-Before that instant a failure removes the files of the write. After it nothing is removed and
-nothing is reported as failed: later failures are a ``PublicationWarning``, and recovery finishes
-the rest.
+If a write fails before this instant, its files are removed. After it, no file is removed and the
+write does not fail: later failures are reported as a ``PublicationWarning``, and recovery completes
+the remaining steps.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ DURABILITIES = ("full", "fast")
 
 
 class Publication:
-    """The files of one write, until the instant at which it becomes visible.
+    """The files of one write, until the write becomes visible.
 
-    The write adds each file before it creates it, and publishes all files with ``publish`` or
-    ``link``. Leaving the ``with`` block without publication removes the files. If it is unknown
-    whether the write was published (an interrupt inside the call), they remain: the next vacuum
-    removes a file that no commit names, while a file that a commit names could not be recovered.
-    One thread uses a publication; it is used once.
+    The write calls ``add`` before it creates a file, and publishes all files with ``publish`` or
+    ``link``. If the ``with`` block ends without publication, the files are removed. They remain if
+    it is unknown whether the write was published (for example, an interrupt inside the call): a
+    later vacuum can remove files that no commit references, but a removed file that a commit
+    references cannot be recovered. A publication is used once, by one thread.
 
     Args:
-        durable: Bring the files and their directories to the disk before publication, and the
-            published name after it.
+        durable: Sync the files and their directories to disk before publication, and the published
+        name afterwards.
     """
 
     def __init__(self, *, durable: bool = True) -> None:
@@ -47,13 +47,13 @@ class Publication:
         self._files.append(path)
 
     def publish(self, target: str, data: bytes) -> bool:
-        """Write the file whose appearance makes the write visible.
+        """Write the file that makes the write visible.
 
-        Return False if the name is taken. After a StorageError of a server it is unknown whether
-        the file exists, so the files of the write remain.
+        Return False if the name already exists. After a StorageError from a server it is unknown
+        whether the file exists, so the files of the write remain.
 
         Raises:
-            OSError: The file cannot be written below a directory.
+            OSError: The file cannot be written to a local directory.
         """
         storage = storage_for(target)
         if not storage.is_local:
@@ -73,16 +73,16 @@ class Publication:
                 os.unlink(temporary)
 
     def link(self, source: str, target: str) -> bool:
-        """Give ``source`` its public name, which makes the write visible.
+        """Link ``source`` to its public name, which makes the write visible.
 
-        Return False if the name is taken; raise StorageError if the system refuses.
+        Return False if the name already exists; raise StorageError if the system refuses.
         """
         storage = storage_for(target)
         if not storage.is_local:
             return self.publish(target, storage.read(source))
         self._sync_files()
-        # Set before the call: an interrupt may arrive when the name exists and the call has not
-        # returned yet.
+        # This is set before the call, because an interrupt may arrive after the name was created
+        # but before the call returns.
         self._published = True
         try:
             os.link(source, target)
@@ -114,14 +114,14 @@ class Publication:
                     storage_for(path).remove_file(path)
 
     def _sync_files(self) -> None:
-        """Bring the files added since the last call to the disk: the loser of a race links again."""
+        """Sync the files added since the last call; ``link`` is called again after a lost race."""
         if self.durable:
             files.sync(self._files[self._synced :])
             self._synced = len(self._files)
 
 
 def is_durable(durability: str) -> bool:
-    """Return True if ``durability=`` requires commits on the disk when the call returns.
+    """Return True if ``durability=`` requires commits to be on disk before a call returns.
 
     >>> is_durable("fast")
     False
@@ -134,6 +134,6 @@ def is_durable(durability: str) -> bool:
 
 
 def make_directory(path: str, *, durable: bool = True) -> None:
-    """Create a directory and its parents, and bring their names to the disk."""
+    """Create a directory and its parents, and sync them to disk."""
     if storage_for(path).is_local:
         local.make_directory(path, durable=durable)

@@ -1,6 +1,6 @@
-"""Files below URIs: the ``Storage`` over the object stores and HDFS of this process.
+"""Files at URIs: a ``Storage`` that uses the object stores and HDFS connections of this process.
 
-Object stores have no directories: one exists as long as a file is below it.
+Object stores have no directories: a directory exists as long as it contains a file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BUFFER_BYTES = 64 << 10
 
 
 class RemoteStorage:
-    """Files in object stores and HDFS; each call goes to the connection of its bucket."""
+    """Files in object stores and HDFS; each method uses the connection to the path's bucket."""
 
     is_local = False
     supports_appending = False
@@ -44,7 +44,7 @@ class RemoteStorage:
     needs_claims = True
 
     def ensure_writable(self, directory: str) -> None:
-        """Check that objects can be written, and that the server refuses to write a name twice."""
+        """Check that objects can be written, and that the server supports conditional puts."""
         store, folder = object_store_for(directory)
         probe = _probe_name(folder)
         try:
@@ -90,7 +90,7 @@ class RemoteStorage:
 
     @contextmanager
     def growing_file(self, path: str) -> Iterator[str]:
-        """Provide a temporary file that is uploaded when the block ends.
+        """Yield the path of a temporary file that is uploaded when the block ends.
 
         A failed upload is logged and does not fail the block.
         """
@@ -107,7 +107,7 @@ class RemoteStorage:
             shutil.rmtree(folder, ignore_errors=True)
 
     def upload(self, source: str, path: str) -> None:
-        """Write a local file, or an object of the same bucket, as an object."""
+        """Upload a local file, or copy an object within a bucket."""
         store, name = object_store_for(path)
         if source.startswith(f"{store.root}/"):
             store.copy(object_store_for(source)[1], name)
@@ -123,7 +123,7 @@ class RemoteStorage:
         store.read_into(name, start, buffers)
 
     def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes of an object in chunks; the next ones are fetched meanwhile."""
+        """Yield the bytes of an object in chunks, while the next chunk is fetched."""
         store, name = object_store_for(path)
         size = self.status(path).size
 
@@ -148,7 +148,8 @@ class RemoteStorage:
     def exists(self, path: str) -> bool:
         if _find(path) is not None:
             return True
-        # A list that covers the path has its object; callers look at no folders inside it.
+        # A listing that covers the path contains the object itself; callers do not look up
+        # subfolders.
         return _listing_that_covers(path) is None and self.is_directory(path)
 
     def status(self, path: str) -> FileStatus:
@@ -184,7 +185,7 @@ class RemoteStorage:
         return path
 
     def list_directory(self, path: str, *, after: str = "") -> list[str]:
-        """Return the names in a directory; with ``after`` of objects only, not of folders."""
+        """List the names in a directory; with ``after``, only objects are listed, not folders."""
         listing = _listing.get()
         if listing is not None and listing.folder == path and listing.after <= after:
             return listing.names(after)
@@ -228,7 +229,7 @@ class RemoteStorage:
         return max(times, default=None)
 
     def current_time(self, location: str) -> datetime:
-        """Return the time that the server gives to an object that is written now."""
+        """Return the time that the server assigns to a new object."""
         store, folder = object_store_for(location)
         probe = _probe_name(folder)
         store.put(probe, b"time")
@@ -258,11 +259,11 @@ class RemoteStorage:
 
 @dataclass(frozen=True)
 class _Listing:
-    """The objects of a folder whose names are greater than ``after``, by path.
+    """The objects in a folder whose names are greater than ``after``, by path.
 
-    An operation on a Delta table checks many files of the log, one by one. Each check is a request
-    to the server, while one list covers a thousand files. Files that are written after the list are
-    not in it, so it serves readers of one state and never decides a race.
+    A Delta table operation checks many log files one by one. Each check is a request to the server,
+    while one listing covers a thousand files. A listing does not contain files that are written
+    later, so it is used only to read one snapshot and never to resolve a race.
     """
 
     folder: str
@@ -270,12 +271,12 @@ class _Listing:
     objects: Mapping[str, StoredObject]
 
     def covers(self, path: str) -> bool:
-        """Return True if the list would contain this path."""
+        """Return True if the listing would contain a path."""
         folder, _, name = path.rpartition("/")
         return folder == self.folder and name > self.after
 
     def names(self, after: str) -> list[str]:
-        """Return the names that are greater than a name, sorted."""
+        """Return the names greater than ``after``, sorted."""
         start = len(self.folder) + 1
         names = [path[start:] for path in self.objects]
         return sorted(name for name in names if name > after and "/" not in name)
@@ -290,7 +291,7 @@ def _listing_that_covers(path: str) -> _Listing | None:
 
 
 def _find(path: str) -> StoredObject | None:
-    """Return size, time and tag of an object, None if it does not exist."""
+    """Return name, size, time and tag of an object, None if it does not exist."""
     listing = _listing_that_covers(path)
     if listing is not None:
         return listing.objects.get(path)
@@ -307,9 +308,9 @@ def _probe_name(folder: str) -> str:
 
 
 class _RangedFile(io.RawIOBase):
-    """An object as a seekable file, for libraries that read ranges.
+    """An object as a seekable file, for libraries that read byte ranges.
 
-    The object must not change while it is read. One thread reads it.
+    The object must not change while it is read. The file is not thread-safe.
     """
 
     def __init__(self, path: str, size: int) -> None:

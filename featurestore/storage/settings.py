@@ -1,6 +1,6 @@
-"""Settings of object stores from ``storage_options=``, the environment and the files of AWS.
+"""Object store settings from ``storage_options=``, the environment and the AWS configuration files.
 
-They are never stored: not in a registry, a manifest, a log or an error.
+Settings are never stored in a registry, a manifest, a log or an error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from featurestore.errors import ConfigurationError, did_you_mean
 
 USER, SECRET, TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 _CREDENTIALS = (USER, SECRET, TOKEN)
-# Options of S3 by their names in the environment; ``storage_options=`` may omit aws_.
+# S3 options by environment variable; ``storage_options=`` may omit the prefix ``aws_``.
 _S3 = (
     *_CREDENTIALS,
     "aws_region",
@@ -27,13 +27,13 @@ _S3 = (
 )
 _CLIENT = ("allow_http", "timeout", "connect_timeout", "proxy_url")
 _SECONDS = {"timeout": "60s", "connect_timeout": "10s"}
-# In the cloud obstore gets temporary credentials from the platform.
+# On cloud machines obstore gets temporary credentials from the platform.
 _PLATFORM = (
     "AWS_WEB_IDENTITY_TOKEN_FILE",
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-# Their names in S3A, Hadoop's client, below ``fs.s3a.bucket.<bucket>.``.
+# Setting names in S3A, Hadoop's client, after the prefix ``fs.s3a.bucket.<bucket>.``.
 _S3A = {
     "aws_access_key_id": "access.key",
     "aws_secret_access_key": "secret.key",
@@ -51,23 +51,23 @@ _ALIASES = {"aws_endpoint": "aws_endpoint_url", "aws_default_region": "aws_regio
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of the connection to an object store: of the store, and of the HTTP client."""
+    """Settings for a connection to an object store: of the store, and of the HTTP client."""
 
     store: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str] = field(repr=False)
 
 
 def s3_settings(options: Mapping[str, str]) -> Settings:
-    """Return the settings of S3 from the options, the environment and the files of AWS.
+    """Return the S3 settings from options, the environment and the AWS configuration files.
 
     Raises:
-        ConfigurationError: An option is not known; its value is not shown.
+        ConfigurationError: An option is unknown; its value is not included in the message.
     """
     checked = check_options(options)
     store = {}
     for key in _S3:
         value = checked.get(key)
-        # A token of the environment belongs to the credentials there.
+        # A session token in the environment belongs to the credentials there.
         if not value and (key != TOKEN or USER not in checked):
             value = _from_environment(key)
         if value:
@@ -89,15 +89,15 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
-    """Return settings for delta-rs, in one mapping."""
+    """Merge the settings into one mapping for delta-rs."""
     return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
 
 
 def s3a_options(settings: Settings, bucket: str) -> dict[str, str]:
-    """Return settings of one bucket for Hadoop's S3A client."""
+    """Return the settings for Hadoop's S3A client to access one bucket."""
     values = {**settings.store, **settings.client}
     s3a = {name: values[key] for key, name in _S3A.items() if key in values}
-    # Markers of folders would be objects that no other writer expects.
+    # Directory markers would be objects that other writers do not expect.
     s3a["directory.marker.retention"] = "delete"
     virtual = values.get("aws_virtual_hosted_style_request") == "true"
     s3a["path.style.access"] = "false" if virtual else "true"
@@ -112,7 +112,7 @@ def s3a_options(settings: Settings, bucket: str) -> dict[str, str]:
 
 
 def _s3a_provider(values: Mapping[str, str]) -> str | None:
-    """Return the class of S3A's credentials; None for its default, the platform."""
+    """Return the S3A credentials provider class; None for the default, the platform credentials."""
     if values.get("aws_skip_signature") == "true":
         return "AnonymousAWSCredentialsProvider"
     if "aws_access_key_id" not in values:
@@ -137,10 +137,10 @@ def _s3a_proxy(url: str | None) -> dict[str, str]:
 def check_options(
     options: Mapping[str, str], *, argument: str = "storage_options"
 ) -> dict[str, str]:
-    """Return options by their full names, such as "aws_region".
+    """Return the options under their full names, such as "aws_region".
 
     Raises:
-        ConfigurationError: An option is not known; its value is not shown.
+        ConfigurationError: An option is unknown; its value is not included in the message.
     """
     checked = {}
     for name, value in options.items():
@@ -170,7 +170,7 @@ def _from_environment(key: str) -> str | None:
 
 
 def _from_file(name: str, keys: tuple[str, ...]) -> dict[str, str]:
-    """Return settings of the profile from one of the two files of AWS; empty without a profile."""
+    """Return the profile settings from an AWS configuration file; empty without a profile."""
     profile = os.environ.get("AWS_PROFILE", "default")
     if name == "credentials":
         path, section = os.environ.get("AWS_SHARED_CREDENTIALS_FILE"), profile
@@ -182,7 +182,7 @@ def _from_file(name: str, keys: tuple[str, ...]) -> dict[str, str]:
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
-        # Not chained: the text of the cause shows the line, which may hold a secret.
+        # The cause is not chained: its message contains the line, which may contain a secret.
         raise ConfigurationError(f"The file {path} is not a settings file of AWS.") from None
     if not parser.has_section(section):
         return {}

@@ -1,9 +1,9 @@
-"""Shard files: writing with a digest, and local copies for readers that cannot read objects.
+"""Shard files: hashed while written, and cached locally for readers that cannot read objects.
 
-A cache is a folder that all processes of a machine may share: each shard is fetched once, checked
-against its SHA-256 while it arrives, and named by it. The least recently used copies are evicted
-when the cache is full. A shared lock protects a copy from eviction while it is opened; an open file
-remains readable after its eviction.
+A cache is a folder that all processes on a machine may share. Each shard is fetched once, verified
+against its SHA-256 during the download, and named by its SHA-256. The least recently used copies
+are evicted when the cache is full. A shared lock protects a copy from eviction until it is opened;
+an open file remains readable after eviction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEFAULT_CACHE_BYTES = 20 * 10**9
 _LOCKS = "locks"
 _SHA256_DIGITS = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Names of the cache's own files: no others in the folder are counted or removed.
+# File names that belong to the cache; other files in the folder are neither counted nor removed.
 _COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
 _ABANDONED_SECONDS = 24 * 3600
@@ -44,19 +44,19 @@ _ABANDONED_SECONDS = 24 * 3600
 
 @dataclass(frozen=True)
 class ShardCache:
-    """A folder of shards and its maximal size; one shard is stored even if it is larger."""
+    """A cache folder with a maximum size; it holds one shard even if the shard is larger."""
 
     folder: str
     max_bytes: int = DEFAULT_CACHE_BYTES
 
     @contextmanager
     def locked_copy(self, directory: str, shard: ManifestShard) -> Iterator[str]:
-        """Provide the path of a shard's copy, which is not evicted while the block runs.
+        """Yield the path of a shard's local copy, which is not evicted during the block.
 
-        Its sidecars have the same path with their suffixes.
+        Its sidecar files have the same path with their suffixes.
 
         Raises:
-            DatasetDamaged: The bytes differ from the manifest.
+            DatasetDamaged: The bytes do not match the manifest.
             StorageError: The shard cannot be fetched, or the copy cannot be written.
         """
         copies = self._copies(shard)
@@ -69,7 +69,7 @@ class ShardCache:
                     fcntl.flock(handle, fcntl.LOCK_SH)
                 if handle is None:
                     continue
-                # Another process may have evicted a copy before the lock.
+                # Another process may have evicted a copy before it was locked.
                 is_complete = all(_has_size(path, file.bytes) for file, path in copies)
                 if is_complete and _is_same(handle, target):
                     handles.callback(os.close, handle)
@@ -83,7 +83,7 @@ class ShardCache:
             return path
 
     def _copies(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
-        """Return the files of a shard and the paths of their copies, the shard last."""
+        """Return the files of a shard with the paths of their copies, the shard itself last."""
         if not _SHA256.fullmatch(shard.sha256):
             raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256.")
         target = os.path.join(self.folder, shard.sha256)
@@ -112,7 +112,7 @@ class ShardCache:
 
     @contextmanager
     def _locked(self, sha256: str) -> Iterator[None]:
-        """Let only one process or thread of this machine fetch a shard."""
+        """Lock a shard, so that only one process or thread on this machine fetches it."""
         locks = os.path.join(self.folder, _LOCKS)
         files.make_directory(locks)
         with writing(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
@@ -120,7 +120,7 @@ class ShardCache:
             yield
 
     def _evict_oldest(self, *, keep: str) -> None:
-        """Evict the least recently used copies, and day-old temporary files of killed processes."""
+        """Evict the least recently used copies, and temporary files older than a day."""
         copies = []
         abandoned = time.time() - _ABANDONED_SECONDS
         for name in files.list_directory(self.folder):
@@ -139,7 +139,7 @@ class ShardCache:
                 total -= size
 
     def _evict(self, name: str) -> bool:
-        """Remove a copy unless a process has locked it; return True if it was removed."""
+        """Remove a copy unless another process has locked it; return whether it was removed."""
         handle = _open(os.path.join(self.folder, name[:_SHA256_DIGITS]))
         try:
             if handle is not None:
@@ -154,16 +154,16 @@ class ShardCache:
 
 
 def default_cache() -> ShardCache:
-    """Return the default cache of this user on this machine."""
+    """Return the default cache of the current user on this machine."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return ShardCache(os.path.join(caches, "featurestore", "shards"))
 
 
 def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCache | None:
-    """Return the cache in a local folder, None without a folder.
+    """Return the cache in a local folder, None if ``folder`` is None.
 
     Raises:
-        InvalidArgument: The cache has a size of zero.
+        InvalidArgument: The cache size is zero.
         UnsupportedLocation: The folder is a URI.
     """
     if folder is None:
@@ -177,9 +177,9 @@ def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCach
 def local_path(
     directory: str, shard: ManifestShard, cache: ShardCache | None = None
 ) -> Iterator[str]:
-    """Provide the local path of a shard: its own, or for a URI that of its copy.
+    """Yield the local path of a shard, or for a URI the path of its cached copy.
 
-    A copy may be evicted when the block has ended; files opened in the block remain readable.
+    A copy may be evicted after the block ends; files opened in the block remain readable.
     """
     if cache is None and storage_for(directory).is_local:
         yield files.inside(directory, shard.path)
@@ -189,10 +189,10 @@ def local_path(
 
 
 def write_checked(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
-    """Write chunks to a file, which appears only if they have the expected SHA-256.
+    """Write chunks to a file, which appears only if their SHA-256 is as expected.
 
     Raises:
-        DatasetDamaged: They have another SHA-256.
+        DatasetDamaged: The SHA-256 differs.
     """
     folder, name = os.path.split(target)
     files.make_directory(folder)
@@ -239,10 +239,10 @@ def _has_size(path: str, size: int) -> bool:
 
 
 class FileDigest:
-    """SHA-256 of a stream of bytes, and of its first 1, 2, ... MiB.
+    """The SHA-256 of a byte stream, and of its prefixes of 1, 2, ... MiB.
 
-    The final hash detects damage, the prefixes locate it. They cost nothing, since SHA-256 reads
-    from front to back. Eight digits of each are stored.
+    The final hash detects damage; the prefix hashes locate it. They cost nothing, since SHA-256 is
+    computed sequentially. Only eight hex digits of each prefix hash are stored.
     """
 
     def __init__(self) -> None:
@@ -261,12 +261,12 @@ class FileDigest:
                 self._until_prefix = PIECE_BYTES
 
     def hexdigest(self) -> str:
-        """Return the SHA-256 of all bytes so far."""
+        """Return the SHA-256 of all bytes appended so far."""
         return self._sha256.hexdigest()
 
 
 def digest_of(path: str) -> FileDigest:
-    """Return the digest of a file."""
+    """Compute the digest of a file."""
     digest = FileDigest()
     for chunk in storage_for(path).read_chunks(path):
         digest.update(memoryview(chunk))
@@ -274,11 +274,11 @@ def digest_of(path: str) -> FileDigest:
 
 
 class ShardFile:
-    """The file of a shard: hashed while it grows, under a temporary name until it is complete.
+    """A shard file that is hashed while it is written, under a temporary name until it is complete.
 
-    Leaving the ``with`` block syncs and renames it, an exception removes it, so a retried or killed
-    task leaves either nothing or the complete file. For a URI the object appears then. It has the
-    methods that ``pyarrow`` requires of a sink.
+    When the ``with`` block ends, the file is synced and renamed; after an exception it is removed.
+    So a retried or killed task leaves either no file or the complete file. For a URI the object
+    appears when the block ends. The class has the methods that ``pyarrow`` requires of a sink.
     """
 
     def __init__(self, directory: str, path: str) -> None:
@@ -295,7 +295,7 @@ class ShardFile:
         return self
 
     def write(self, data: Any) -> int:
-        """Append bytes or anything with a contiguous buffer; return their number."""
+        """Append bytes or an object with a contiguous buffer; return the number of bytes."""
         view = memoryview(data).cast("B")
         self._digest.update(view)
         count = 0
@@ -317,7 +317,7 @@ class ShardFile:
 
     @property
     def written(self) -> WrittenFile:
-        """Path, size and SHA-256 of the file."""
+        """The path, size and SHA-256 of the file."""
         return WrittenFile(
             self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes)
         )
@@ -333,5 +333,5 @@ class ShardFile:
 
 
 def is_temporary(name: str) -> bool:
-    """Return True for the name that a file has until it is complete."""
+    """Return True if a file name is the temporary name of an incomplete shard."""
     return name.startswith(".") and name.endswith(_TEMPORARY)

@@ -1,4 +1,4 @@
-"""Record batches spooled to a temporary file: written once, then read."""
+"""Record batches that are written to a temporary file once and then read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class BatchFile:
-    """Batches of one schema in a temporary file, which is unlinked when it is read or closed.
+    """Batches with one schema in a temporary file, which is unlinked when it is read or closed.
 
     Args:
         directory: The directory of the file; it is created if necessary.
@@ -30,7 +30,7 @@ class BatchFile:
                 handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
                 os.close(handle)
                 resources.callback(self._unlink)
-                # A batch of many columns consists of many small writes.
+                # A batch with many columns consists of many small writes.
                 sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
             self._sink = resources.enter_context(sink)
             self._writer = pa.ipc.new_file(self._sink, schema)
@@ -42,7 +42,7 @@ class BatchFile:
             self._writer.write_batch(batch)
 
     def read(self) -> list[pa.RecordBatch]:
-        """Finish writing and return the batches, which are mapped from the disk."""
+        """Finish writing and return the batches, memory-mapped from disk."""
         reader = self._finish(pa.memory_map)
         return [reader.get_batch(index) for index in range(reader.num_record_batches)]
 
@@ -51,7 +51,7 @@ class BatchFile:
         return self._finish(pa.OSFile)
 
     def close(self) -> None:
-        """Close the file; batches that were read remain valid."""
+        """Close the file; batches that were already read remain valid."""
         self._resources.close()
 
     def _finish(self, open_file: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:

@@ -1,4 +1,4 @@
-"""Worker processes under a supervisor, with their output in a file."""
+"""Worker processes under a supervisor, which write their output to a file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PATIENCE_SECONDS = 20
 
 
 class SupervisedProcess:
-    """A command that ends, with all its descendants, when this process ends.
+    """A command that is terminated, with all its descendants, when this process ends.
 
     Args:
         command: The command line.
-        given: The bytes of its standard input.
+        standard_input: The bytes for its standard input.
         log: The file to which its output is appended.
         environment: Its complete environment.
         directory: Its working directory; it is created if necessary.
@@ -57,14 +57,14 @@ class SupervisedProcess:
             return  # the process has ended already; its exit status has the reason
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, None while it runs."""
+        """Return the exit status, negative for a signal, None while the command is running."""
         status = self._process.poll()
         if status is not None and status > 128:
             return 128 - status
         return status
 
     def stop(self) -> None:
-        """End the process and all its descendants, and wait for their end."""
+        """Terminate the process and all its descendants, and wait until they have ended."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -75,7 +75,7 @@ class SupervisedProcess:
 
 
 def exit_text(status: int) -> str:
-    """Return the end of a process as readable text.
+    """Describe an exit status in readable form.
 
     >>> exit_text(-9), exit_text(3)
     ('killed by SIGKILL', 'exit code 3')
@@ -89,5 +89,5 @@ def exit_text(status: int) -> str:
 
 
 def search_path() -> str:
-    """Return this process's import path as PYTHONPATH takes it."""
+    """Return the import path of this process in the format of PYTHONPATH."""
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

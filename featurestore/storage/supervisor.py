@@ -1,10 +1,10 @@
-"""A process that runs a command and ends it, with all its descendants, when its caller ends.
+"""Run a command and terminate it, with all its descendants, when the calling process ends.
 
-Run by its path with the standard library alone: ``python -I supervisor.py COMMAND...``. Standard
-input has eight bytes, the length of COMMAND's standard input, then that input; afterwards it stays
-open as long as the caller lives. All descendants of COMMAND belong to the supervisor (a subreaper),
-also those that have left its session, and are killed when COMMAND or the caller ends. If the
-supervisor is killed, COMMAND is killed with it.
+This module is run by path with only the standard library: ``python -I supervisor.py COMMAND...``.
+Standard input starts with eight bytes, the length of COMMAND's standard input, followed by that
+input; then it stays open until the caller ends. All descendants of COMMAND belong to the supervisor
+(a subreaper), even if they have left its session, and are killed when COMMAND or the caller ends.
+If the supervisor is killed, COMMAND is killed with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.01
 
 
 def main(command: list[str]) -> int:
-    """Run a command to its end and return its exit status, 128 and more for signals."""
+    """Run a command until it ends and return its exit status, 128 plus the signal if killed."""
     _control(_SET_SUBREAPER, 1)
     command_input = _read(int.from_bytes(_read(8), "big"))
     process = subprocess.Popen(
@@ -44,7 +44,7 @@ def main(command: list[str]) -> int:
 
 
 def _read(size: int) -> bytes:
-    """Read bytes of standard input, without a buffer that threads would share."""
+    """Read bytes from standard input without a buffer, which threads would share."""
     chunks = []
     while size:
         chunk = os.read(0, min(size, 1 << 20))
@@ -56,11 +56,11 @@ def _read(size: int) -> bytes:
 
 
 def end_descendants(group: int) -> None:
-    """Kill a process group and all descendants of this process, until none remain."""
+    """Kill a process group and all descendants of this process, until none is left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     empty_lists = 0
-    # A process may change its parent while the list is read: one empty list is not enough.
+    # A process may get a new parent while the list is read, so one empty list is not enough.
     while empty_lists < _EMPTY_LISTS:
         descendants = _descendants(os.getpid())
         empty_lists = 0 if descendants else empty_lists + 1
@@ -84,13 +84,13 @@ def _die_with_parent() -> None:
 
 
 def _control(option: int, value: int) -> None:
-    """Call prctl on Linux."""
+    """Call the Linux function prctl."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _descendants(root: int) -> list[int]:
-    """Return the living descendants of a process that the system lists."""
+    """Return the living descendants of a process that are listed in /proc."""
     children: dict[int, list[int]] = {}
     ended = set()
     for entry in _PROC.glob("[0-9]*/stat"):

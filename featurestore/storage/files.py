@@ -392,7 +392,7 @@ def last_written(path: str) -> datetime | None:
 
 
 def current_time(location: str) -> datetime:
-    """Return the current time of the clock that stamps a location's files: for a URI, the server's."""
+    """Return the current time by the clock that stamps files in a location."""
     return storage_for(location).current_time(location)
 
 
@@ -406,7 +406,7 @@ def temporary_directory() -> str:
 
 
 def remove_temporary(directory: str) -> None:
-    """Remove a directory created by ``temporary_directory``; ignore files that cannot be removed."""
+    """Remove a directory made by ``temporary_directory``; ignore files that cannot be removed."""
     with suppress(StorageError):
         remove(directory, below=os.path.dirname(directory))
 

@@ -25,7 +25,7 @@ def manifest_path(directory: str) -> str:
 
 
 def is_finished(directory: str) -> bool:
-    """Return True if a directory contains a finished dataset; an export writes the manifest last."""
+    """Return True if a directory contains a finished dataset, whose manifest is written last."""
     return files.exists(manifest_path(directory))
 
 

@@ -1,4 +1,4 @@
-"""Connections to stores: ``connect`` opens a ``FeatureStore``, whose calls ``facade`` composes."""
+"""Connections to stores: ``connect`` opens a ``FeatureStore``, which combines method mixins."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ def connect(
     storage_options: Mapping[str, str] | None = None,
     token: str | None = None,
 ) -> FeatureStore:
-    """Connect to the store at a directory and make it the module's current store.
+    """Connect to a store and make it the current store of the module.
 
     Args:
-        location: Directory, ``s3://bucket/prefix``, ``hdfs://namenode:port/path``, or
-            ``http://host:8787`` of ``featurestore serve``; else ``$FEATURESTORE_LOCATION``,
-            featurestore.toml found upwards, ``./featurestore-data``.
-        engine: "duckdb" (default), "spark" or any entry point of
+        location: A directory, ``s3://bucket/prefix``, ``hdfs://namenode:port/path``, or the address
+            ``http://host:8787`` of ``featurestore serve``. The default is
+            ``$FEATURESTORE_LOCATION``, featurestore.toml in this directory or its parents, or
+            ``./featurestore-data``.
+        engine: "duckdb" (default), "spark" or the name of an entry point in
             ``featurestore.plugins.engine``.
-        registry: SQLAlchemy URL; default is SQLite in the location. A URI needs one: Postgres, or
-            a SQLite file of this machine, which is a cache: ``featurestore registry rebuild`` makes
-            it from the files at the URI.
-        durability: "full" (default): a commit is on disk, with all files that it names, when the
-            call returns. "fast": when the operating system writes it, so that a power loss may take
-            or damage the last commits; else ``$FEATURESTORE_DURABILITY``. On Spark the file system
-            decides. What an object store has taken is durable; of HDFS its datanodes decide.
-        storage_options: How to reach the storage of a URI: ``aws_region``, ``aws_endpoint_url``,
-            ``aws_access_key_id``, ..., or settings of Hadoop's client; else the environment and the
-            usual files. Credentials are never stored.
-        token: What ``featurestore user token`` made, for a served store; else
+        registry: SQLAlchemy URL of the registry; the default is a SQLite file in the location. A
+            store at a URI requires one: Postgres, or a local SQLite file as a cache, which
+            ``featurestore registry rebuild`` creates from the files at the URI.
+        durability: "full" (default): when a call returns, its commit and all referenced files are
+            synced to disk. "fast": the operating system writes them later, so that a power loss may
+            remove or damage the last commits. If None, ``$FEATURESTORE_DURABILITY`` is used. On
+            Spark the file system decides. Object stores are always durable; for HDFS the datanodes
+            decide.
+        storage_options: Settings for access to a URI: ``aws_region``, ``aws_endpoint_url``,
+            ``aws_access_key_id``, ..., or settings of Hadoop's client. Missing ones are read from
+            the environment and the usual configuration files. Credentials are never stored.
+        token: A token created by ``featurestore user token``, for a served store; the default is
             ``$FEATURESTORE_TOKEN``.
 
     >>> with featurestore.connect("my-store") as store:

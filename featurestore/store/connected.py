@@ -1,4 +1,4 @@
-"""The base class of all families of store calls: the session of one connection."""
+"""The base class of the store mixins: the session of one connection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class StoreBase:
-    """A connection to one store."""
+    """Base class with the session of a connection to a store."""
 
     def __init_subclass__(cls) -> None:
         suggest_arguments(cls)
@@ -21,12 +21,12 @@ class StoreBase:
 
     @property
     def session(self) -> Session:
-        """Location, engine and registry of this connection."""
+        """The session: location, engine and registry of this connection."""
         return self._session
 
     @property
     def location(self) -> str:
-        """The directory of the store."""
+        """The location of the store."""
         return self._session.location
 
     @property
@@ -35,6 +35,6 @@ class StoreBase:
         return self._session.engine.name
 
     def close(self) -> None:
-        """Release the registry's and the engine's connections."""
+        """Close the connections of the registry and the engine."""
         self._session.registry.close()
         self._session.engine.close()

@@ -1,4 +1,4 @@
-"""FeatureStore, the facade: each method calls one package; the calls of a family are a module."""
+"""The class FeatureStore: a facade that combines the method mixins, one per subject."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class FeatureStore(
     AlertCalls,
     SourceCalls,
 ):
-    """A connection to one store.
+    """A connection to a store.
 
-    Every call exists as a function of the module ``featurestore``, too.
+    Each method is also available as a function in the module ``featurestore``.
     """
 
     def __enter__(self) -> FeatureStore:

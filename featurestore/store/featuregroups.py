@@ -1,4 +1,4 @@
-"""Calls on feature groups: write, read, tags, discovery, maintenance."""
+"""Methods for feature groups: write, read, tag, search and maintain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["FeatureGroupCalls"]
 
 
 class FeatureGroupCalls(StoreBase):
-    """The calls on feature groups."""
+    """Methods for feature groups."""
 
     def create_featuregroup(
         self,
@@ -46,39 +46,41 @@ class FeatureGroupCalls(StoreBase):
         dtypes: Mapping[str, TypeName] | None = None,
         decimal_type: TypeName | None = None,
     ) -> FeatureGroup:
-        """Make a new version of a feature group from a dataframe and return its handle.
+        """Create a new version of a feature group from a dataframe and return its handle.
 
         Args:
-            df: Any dataframe: pandas, polars, Arrow, numpy, rows, Spark, DuckDB, FeatureFrame, or a
-                stream of batches.
+            df: A dataframe from pandas, polars, Arrow, numpy, Spark or DuckDB, a list of rows, a
+                FeatureFrame, or a stream of batches.
             name: ``[a-z][a-z0-9_]{0,62}``.
-            primary_key: Columns that identify an entity; never a float, never a time of the group.
-            event_time: Column with the time at which a row was true.
+            primary_key: Columns that identify an entity; they must not be floats or the group's
+                times.
+            event_time: Column with the time to which a row applies.
             created_time: Column with the time at which a row became known; the store never fills
                 it.
-            partition_by: Columns whose values become folders.
-            version: The version to make; None: the next one.
-            ttl: How long a value may be used after its event time ("7d"); None: without limit;
-                "exact": at exactly its event time.
-            description: What people should know.
-            descriptions: What they should know of features: ``{"temp": "in Fahrenheit"}``.
-            tags: Texts to find the group by.
-            expectations: Great Expectations objects, a suite, or plain dicts of type and kwargs.
+            partition_by: Columns by whose values the files are partitioned into folders.
+            version: The version to create; None: the next one.
+            ttl: How long a value may be used after its event time ("7d"); "exact": only at its
+                event time; None: without limit.
+            description: A description for other users.
+            descriptions: Descriptions of features: ``{"temp": "in Fahrenheit"}``.
+            tags: Tags, which can be searched.
+            expectations: Great Expectations objects, a suite, or dicts with type and kwargs.
             validation: "strict", "warn", "quarantine" or "off".
-            event_time_tolerance: How far ahead of the clock an event time may be ("5min") without
-                a warning.
-            statistics: Whether each write is counted.
-            compact: "auto" merges small files after writes, for groups that are written often.
-            rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for every column.
-            dtypes: Types of columns, as Arrow has them or by name: ``{"price": "decimal(20, 4)"}``.
-                Values are never parsed or rounded.
-            decimal_type: The type of all other decimals, "decimal(20, 4)"; None: that of the batch.
+            event_time_tolerance: How far an event time may be in the future ("5min") without a
+                warning.
+            statistics: Whether to compute statistics on each write.
+            compact: "auto" merges small files after writes, for groups with frequent writes.
+            rename: New column names (``{"Country Name": "country_name"}``), or ``"snake_case"`` for
+                all columns.
+            dtypes: Column types, as Arrow types or by name: ``{"price": "decimal(20, 4)"}``. Values
+                are never parsed or rounded.
+            decimal_type: The type of all other decimals, such as "decimal(20, 4)"; None: as in the
+                dataframe.
 
         Raises:
-            FeatureGroupExists: The version exists.
+            FeatureGroupExists: The version already exists.
             SchemaMismatch: A value does not fit the type that ``dtypes`` declares.
-            ValidationFailed: The rows broke the expectations; nothing was made.
+            ValidationFailed: Rows violate the expectations; nothing was created.
 
         >>> gates = [{"origin": "JFK", "gates": 128}]
         >>> made = store.create_featuregroup(gates, "airports", primary_key="origin")
@@ -132,14 +134,14 @@ class FeatureGroupCalls(StoreBase):
         dtypes: Mapping[str, TypeName] | None = None,
         decimal_type: TypeName | None = None,
     ) -> FeatureGroup:
-        """Return a feature group, created from the dataframe when it does not exist yet.
+        """Return a feature group, or create it from the dataframe if it does not exist.
 
-        The arguments are those of ``create_featuregroup``.
-
-        Where it exists the dataframe is not written and the definitions are compared.
+        The arguments are those of ``create_featuregroup``. If the group exists, the dataframe is
+        not written, but the definitions are compared.
 
         Raises:
-            DefinitionMismatch: It exists with another definition; lists the differences.
+            DefinitionMismatch: The group exists with another definition; the message lists
+                differences.
 
         >>> rows = [{"origin": "JFK", "runways": 4}]
         >>> first = store.get_or_create_featuregroup(rows, "runways", primary_key="origin")
@@ -188,23 +190,23 @@ class FeatureGroupCalls(StoreBase):
 
         Args:
             df: Any dataframe; its columns match by name.
-            name: The group.
+            name: Name of the feature group.
             version: The group version; None: the latest.
             mode: "append", "upsert" (by primary key, event time and created time) or "overwrite".
-            schema_change: "add" lets new nullable columns in, and gives decimals the digits that
-                values need, up to 38.
-            on_duplicates: "last" keeps the last row of each key of the batch; "error" refuses
-                duplicates.
-            transaction: (app, n): does nothing when that app has written n or a later number
-                already.
-            validation: Policy for this write; None: the group's own.
-            rename: New names of columns, as of ``create_featuregroup``.
+            schema_change: "add" adds new columns, which are nullable, and widens decimals to the
+                digits that the values need, up to 38.
+            on_duplicates: "error" refuses duplicate keys in the batch; "last" keeps the last row of
+                each key.
+            transaction: (app, n): skip the write if the app has already written n or a later
+                number.
+            validation: Validation policy for this write; None: the policy of the group.
+            rename: New column names, as in ``create_featuregroup``.
 
         Raises:
-            SchemaMismatch: Columns do not fit; names both types.
+            SchemaMismatch: Columns do not match the schema; the message contains both types.
             DuplicateKeys: A key occurs more than once in the batch.
-            ValidationFailed: The rows broke the expectations.
-            WriteConflict: Concurrent writers kept winning.
+            ValidationFailed: Rows violate the expectations.
+            WriteConflict: The write lost against concurrent writers on every attempt.
 
         >>> late = [{"origin": "JFK", "measured_at": hour(8), "temp": 39.5, "wind": 7.0}]
         >>> commit = store.insert_into_featuregroup(late, "weather", mode="upsert")
@@ -227,7 +229,7 @@ class FeatureGroupCalls(StoreBase):
     def delete_from_featuregroup(
         self, name: str, where: str, *, version: int | None = None
     ) -> Commit:
-        """Delete the rows for which a condition (DuckDB's SQL, on any engine) is true.
+        """Delete the rows for which a condition is true; it is DuckDB SQL on all engines.
 
         >>> commit = store.delete_from_featuregroup("planes", "seats > 150")
         >>> store.get_featuregroup("planes").count()
@@ -238,7 +240,7 @@ class FeatureGroupCalls(StoreBase):
         return delete_rows(self._session, name, where, version=version)
 
     def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
-        """Return the handle of a feature group; ``version=None``: the latest.
+        """Return the handle of a feature group, by default of its latest version.
 
         >>> group = store.featuregroup("weather")
         >>> (group.version, group.primary_key, group.event_time)
@@ -259,9 +261,9 @@ class FeatureGroupCalls(StoreBase):
         """Return the data of a feature group, lazily or as a dataframe.
 
         Args:
-            name: The group.
+            name: Name of the feature group.
             version: The group version; None: the latest.
-            as_of: A time or a Delta version; None: now.
+            as_of: A time or a Delta version; None: the current data.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
 
@@ -282,11 +284,11 @@ class FeatureGroupCalls(StoreBase):
         return convert(read(self._session, name, version=version, as_of=as_of), dataframe_type)
 
     def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
-        """Return every version of every feature group, by name and version.
+        """List all versions of all feature groups, ordered by name and version.
 
         Args:
-            limit: At most so many; None: all.
-            offset: How many to leave out before them.
+            limit: The maximum number of results; None: all.
+            offset: The number of results to skip.
 
         >>> [f"{group.name}@v{group.version}" for group in store.get_featuregroups()]
         ['planes@v1', 'questions@v1', 'weather@v1']
@@ -303,7 +305,7 @@ class FeatureGroupCalls(StoreBase):
         return Listing(groups)
 
     def get_latest_featuregroup_version(self, name: str) -> int:
-        """Return the highest version of a feature group, 0 if none has this name.
+        """Return the latest version of a feature group, 0 if the group does not exist.
 
         >>> store.get_latest_featuregroup_version("weather")
         1
@@ -316,14 +318,14 @@ class FeatureGroupCalls(StoreBase):
     def get_featuregroup_history(
         self, name: str, *, version: int | None = None, limit: int = 100, before: int | None = None
     ) -> list[Commit]:
-        """Return commits of a feature group's data, newest first.
+        """List the commits to a feature group, newest first.
 
         Args:
-            name: The group.
-            version: Its version; None is the latest.
-            limit: At most so many.
-            before: Only commits before this Delta version: the last one of a page begins the next
-                page.
+            name: Name of the feature group.
+            version: The group version; None: the latest.
+            limit: The maximum number of commits.
+            before: Only commits before this Delta version; pass the last version of a page to get
+                the next page.
 
         >>> history = store.get_featuregroup_history("weather")
         >>> [(commit.delta_version, commit.operation) for commit in history]
@@ -336,9 +338,9 @@ class FeatureGroupCalls(StoreBase):
     def get_featuregroup_partitions(
         self, name: str, *, version: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return the values of each partition of a feature group, in their order.
+        """List the values of each partition of a feature group, in order.
 
-        They come from the table's log; a group without ``partition_by`` has none.
+        They are read from the table log; a group without ``partition_by`` has no partitions.
 
         >>> rows = [{"origin": "JFK", "gates": 128}, {"origin": "LGA", "gates": 72}]
         >>> made = store.create_featuregroup(rows, "gates", partition_by="origin")
@@ -350,7 +352,7 @@ class FeatureGroupCalls(StoreBase):
         return partitions_of(self._session, name, version=version)
 
     def get_features_list(self) -> list[str]:
-        """Return a reference to every feature of the latest version of every group.
+        """List the references of all features in the latest version of every group.
 
         >>> store.get_features_list()
         ['planes.seats', 'questions.late', 'weather.temp', 'weather.wind']
@@ -360,9 +362,9 @@ class FeatureGroupCalls(StoreBase):
         return features_list(self._session)
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
-        """Return where names, tags and descriptions of groups and features contain a text.
+        """Search names, tags and descriptions of groups and features for a string.
 
-        ``limit``: at most so many.
+        ``limit`` is the maximum number of matches.
 
         >>> [(match.reference, match.where) for match in store.search("hourly")]
         [('weather', 'description')]
@@ -374,7 +376,7 @@ class FeatureGroupCalls(StoreBase):
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
     ) -> None:
-        """Set a tag of a feature group.
+        """Set a tag on a feature group.
 
         >>> store.add_featuregroup_tag("weather", "owner", "ops")
         >>> store.get_featuregroup_tags("weather")["owner"]
@@ -395,7 +397,7 @@ class FeatureGroupCalls(StoreBase):
         return tags_of(self._session, name, version=version)
 
     def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
-        """Remove a tag of a feature group.
+        """Remove a tag from a feature group.
 
         >>> store.remove_featuregroup_tag("weather", "team")
         >>> store.get_featuregroup_tags("weather")
@@ -413,16 +415,16 @@ class FeatureGroupCalls(StoreBase):
         description: str | None = None,
         descriptions: Mapping[str, str] | None = None,
     ) -> FeatureGroup:
-        """Change the description of a feature group, or of some of its features; return the handle.
+        """Change the descriptions of a feature group and its features; return the handle.
 
         Args:
-            name: The group.
-            version: Its version; None: the latest.
-            description: The new one; None leaves it as it is.
-            descriptions: ``{feature: text}`` for those to change; an empty text removes one.
+            name: Name of the feature group.
+            version: The group version; None: the latest.
+            description: The new description; None: unchanged.
+            descriptions: New feature descriptions, ``{feature: description}``; "" removes one.
 
         Raises:
-            InvalidArgument: Nothing to change, or a description of what the group does not have.
+            InvalidArgument: There is nothing to change, or the group does not have a feature.
 
         >>> group = store.update_featuregroup("weather", descriptions={"temp": "in Fahrenheit"})
         >>> group.descriptions
@@ -441,14 +443,14 @@ class FeatureGroupCalls(StoreBase):
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def rename_feature(self, name: str, old: str, new: str) -> FeatureGroup:
-        """Make the next version of a feature group, in which a feature has another name.
+        """Create the next version of a feature group with a feature renamed.
 
-        Rows, key, times, expectations, tags and descriptions are those of the latest version, which
-        stays as it is.
+        Rows, key, times, expectations, tags and descriptions are copied from the latest version,
+        which is not changed.
 
         Raises:
-            FeatureNotFound: The group has no such feature.
-            InvalidName: The new name is invalid, or exists already.
+            FeatureNotFound: The group does not have the feature.
+            InvalidName: The new name is invalid or already exists.
 
         >>> renamed = store.rename_feature("weather", "wind", "wind_speed")
         >>> (renamed.version, renamed.schema.names, renamed.tags)
@@ -461,7 +463,7 @@ class FeatureGroupCalls(StoreBase):
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def compact_featuregroup(self, name: str, *, version: int | None = None) -> Commit:
-        """Rewrite small files of a feature group into large ones; the rows stay as they are.
+        """Merge small files of a feature group into large ones; the rows do not change.
 
         >>> more = store.insert_into_featuregroup([{"tailnum": "N30", "seats": 300}], "planes")
         >>> store.compact_featuregroup("planes").operation
@@ -476,7 +478,7 @@ class FeatureGroupCalls(StoreBase):
     ) -> Sequence[str]:
         """Remove data files that neither a recent version nor a training dataset needs.
 
-        Versions younger than ``retain`` stay readable. Returns the files.
+        Delta versions newer than ``retain`` remain readable. Return the removed files.
 
         >>> list(store.vacuum_featuregroup("weather", retain="30d"))  # nothing is that old
         []
@@ -486,7 +488,7 @@ class FeatureGroupCalls(StoreBase):
         return vacuum(self._session, name, version=version, retain=retain)
 
     def delete_featuregroup(self, name: str, *, version: int, force: bool = False) -> None:
-        """Delete a version of a feature group; refused while a training dataset pins it.
+        """Delete a version of a feature group; refused if a training dataset pins it.
 
         >>> made = store.create_featuregroup([{"x": 1}], "scratch")
         >>> store.delete_featuregroup("scratch", version=1)

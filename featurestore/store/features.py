@@ -1,4 +1,4 @@
-"""Calls that retrieve features, explain a retrieval and look for leaks, and on feature views."""
+"""Methods for features and feature views: retrieval, explanation and leakage checks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class FeatureCalls(StoreBase):
-    """The calls on features."""
+    """Methods for features."""
 
     def get_feature(self, feature: str, *, dataframe_type: DataframeType | None = None) -> Any:
-        """Return one feature, a value for each row of its group.
+        """Return one feature, with one value per row of its group.
 
         Args:
             feature: A reference: ``f``, ``group.f`` or ``group@v2.f``.
@@ -57,34 +57,32 @@ class FeatureCalls(StoreBase):
         created_time_filter: bool = True,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return features joined to labels as of each label's time, one row for every label row.
+        """Join features to labels as of each label's time; the result has one row per label.
 
         Args:
             features: References: ``f`` (searched in the latest version of every group),
-                ``group.f``, ``group@v2.f``, ``group.*``, each with ``as name`` where it is to be
-                called otherwise; and what ``featurestore.window`` and ``featurestore.feature``
-                give.
-            labels: The left side: a dataframe, a FeatureFrame or the name of a group; its columns
-                come first. None: the group of the first feature.
-            label_time: The labels' time column, or one time for all rows. Found by itself where
-                the labels have one time column, or are a group with an event time.
+                ``group.f``, ``group@v2.f`` or ``group.*``, each optionally renamed with ``as
+                name``; and the results of ``featurestore.window`` and ``featurestore.feature``.
+            labels: The left side of the join: a dataframe, a FeatureFrame or the name of a group;
+                its columns come first. None: the group of the first feature.
+            label_time: The time column of the labels, or one time for all rows. It can be omitted
+                if the labels have a single time column, or are a group with an event time.
             versions: ``{group: version}`` for references without one.
-            join_key: Where label columns are not called like the key: a name, a list, ``{left
-                column: key column}``, or ``{group: one of these}``.
-            join: "left" keeps every label; "inner" drops labels that lack a row in some group.
+            join_key: Needed if label columns have other names than the key columns: a name, a list,
+                ``{left column: key column}``, or ``{group: one of these}``.
+            join: "left" keeps all labels; "inner" drops labels without a match in some group.
             as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
-            include_keys: Without labels: return the first group's primary key and event time, too.
-            created_time_filter: Use a row only from its created time on, where its group declares
-                one.
+            include_keys: Without labels: also return the first group's primary key and event time.
+            created_time_filter: Use a row only after its created time, if its group declares one.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
 
         Raises:
-            FeatureNotFound: No such feature.
-            AmbiguousFeature: A plain name is in several groups.
-            NoJoinKey: A group's primary key is not in the columns of the left side.
+            FeatureNotFound: A feature does not exist.
+            AmbiguousFeature: A feature name without a group exists in several groups.
+            NoJoinKey: The primary key of a group is not among the columns of the left side.
             LabelTimeRequired: The time column of the labels is ambiguous or missing.
-            ColumnConflict: Two columns of the result would have one name.
+            ColumnConflict: Two columns of the result would have the same name.
 
         >>> features = ["weather.temp", "planes.seats as plane_seats"]
         >>> store.get_features(features, labels="questions").filter("temp > 38.7").show()
@@ -118,21 +116,22 @@ class FeatureCalls(StoreBase):
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return the rows of a query over feature groups, lazily: data or labels of every call.
+        """Return the lazy result of a SQL query over feature groups, to use as data or labels.
 
-        The query is one SELECT in DuckDB's SQL, on any engine, over groups by their names:
-        ``weather`` (its latest version) or ``"weather@v2"`` in double quotes. It reads groups and
-        nothing else, and its joins are plain SQL joins, as of a time only with an explicit condition.
+        The query is one SELECT in DuckDB SQL, on all engines. It refers to groups by name:
+        ``weather`` (the latest version) or ``"weather@v2"`` in double quotes. It can read only
+        groups. Its joins are ordinary SQL joins, not as-of joins unless the query contains such a
+        condition.
 
         Args:
-            query: The query; every column of its result has a name of its own.
+            query: The query; the columns of its result must have unique names.
             as_of: Read the groups as they were at a time, or ``{group: Delta version or time}``.
             dataframe_type: As in ``get_features``.
 
         Raises:
-            InvalidSql: It is not a single SELECT over groups, reads files or the clock, or uses an
-                expression with another meaning on the engine.
-            FeatureGroupNotFound: It reads a group that does not exist.
+            InvalidSql: The query is not a single SELECT over groups, reads files or the clock, or
+                uses an expression with another meaning on the engine.
+            FeatureGroupNotFound: The query reads a group that does not exist.
 
         >>> store.sql("select origin, max(temp) as warmest from weather group by origin").columns
         ['origin', 'warmest']
@@ -162,9 +161,10 @@ class FeatureCalls(StoreBase):
         include_keys: bool = False,
         created_time_filter: bool = True,
     ) -> FeaturePlan:
-        """Write the plan of ``get_features`` to standard output and return it; nothing is run.
+        """Print the plan of ``get_features`` and return it, without executing it.
 
-        It names sources, Delta versions, keys, join rules, and expected rows, bytes and memory.
+        The plan contains sources, Delta versions, keys, join rules, and estimated rows, bytes and
+        memory.
 
         >>> plan = store.explain_features(["weather.temp"], labels="questions")
         columns    tailnum, origin, asked_at, late, temp
@@ -202,15 +202,15 @@ class FeatureCalls(StoreBase):
         seed: int = 0,
         recompute: Mapping[str, Callable[[datetime], object]] | None = None,
     ) -> LeakReport:
-        """Return which values of a sample change when all that is later than each label is removed.
+        """Recompute sampled features without data later than each label; report changed values.
 
         Args:
-            frame: What ``get_features`` returned.
-            sample: How many label rows to look at.
-            seed: Which ones.
-            recompute: For computed groups ``{group: function}``: called with a time, the function
-                returns the group's rows made from inputs up to that time. Without it stored rows
-                are taken as they are.
+            frame: The result of ``get_features``.
+            sample: The number of label rows in the sample.
+            seed: The seed of the sample.
+            recompute: For computed groups, ``{group: function}``: the function takes a time and
+                returns the group's rows, computed from inputs up to that time. Without it the
+                stored rows are used.
 
         >>> frame = store.get_features(["weather.temp"], labels="questions")
         >>> store.check_leakage(frame).ok
@@ -222,7 +222,7 @@ class FeatureCalls(StoreBase):
 
 
 class FeatureViewCalls(StoreBase):
-    """The calls on feature views."""
+    """Methods for feature views."""
 
     def create_feature_view(
         self,
@@ -242,29 +242,28 @@ class FeatureViewCalls(StoreBase):
     ) -> FeatureView:
         """Store a retrieval under a name, so that training and scoring use the same features.
 
-        References are pinned to the versions of groups of now, and ``group.*`` to the columns of
-        now. A second role of a group (the weather at the destination and at the origin) is another
-        join: an object with its features and its join key after the references.
+        References are pinned to the current group versions, and ``group.*`` to the current columns.
+        To join a group a second time (the weather at the destination and at the origin), add an
+        object with its features and join key after the references.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
-            features: References, aggregates and on-demand features as in ``get_features``; behind
-                them one object for each further join:
-                ``{"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}}``
-                (and ``"join": "inner"``).
-            labels: The group on the label side; None: labels come with each call.
+            features: References, aggregates and on-demand features as in ``get_features``, followed
+                by one object for each additional join: ``{"features": ["weather.temp as
+                dest_temp"], "join_key": {"dest": "origin"}}`` (and optionally ``"join": "inner"``).
+            labels: The group with the labels; None: labels are passed with each call.
             label: The label column or columns of training datasets.
-            label_time: The time column of the label side.
-            transformations: ``{column: chain of featurestore.transform}``, fitted anew by each
-                training dataset that is made of the view.
-            version: The version to make; None: the next one.
+            label_time: The time column of the labels.
+            transformations: ``{column: chain of featurestore.transform}``; they are fitted for each
+                training dataset that is created from the view.
+            version: The version to create; None: the next one.
             description: The purpose of the view.
-            tags: Texts to find it by.
+            tags: Tags, which can be searched.
 
         Raises:
-            FeatureViewExists: The version exists.
+            FeatureViewExists: The version already exists.
             FeatureNotFound: A feature or the label does not exist.
-            NoJoinKey: A group's key is not among the columns of the label side.
+            NoJoinKey: The key of a group is not among the label columns.
 
         >>> features = ["weather.temp", "planes.seats as plane_seats"]
         >>> view = store.create_feature_view(
@@ -290,7 +289,7 @@ class FeatureViewCalls(StoreBase):
         return FeatureView(self._session, definition.create(self._session, spec, version=version))
 
     def get_feature_view(self, name: str, *, version: int | None = None) -> FeatureView:
-        """Return a feature view; ``version=None`` takes the latest.
+        """Return a feature view, by default its latest version.
 
         >>> store.get_feature_view("late_flights").version
         1
@@ -300,7 +299,7 @@ class FeatureViewCalls(StoreBase):
         return FeatureView(self._session, definition.get(self._session, name, version))
 
     def get_feature_views(self) -> list[FeatureView]:
-        """Return every version of every feature view, by name and version.
+        """List all versions of all feature views, ordered by name and version.
 
         >>> [view.name for view in store.get_feature_views()]
         ['late_flights']
@@ -310,7 +309,7 @@ class FeatureViewCalls(StoreBase):
         return [FeatureView(self._session, spec) for spec in definition.every(self._session)]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
-        """Delete one version of a feature view; training datasets made from it stay.
+        """Delete a version of a feature view; its training datasets are not deleted.
 
         >>> store.delete_feature_view("late_flights", version=1)
         >>> store.get_feature_views()

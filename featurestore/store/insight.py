@@ -1,4 +1,4 @@
-"""Calls that look into data: validation, statistics, pictures."""
+"""Methods for validation, statistics and plots."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["InsightCalls"]
 
 
 class InsightCalls(StoreBase):
-    """The calls on validation, statistics and pictures."""
+    """Methods for validation, statistics and plots."""
 
     def validate_featuregroup(
         self, name: str, *, version: int | None = None, expectations: object = None
     ) -> ValidationReport:
-        """Check the present rows of a feature group and return the report, which is kept.
+        """Validate the current rows of a feature group; store and return the report.
 
         Args:
-            name: The group.
-            version: Its version; None: the latest.
-            expectations: What to check; None: the group's own expectations.
+            name: Name of the feature group.
+            version: The group version; None: the latest.
+            expectations: The expectations to check; None: those of the group.
 
         >>> limits = {"column": "temp", "max_value": 38}
         >>> hot = {"type": "expect_column_max_to_be_between", "kwargs": limits}
@@ -46,12 +46,12 @@ class InsightCalls(StoreBase):
     def get_validation_history(
         self, name: str, *, version: int | None = None, limit: int | None = None
     ) -> list[ValidationReport]:
-        """Return the reports of a feature group's audits, refused writes among them, oldest first.
+        """List the validation reports of a feature group, including refused writes, oldest first.
 
         Args:
             name: Name of the feature group.
-            version: Its version; None: the newest.
-            limit: Only the newest so many; None: all.
+            version: The group version; None: the latest.
+            limit: The number of newest reports to return; None: all.
 
         >>> [report.success for report in store.get_validation_history("weather")]
         [True]
@@ -67,11 +67,11 @@ class InsightCalls(StoreBase):
         version: int | None = None,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return the rows in quarantine (``validation="quarantine"``), each with its ``reasons``.
+        """Return the quarantined rows (``validation="quarantine"``) with their ``reasons``.
 
         Args:
-            name: The group.
-            version: Its version; None: the latest.
+            name: Name of the feature group.
+            version: The group version; None: the latest.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
 
@@ -89,7 +89,7 @@ class InsightCalls(StoreBase):
     def get_featuregroup_statistics(
         self, name: str, *, version: int | None = None, delta_version: TableVersion | None = None
     ) -> Statistics:
-        """Return the statistics of a feature group, computed now unless its commit stored them.
+        """Return the statistics of a feature group; compute them if the commit did not store any.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> (statistics.rows, statistics.column("temp").mean)
@@ -102,7 +102,7 @@ class InsightCalls(StoreBase):
     def update_featuregroup_statistics(
         self, name: str, *, version: int | None = None
     ) -> Statistics:
-        """Count the statistics of a feature group anew, keep and return them.
+        """Recompute the statistics of a feature group; store and return them.
 
         >>> store.update_featuregroup_statistics("planes").rows
         2
@@ -123,18 +123,18 @@ class InsightCalls(StoreBase):
         annot: bool | None = None,
         method: str = "pearson",
     ) -> Figure | None:
-        """Draw a heatmap of a feature group's correlations, similar features side by side.
+        """Plot a heatmap of the correlations in a feature group, similar features side by side.
 
         Args:
-            name: The group.
-            version: Its version; None: the latest.
-            compare_with: Another version, or another group, drawn next to it.
-            plot: Show the picture and return None; False: return the matplotlib figure.
-            figsize: Inches.
-            cmap: A diverging color map of matplotlib.
-            annot: Write the numbers into the cells; None: where they are readable.
-            method: "pearson" (all rows; of more than 64 features the sample) or "spearman" (ranks
-                within the sample).
+            name: Name of the feature group.
+            version: The group version; None: the latest.
+            compare_with: Another version, or another group, that is plotted next to it.
+            plot: Show the plot and return None; False: return the matplotlib figure.
+            figsize: Width and height in inches.
+            cmap: A diverging matplotlib color map.
+            annot: Write numbers into the cells; None: if they are readable.
+            method: "pearson" (over all rows, or the sample for more than 64 features) or "spearman"
+                (ranks within the sample).
 
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")
@@ -164,7 +164,7 @@ class InsightCalls(StoreBase):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the distribution of each feature of a group (arguments as for correlations).
+        """Plot the distribution of each feature in a group (arguments as for correlations).
 
         >>> figure = store.visualize_featuregroup_distributions("weather", plot=False)
         >>> len(figure.axes)
@@ -189,9 +189,9 @@ class InsightCalls(StoreBase):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the clusters of a group's sampled rows: k-means on its scaled features.
+        """Plot the k-means clusters of sampled rows in a group, computed on scaled features.
 
-        Without ``clusters`` as many as fit best.
+        If ``clusters`` is None, the number that fits best is used.
 
         >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
         """
@@ -207,7 +207,7 @@ class InsightCalls(StoreBase):
     def visualize_featuregroup_descriptive_stats(
         self, name: str, *, version: int | None = None
     ) -> pd.DataFrame:
-        """Return the statistics of a feature group as a pandas frame, one row a feature.
+        """Return the statistics of a feature group as a pandas dataframe with one row per feature.
 
         >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
         37.625
@@ -230,9 +230,9 @@ class InsightCalls(StoreBase):
         annot: bool | None = None,
         method: str = "pearson",
     ) -> Figure | None:
-        """Draw a heatmap of the correlations of a split, next to those of ``compare_with``.
+        """Plot a heatmap of the correlations in a split, next to the split ``compare_with``.
 
-        Without ``split`` it is the first one.
+        ``split`` defaults to the first split.
 
         >>> figure = store.visualize_training_dataset_correlations("late_flights", plot=False)
         """
@@ -263,9 +263,9 @@ class InsightCalls(StoreBase):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the distribution of each column of a split, and over it those of another.
+        """Plot the distribution of each column in a split, over that of ``compare_with``.
 
-        Without ``split`` it is the first one.
+        ``split`` defaults to the first split.
 
         >>> figure = store.visualize_training_dataset_distributions("late_flights", plot=False)
         """
@@ -290,7 +290,7 @@ class InsightCalls(StoreBase):
         plot: bool = True,
         figsize: tuple[float, float] | None = None,
     ) -> Figure | None:
-        """Draw the clusters of the sampled rows of a split (None: the first).
+        """Plot the clusters of sampled rows in a split (None: the first).
 
         >>> figure = store.visualize_training_dataset_clusters("late_flights", plot=False)
         """
@@ -309,7 +309,7 @@ class InsightCalls(StoreBase):
     def visualize_training_dataset_descriptive_stats(
         self, name: str, *, version: int | None = None, split: str | None = None
     ) -> pd.DataFrame:
-        """Return the statistics of a split (None: the first) as a pandas frame, one row a column.
+        """Return the statistics of a split (None: the first) as a pandas dataframe, a row per column.
 
         >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
         150.0

@@ -1,4 +1,4 @@
-"""Calls on jobs: registration, runs, monitors and alerts."""
+"""Methods for jobs: registration, runs, monitors and alerts."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 
 
 class JobCalls(StoreBase):
-    """The calls on jobs."""
+    """Methods for jobs."""
 
     def register_jobs(
         self, module_or_path: ModuleType | str | os.PathLike[str]
     ) -> list[RegisteredJob]:
-        """Register the jobs of a module, a Python file or a folder, and return them.
+        """Register the jobs in a module, a Python file or a folder, and return them.
 
-        A job that is registered already gets a new version when its definition changed, and keeps
-        its watermark.
+        If a registered job has a changed definition, it gets a new version and keeps its watermark.
 
         >>> [(job.spec.name, job.version) for job in store.register_jobs("jobs.py")]
         [('mean_temp', 1)]
@@ -45,11 +44,11 @@ class JobCalls(StoreBase):
         return register_jobs(self._session, module_or_path)
 
     def get_jobs(self, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
-        """Return every registered job: windows that are due, windows that failed, its last run.
+        """List all registered jobs with due windows, failed windows and the last run.
 
         Args:
-            limit: At most so many; None: all.
-            offset: How many to leave out before them.
+            limit: The maximum number of jobs; None: all.
+            offset: The number of jobs to skip.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> [(status.name, status.failed, status.last) for status in store.get_jobs()]
@@ -62,11 +61,11 @@ class JobCalls(StoreBase):
     def plan_job(
         self, name: str, *, window: Window | tuple[datetime | str, datetime | str] | None = None
     ) -> JobPlan:
-        """Return what a job would do: windows, rows and bytes of its inputs, estimated time.
+        """Return the plan of a job: windows, input rows and bytes, and estimated time.
 
         Args:
             name: Name of the job.
-            window: A range of time, whose windows are planned; None: what is due.
+            window: A time range whose windows are planned; None: the due windows.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> print(store.plan_job("mean_temp", window=("2013-01-01T00:00Z", "2013-01-03T00:00Z")))
@@ -88,18 +87,18 @@ class JobCalls(StoreBase):
     ) -> list[Run]:
         """Run a job now and return its runs.
 
-        Without a choice the latest complete window is computed anew.
+        By default the latest complete window is recomputed.
 
         Args:
             name: Name of the job.
-            window: One window, or the time at which it begins.
-            due: Every window that is due: not computed yet, or failed.
-            stale: Every computed window whose inputs changed since.
+            window: A window, or its start time.
+            due: Run all due windows: those not yet computed, or failed.
+            stale: Recompute all windows whose inputs have changed since.
 
         Raises:
-            JobFailed: Windows could not be computed; the others were. The history has each run with
-                its error.
-            JobLeased: Another process runs the job.
+            JobFailed: Some windows could not be computed; the others were. The history contains the
+                error of each run.
+            JobLeased: Another process is running the job.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> (run,) = store.run_job("mean_temp", window="2013-01-01T00:00Z")
@@ -133,21 +132,21 @@ class JobCalls(StoreBase):
         resume: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Run]:
-        """Compute the windows within ``[start, end)``, many in one commit; return the runs.
+        """Compute the windows within ``[start, end)``, many per commit; return the runs.
 
-        Of a monitor, the list that is returned has a ``note``: how many windows were judged and how
-        many were out of bounds. Alerts are sent for the newest window only.
+        For a monitor, the returned list has a ``note`` with the numbers of evaluated windows and of
+        windows out of bounds. Alerts are sent only for the newest window.
 
         Args:
             name: Name of the job.
             start: Beginning of the range.
             end: End of the range.
-            resume: Leave out windows that were computed already; False computes all anew.
-            progress: Gets (windows done, windows in all).
+            resume: Skip windows that were already computed; False: recompute all windows.
+            progress: Called with (completed windows, total windows).
 
         Raises:
-            JobFailed: Windows could not be computed; the others were.
-            JobLeased: Another process runs the job.
+            JobFailed: Some windows could not be computed; the others were.
+            JobLeased: Another process is running the job.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
@@ -171,7 +170,7 @@ class JobCalls(StoreBase):
         )
 
     def scheduler(self, options: Options | None = None) -> Scheduler:
-        """Return a scheduler of this store's jobs; ``run()`` runs them until SIGTERM."""
+        """Return a scheduler for the jobs of this store; ``run()`` runs them until SIGTERM."""
         from featurestore.jobs.scheduler import Scheduler
 
         return Scheduler(self._session, call=self._call_training_job, options=options)
@@ -180,7 +179,7 @@ class JobCalls(StoreBase):
         return definition(store=self, window=window)
 
     def get_runs(self, name: str) -> list[Run]:
-        """Return the runs of a job, oldest first.
+        """List the runs of a job, oldest first.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
@@ -192,7 +191,7 @@ class JobCalls(StoreBase):
         return service.get_runs(self._session, name)
 
     def pause_job(self, name: str) -> None:
-        """Keep schedulers and ``run_job(due=True)`` from running a job.
+        """Pause a job for schedulers and for ``run_job(due=True)``.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> store.pause_job("mean_temp")
@@ -204,19 +203,20 @@ class JobCalls(StoreBase):
         service.set_paused(self._session, name, paused=True)
 
     def replay_stream(self, name: str) -> Replayed:
-        """Read the records of a stream job's quarantine again, and return what that came to.
+        """Reprocess the quarantined records of a stream job and return the numbers of results.
 
-        For use after a fix: of the job's schema, of an expectation, of a schema registry. Each record
-        that can be read now lands once and leaves the quarantine; a row of its key and times that the
-        group has already stays, and so does the record in the quarantine.
+        Use it after fixing the job schema, an expectation or a schema registry. A record that can
+        now be read is written exactly once and leaves the quarantine. If the group already has a
+        row with the same key and times, the row is not replaced and the record stays in the
+        quarantine.
 
         Args:
             name: Name of the job.
 
         Raises:
             JobNotFound: The job does not exist.
-            InvalidJob: It reads no topic, or has not run with its present columns.
-            JobLeased: A run of the job is at work.
+            InvalidJob: The job reads no topic, or has not run with its current columns.
+            JobLeased: Another process is running the job.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> store.replay_stream("mean_temp")
@@ -229,7 +229,7 @@ class JobCalls(StoreBase):
         return replay_stream(self._session, name)
 
     def unpause_job(self, name: str) -> None:
-        """Resume a paused job; windows that it missed are due.
+        """Resume a paused job; the windows it missed are due.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> store.pause_job("mean_temp")
@@ -243,10 +243,10 @@ class JobCalls(StoreBase):
 
 
 class MonitorCalls(JobCalls):
-    """The calls on monitors."""
+    """Methods for monitors."""
 
     def get_monitors(self) -> list[MonitorStatus]:
-        """Return every registered monitor and what it found last, by name.
+        """List all registered monitors with their last result, ordered by name.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> [(each.name, each.state) for each in store.get_monitors()]
@@ -259,17 +259,17 @@ class MonitorCalls(JobCalls):
     def check_monitor(
         self, name: str, *, window: Window | datetime | str | None = None
     ) -> MonitorReport:
-        """Look now, record what was found, and return the report of the latest window.
+        """Evaluate a monitor now, store the results, and return the report of the latest window.
 
-        Due windows are evaluated, too, and alerts are sent as by the scheduler.
+        Due windows are also evaluated, and alerts are sent as by the scheduler.
 
         Args:
             name: Name of the monitor.
-            window: One window, or the time at which it begins, instead of the latest.
+            window: A window, or its start time; None: the latest.
 
         Raises:
-            JobFailed: A window could not be evaluated; the message has the reason.
-            JobLeased: Another process runs the monitor.
+            JobFailed: A window could not be evaluated; the message contains the reason.
+            JobLeased: Another process is running the monitor.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> print(store.check_monitor("weather_watch", window="2013-01-01T06:00Z"))
@@ -285,12 +285,12 @@ class MonitorCalls(JobCalls):
     def get_monitor_history(
         self, name: str, *, limit: int | None = 100, offset: int = 0
     ) -> list[MonitorReport]:
-        """Return what a monitor found, newest window first.
+        """List the reports of a monitor, newest window first.
 
         Args:
             name: Name of the monitor.
-            limit: At most so many windows; None: all.
-            offset: How many to leave out before them.
+            limit: The maximum number of windows; None: all.
+            offset: The number of windows to skip.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> runs = store.backfill_job("weather_watch", "2013-01-01T05:00Z", "2013-01-01T08:00Z")
@@ -309,26 +309,26 @@ class MonitorCalls(JobCalls):
         until: datetime | str | None = None,
         note: str = "",
     ) -> Acceptance:
-        """Accept windows out of bounds, so that they count as usual from now on.
+        """Accept windows that are out of bounds, so that they count as normal from now on.
 
-        Windows out of bounds stay out of a moving baseline until they are accepted. A change that
-        lasts until the newest accepted window starts a new baseline with its first window, and its
-        incident ends. A fixed baseline (a training dataset, a version) is replaced by the accepted
-        windows for the features that changed. Ages and columns have no baseline and cannot be
-        accepted.
+        Windows out of bounds are excluded from a moving baseline until they are accepted. A change
+        that is still present in the newest accepted window starts a new baseline with its first
+        window, and ends its incident. A fixed baseline (a training dataset, a version) is replaced
+        by the accepted windows for the changed features. Findings about age and columns have no
+        baseline and cannot be accepted.
 
         Args:
             name: Name of the monitor.
-            window: Accept this window alone, or the one that begins at this time; it joins the
-                baseline that is there.
-            until: Accept every window that ends by this time; None: up to the newest window.
-            note: Why, at most 2,000 characters; in the message that ends the incident.
+            window: Accept only this window, or the window that starts at this time; it is added to
+                the current baseline.
+            until: Accept all windows that end by this time; None: up to the newest window.
+            note: The reason, at most 2,000 characters, for the message that ends the incident.
 
         Returns:
-            The features and metrics that were accepted, with the starts of their new baselines.
+            The accepted features and metrics, with the start of each new baseline.
 
         Raises:
-            InvalidArgument: No window is out of bounds there.
+            InvalidArgument: None of the selected windows is out of bounds.
             JobNotFound: The monitor does not exist.
 
         >>> registered = store.register_jobs("monitors.py")
@@ -348,13 +348,13 @@ class MonitorCalls(JobCalls):
         )
 
     def visualize_monitor(self, name: str, *, windows: int = 60) -> MonitorPage:
-        """Return the page of a monitor: distributions and timelines, the worst first.
+        """Return an HTML page about a monitor: distributions and timelines, the worst first.
 
-        Notebooks show it; ``save(path)`` writes it, ``to_html()`` returns it.
+        Notebooks display it; ``save(path)`` writes it, ``to_html()`` returns it.
 
         Args:
             name: Name of the monitor.
-            windows: How many windows the timelines reach back.
+            windows: The number of windows in the timelines.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -367,7 +367,7 @@ class MonitorCalls(JobCalls):
         return monitors.page_of(self._session, name, windows=windows)
 
     def get_metrics(self) -> str:
-        """Return rows, commits, runs, monitors and alerts in Prometheus' text format.
+        """Return rows, commits, runs, monitors and alerts in the Prometheus text format.
 
         >>> text = store.get_metrics()
         >>> 'featurestore_featuregroup_rows{featuregroup="weather"} 4.0' in text
@@ -379,21 +379,20 @@ class MonitorCalls(JobCalls):
 
 
 class AlertCalls(StoreBase):
-    """The calls on alerts."""
+    """Methods for alerts."""
 
     def add_alert_channel(self, name: str, uri: str, *, secret: str | None = None) -> Channel:
-        """Add or change a channel for alerts of jobs (``alert=[name]``); return it.
+        """Add or change a channel for job alerts (``alert=[name]``); return it.
 
-        It is used only on machines where it was added, since a registry from another machine must
-        not decide where secrets are sent or which command runs.
+        A channel is used only on machines where it was added, since a registry from another machine
+        must not decide where secrets are sent or which command runs.
 
         Args:
-            name: Name of the channel.
-            uri: "webhook+https://..." (JSON, with a ``text`` that Slack shows),
+            uri: "webhook+https://..." (JSON with a ``text`` that Slack displays),
                 "smtp://user@host:587/?to=...&from=..." (STARTTLS), "smtps://...", "command:/path"
-                (gets the JSON on standard input) or "log".
-            secret: "env:NAME" or "file:path": the bearer token of a webhook, the password of a mail
-                server.
+                (reads the JSON from standard input) or "log".
+            secret: "env:NAME" or "file:path" with the bearer token of a webhook or the password of
+                a mail server.
 
         >>> store.add_alert_channel("ops", "log").scheme
         'log'
@@ -403,7 +402,7 @@ class AlertCalls(StoreBase):
         return add_channel(self._session, name, uri, secret=secret)
 
     def get_alert_channels(self) -> list[Channel]:
-        """Return every channel, by name.
+        """List all channels, ordered by name.
 
         >>> channel = store.add_alert_channel("ops", "log")
         >>> [each.name for each in store.get_alert_channels()]
@@ -415,7 +414,7 @@ class AlertCalls(StoreBase):
             return alerts.channels(connection)
 
     def remove_alert_channel(self, name: str) -> None:
-        """Remove a channel; messages on their way to it are not sent.
+        """Remove a channel and discard its unsent messages.
 
         >>> channel = store.add_alert_channel("ops", "log")
         >>> store.remove_alert_channel("ops")
@@ -427,7 +426,7 @@ class AlertCalls(StoreBase):
         remove_channel(self._session, name)
 
     def get_alerts(self, *, limit: int | None = 100) -> list[Outgoing]:
-        """Return messages, newest first: to whom, how often tried, when delivered, why not.
+        """List alert messages, newest first, with channel, attempts, delivery time and error.
 
         >>> store.get_alerts()
         []
@@ -438,7 +437,7 @@ class AlertCalls(StoreBase):
             return alerts.messages(connection, limit=limit)
 
     def send_alerts(self) -> int:
-        """Send messages that wait, and return how many arrived; schedulers do it by themselves.
+        """Send waiting messages and return the number delivered; schedulers do this automatically.
 
         >>> store.send_alerts()
         0

@@ -1,4 +1,4 @@
-"""A connection to ``featurestore serve``: the supported calls, and training datasets."""
+"""A connection to ``featurestore serve``: the supported methods, and training datasets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ AsOf = datetime | str | Mapping[str, int | datetime | str]
 
 @dataclass(frozen=True)
 class RemoteTrainingDataset(TrainingDataset):
-    """One version of a training dataset at a server; ``download`` brings its files."""
+    """A version of a training dataset on a server; ``download`` copies its files."""
 
     client: Client = field(kw_only=True, repr=False, compare=False)
 
@@ -120,7 +120,7 @@ class RemoteTrainingDataset(TrainingDataset):
             download(self.manifest, file_content, os.fspath(path)), self.manifest
         )
 
-    # -- what needs the files ---------------------------------------------------------------------
+    # -- operations that require the files --------------------------------------------------------
 
     def path_of(self, split: str) -> NoReturn:
         self._refuse("path_of()", "download('folder').path_of(...)")
@@ -160,7 +160,7 @@ class RemoteTrainingDataset(TrainingDataset):
 
 
 class RemoteTrainingDatasetCalls(StoreBase):
-    """The calls on training datasets of a served store."""
+    """Methods for training datasets in a served store."""
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
         client = client_of(self._session)
@@ -324,7 +324,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
 
 
 def _references(features: object) -> list[str | dict[str, Any]]:
-    """Return references as strings, aggregates and on-demand features as JSON objects."""
+    """Convert references to strings, and aggregates and on-demand features to JSON objects."""
     items = [features]
     if isinstance(features, Sequence) and not isinstance(features, str):
         items = list(features)
@@ -344,7 +344,7 @@ def _references(features: object) -> list[str | dict[str, Any]]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return names, lists and mappings as JSON values."""
+    """Convert names, lists and mappings to JSON values."""
     if isinstance(value, Mapping):
         return {str(name): _to_json(each) for name, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -353,7 +353,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Return times as ISO strings, also those in a mapping."""
+    """Convert times to ISO strings, including times in a mapping."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):

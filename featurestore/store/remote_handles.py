@@ -1,4 +1,4 @@
-"""Session and handles of a served store: engine, frame and feature group."""
+"""Session and handles for a served store: engine, frame and feature group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 def unsupported(address: str, feature: str, *, hint: str | None = None) -> UnsupportedRemotely:
-    """Return the error for a feature that needs the store's files."""
+    """Return the error for a feature that requires local access to the store's files."""
     return UnsupportedRemotely(
         f"{feature} needs the files of the store, which {address} does not serve.",
         hint=hint or "connect where the store's directory or bucket can be reached",
@@ -42,7 +42,7 @@ def unsupported(address: str, feature: str, *, hint: str | None = None) -> Unsup
 
 
 def record_as(kind: type[T], record: Mapping[str, Any]) -> T:
-    """Return a record of the server as a dataclass; unknown fields of newer servers are ignored.
+    """Convert a server record to a dataclass; ignore unknown fields from newer servers.
 
     Raises:
         ServerUnavailable: A field of the dataclass is missing.
@@ -60,7 +60,7 @@ def record_as(kind: type[T], record: Mapping[str, Any]) -> T:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A request for rows: the data to read, and the steps to apply."""
+    """A request for rows: the data to read and the steps to apply to it."""
 
     client: Client = field(repr=False)
     read: Mapping[str, Any]
@@ -68,21 +68,21 @@ class Recipe:
     steps: tuple[Mapping[str, Any], ...] = ()
 
     def and_then(self, **step: Any) -> Recipe:
-        """Return the recipe with one more step."""
+        """Return a copy of the recipe with one more step."""
         return replace(self, steps=(*self.steps, step))
 
     def fetch(self, kind: str = "rows", **more: Any) -> pa.RecordBatchReader:
-        """Return the server's response: "rows", "schema" or "count"."""
+        """Return the response of the server: "rows", "schema" or "count"."""
         request = {"read": dict(self.read), "steps": list(self.steps), "answer": kind, **more}
         labels = None
         if self.labels is not None:
-            # The schema depends only on the labels' types, so no rows are sent for it.
+            # The schema depends only on the label types, so no rows are sent for it.
             sent_labels = self.labels.slice(0, 0) if kind == "schema" else self.labels
             labels = sent_labels.to_reader()
         return self.client.rows(request, labels)
 
     def schema(self) -> pa.Schema:
-        """Return the columns without transferring rows."""
+        """Return the schema without transferring rows."""
         with self.fetch("schema") as reader:
             return reader.schema
 
@@ -92,7 +92,7 @@ class Recipe:
 
 
 class RemoteEngine:
-    """The engine of a served store: it reads rows; other calls raise UnsupportedRemotely."""
+    """The engine of a served store: it only reads rows; other methods raise UnsupportedRemotely."""
 
     name = REMOTE
     dialect = "duckdb"
@@ -124,10 +124,10 @@ class RemoteEngine:
         return recipe.fetch(batch_rows=batch_rows, limit=limit)
 
     def adopt(self, frame: object) -> None:
-        """No frame is one of this engine: labels are sent."""
+        """Return None: no frame belongs to this engine, so labels are sent to the server."""
 
     def release(self, relation: Relation) -> None:
-        """Nothing is kept."""
+        """Do nothing: no data is cached."""
 
     def to_spark(self, relation: Relation) -> NoReturn:
         raise unsupported(self.client.address, "A Spark DataFrame", hint="frame.to_arrow()")
@@ -142,7 +142,7 @@ class RemoteEngine:
 
 
 class _NoRegistry:
-    """The registry of a served store, which clients cannot access."""
+    """A placeholder for the registry of a served store, which clients cannot access."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -156,16 +156,16 @@ class _NoRegistry:
         raise unsupported(self._address, "Writing")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
 
 def client_of(session: Session) -> Client:
-    """Return the client of a session of a served store."""
+    """Return the HTTP client in the session of a served store."""
     return cast(RemoteEngine, session.engine).client
 
 
 def remote_session(client: Client) -> Session:
-    """Return the session of a client."""
+    """Return a session that uses a client."""
     engine = cast(Engine, RemoteEngine(client))
     registry = cast(Registry, _NoRegistry(client.address))
     return Session(client.address, engine, registry)
@@ -175,17 +175,17 @@ _MOST_COMMITS = 1000
 
 
 class RemoteFrame(FeatureFrame):
-    """A frame whose rows a server computes; each reading is a new request."""
+    """A frame whose rows are computed by a server; each read sends a new request."""
 
     @classmethod
     def from_recipe(cls, session: Session, recipe: Recipe) -> RemoteFrame:
-        """Return the frame of a recipe; the server checks the recipe now."""
+        """Return a frame for a recipe; the server validates the recipe immediately."""
         return cls(session, recipe.relation())
 
     def filter(self, sql: str) -> FeatureFrame:
         clocked_sql = fix_clock(sql, now=utc_now())
         predicate(clocked_sql, schema=self.schema, dialect=self._session.engine.dialect)
-        # The server parses the caller's SQL by the same rules.
+        # The server parses the SQL of the caller by the same rules.
         relation = self.relation
         return RemoteFrame(self._session, self._session.engine.filter(relation, clocked_sql))
 
@@ -207,7 +207,7 @@ class RemoteFrame(FeatureFrame):
 
 
 class RemoteFeatureGroup(FeatureGroup):
-    """One version of a feature group of a served store."""
+    """A version of a feature group in a served store."""
 
     def __init__(self, session: Session, client: Client, name: str, version: int) -> None:
         super().__init__(session, name, version)
@@ -320,7 +320,7 @@ class RemoteFeatureGroup(FeatureGroup):
 
 
 def commit_of(record: Mapping[str, Any]) -> Commit:
-    """Return the commit of a server record."""
+    """Convert a server record to a commit."""
     timestamp = datetime.fromisoformat(record["timestamp"])
     return record_as(Commit, {**record, "timestamp": timestamp})
 

@@ -1,4 +1,4 @@
-"""Writes of a served store: rows are sent as an Arrow stream and committed by the server."""
+"""Writes to a served store: rows are sent as an Arrow stream and committed by the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RemoteWriteCalls(FeatureGroupCalls):
-    """The calls that write feature groups of a served store."""
+    """Methods that write feature groups in a served store."""
 
     def create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
         return self._create(df, name, {**declared, "may_exist": False})

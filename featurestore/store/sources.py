@@ -1,4 +1,4 @@
-"""Calls on sources: registered, checked, read."""
+"""Methods for sources: registration, checks and reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["SourceCalls"]
 
 
 class SourceCalls(StoreBase):
-    """The calls on sources."""
+    """Methods for sources."""
 
     def add_source(
         self,
@@ -30,24 +30,26 @@ class SourceCalls(StoreBase):
         options: Mapping[str, object] | None = None,
         description: str = "",
     ) -> SourceSpec:
-        """Register a place where rows come from, under a name.
+        """Register a source of rows under a name.
 
-        No connection is made; ``check_source`` tests it.
+        This does not connect to the source; ``check_source`` tests the connection.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
-            uri: ``postgresql://user@host/database``, ``sqlite:///file.db``, ``duckdb:///file.duckdb``,
-                a folder of Parquet, CSV or JSON-lines files, ``delta+/path`` (a Delta table of
-                anybody), or another kind that is installed. It holds no password.
-            secret: Where the password is: ``"env:NAME"`` or ``"file:path"``. It is read when the
-                source connects, and never stored or shown.
-            options: What the kind takes, such as ``{"format": "csv", "delimiter": ";"}`` for a
-                folder; ``rename``, a mapping of names or ``"snake_case"``, for every kind.
-            description: What it holds.
+            uri: ``postgresql://user@host/database``, ``sqlite:///file.db``,
+                ``duckdb:///file.duckdb``, a folder with Parquet, CSV or JSON-lines files,
+                ``delta+/path`` (any Delta table), or the URI of another installed kind. It must not
+                contain a password.
+            secret: Reference to the password: ``"env:NAME"`` or ``"file:path"``. The password is
+                read when the source connects, and never stored or displayed.
+            options: Options of the source kind, such as ``{"format": "csv", "delimiter": ";"}`` for
+                a folder; all kinds support ``rename``, a mapping of column names or
+                ``"snake_case"``.
+            description: The content of the source.
 
         Raises:
-            SourceExists: There is one of this name.
-            InvalidArgument: The URI has a password in it, or is of no installed kind.
+            SourceExists: A source with this name already exists.
+            InvalidArgument: The URI contains a password, or its kind is not installed.
 
         >>> store.add_source("deliveries", "sqlite:///shop.db", description="orders").kind
         'sqlite'
@@ -64,7 +66,7 @@ class SourceCalls(StoreBase):
         )
 
     def get_sources(self) -> list[SourceSpec]:
-        """Return every registered source, by name.
+        """List all registered sources, ordered by name.
 
         >>> [source.name for source in store.get_sources()]
         ['shop']
@@ -74,9 +76,9 @@ class SourceCalls(StoreBase):
         return sources.every(self._session)
 
     def check_source(self, name: str) -> SourceReport:
-        """Return whether a source can be reached, which tables may be read, and a few rows.
+        """Check a source: whether it is reachable, which tables are readable, and some sample rows.
 
-        What is wrong is in the report (``.problems``), not raised.
+        Errors are not raised but listed in the report (``.problems``).
 
         >>> report = store.check_source("shop")
         >>> (report.ok, [table.name for table in report.tables], report.sample[0]["total"])
@@ -87,7 +89,7 @@ class SourceCalls(StoreBase):
         return sources.check(self._session, name)
 
     def remove_source(self, name: str) -> None:
-        """Remove a source; data read from it stays.
+        """Remove a source; data that was read from it is not removed.
 
         >>> store.remove_source("shop")
         >>> store.get_sources()
@@ -118,38 +120,40 @@ class SourceCalls(StoreBase):
         expectations: object = None,
         snapshots: Literal["training", "never"] = "training",
     ) -> FeatureGroup:
-        """Define a feature group over a source, without a copy of its rows; return its handle.
+        """Define a feature group over a source, without copying its rows; return its handle.
 
-        It is read lazily at its source, once for a retrieval, and joined as of the labels' times
-        like every other group. Statistics and validation are computed on request.
+        The source is read lazily, once per retrieval, and joined as of the label times like any
+        other group. Statistics and validation are computed on request.
 
         Args:
             name: ``[a-z][a-z0-9_]{0,62}``.
-            source: A registered source.
-            table: A table or view of the source.
-            sql: A query in the source's own SQL.
-            path: Files below the source's folder.
-            columns: The columns to take; None: all.
-            primary_key: Columns that identify an entity; never a float, never a time of the group.
-            event_time: Column with the time at which a row was true.
+            source: Name of a registered source.
+            table: A table or view in the source.
+            sql: A query in the SQL dialect of the source.
+            path: Files below the folder of the source.
+            columns: The columns to read; None: all.
+            primary_key: Columns that identify an entity; they must not be floats or the group's
+                times.
+            event_time: Column with the time to which a row applies.
             created_time: Column with the time at which a row became known.
-            rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for every column.
-            version: The version to make; None: the next one.
+            rename: New column names (``{"Country Name": "country_name"}``), or ``"snake_case"`` for
+                all columns.
+            version: The version to create; None: the next one.
             ttl: How long a value may be used after its event time ("7d"); None: without limit.
-            description: What people should know.
-            descriptions: What they should know of features.
-            tags: Texts to find the group by.
-            expectations: As of ``create_featuregroup``; ``validate_featuregroup`` checks them.
-            snapshots: "training" copies the rows that a training dataset uses into the store, so
-                that it can be exported again; "never" keeps no copy, which the dataset records.
+            description: A description for other users.
+            descriptions: Descriptions of features.
+            tags: Tags, which can be searched.
+            expectations: As in ``create_featuregroup``; ``validate_featuregroup`` checks them.
+            snapshots: "training" copies the rows that a training dataset uses to the store, so that
+                it can be exported again; "never" stores no copy, which the dataset records.
 
         Raises:
-            SourceNotFound: No source of this name is registered.
-            SourceUnavailable: It cannot be reached, or refuses the user.
+            SourceNotFound: The source is not registered.
+            SourceUnavailable: The source is unreachable or refuses access.
             SourceTableNotFound: The table or file does not exist.
-            UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
-            FeatureGroupExists: The version exists.
+            UnsupportedType: Columns cannot be read without loss; the message lists them with
+                suitable SQL.
+            FeatureGroupExists: The version already exists.
 
         >>> group = store.create_external_featuregroup(
         ...     "customers", source="shop", sql="select id, total from orders", primary_key="id"
@@ -221,48 +225,50 @@ class SourceCalls(StoreBase):
         on_bad_rows: Literal["error", "quarantine"] | None = None,
         timestamp_precision: Literal["us"] | None = None,
     ) -> SourceFrame:
-        """Return a lazy frame over a table, a query or files of a source.
+        """Return a lazy frame over a table, a query or files in a source.
 
-        It serves as data or labels wherever a dataframe does. Each reading sees one consistent
-        state, and only the required columns leave the source. The commit of a group made from the
-        table records what was read, and so does the lineage.
+        It can be used as data or labels like a dataframe. Each read sees one consistent snapshot,
+        and only the required columns are transferred. If a group is created from it, the commit and
+        the lineage record the source data.
 
         Args:
-            name: The source.
-            table: A table or view: ``"orders"``, ``"sales.orders"``.
-            sql: A query in the source's own SQL.
-            path: Files below the folder of the source; by default every file.
-            at: A version or a time, for Delta tables.
-            columns: The columns to look at, by their names at the source or their new ones; those
-                of types that cannot be kept are left out so.
-            rename: New names of columns (``{"Country Name": "country_name"}``), or
-                ``"snake_case"`` for every column.
-            format: Which files of a folder are read; the others are options of folders, too.
-            delimiter: The sign between fields; a comma, for ``.tsv`` a tab.
-            quote: The sign around fields, ``'"'``; ``""`` for none.
-            escape: The sign before a sign that means itself; ``""`` for none.
-            header: Whether the first line has the names of the columns (True).
-            names: The columns of files without a header.
-            encoding: The encoding of the files ("utf-8").
-            decimal: The decimal sign (".").
-            thousands: The sign between groups of three digits; ``""`` for none.
-            null_values: Fields that are null, besides empty ones without quotes.
-            date_format: How days are written where it is not ISO 8601: a pattern of ``strptime``,
-                or one for each of some columns.
-            timestamp_format: The same for instants.
-            dtypes: Types of columns (``{"zip": "string"}``), which files may lack then.
-            skip_rows: How many lines come before the header (0).
-            comment: The sign that begins comment lines; ``""`` for none.
-            on_bad_rows: "error", or "quarantine" to leave rows out that cannot be read and count
-                them.
-            timestamp_precision: "us" rounds instants that are finer; they are refused else.
+            name: Name of the source.
+            table: A table or view, such as ``"orders"`` or ``"sales.orders"``.
+            sql: A query in the SQL dialect of the source.
+            path: Files below the folder of the source; None: all files.
+            at: A version or time of a Delta table.
+            columns: The columns to read, by their original or new names; use it to omit columns
+                with unsupported types.
+            rename: New column names (``{"Country Name": "country_name"}``), or ``"snake_case"`` for
+                all columns.
+            format: The format of the files to read in a folder; the options below also apply to
+                folders.
+            delimiter: The field separator; by default a comma, for ``.tsv`` a tab.
+            quote: The quote character, by default ``'"'``; ``""`` for none.
+            escape: The escape character; ``""`` for none.
+            header: Whether the first line contains the column names (default True).
+            names: The column names for files without a header.
+            encoding: The encoding of the files (default "utf-8").
+            decimal: The decimal separator (default ".").
+            thousands: The thousands separator; ``""`` for none.
+            null_values: Strings that represent null, in addition to unquoted empty fields.
+            date_format: The format of dates other than ISO 8601: a ``strptime`` pattern, or a
+                mapping of columns to patterns.
+            timestamp_format: The format of timestamps, likewise.
+            dtypes: Column types (``{"zip": "string"}``); these columns may be missing in files.
+            skip_rows: The number of lines before the header (default 0).
+            comment: The character that starts comment lines; ``""`` for none.
+            on_bad_rows: "error", or "quarantine" to skip and count rows that cannot be read.
+            timestamp_precision: "us" rounds more precise timestamps; otherwise they are refused.
 
         Raises:
-            SourceNotFound: No source of this name is registered.
-            SourceUnavailable: It cannot be reached, or refuses the user.
+            SourceNotFound: The source is not registered.
+            SourceUnavailable: The source is unreachable or refuses access.
             SourceTableNotFound: The table, file or version does not exist.
-            InvalidSourceFile: A file does not fit the others, or the options; names the line.
-            UnsupportedType: Columns cannot be read without loss; all are named, with SQL that can.
+            InvalidSourceFile: A file does not match the others or the options; the message has the
+                line.
+            UnsupportedType: Columns cannot be read without loss; the message lists them with
+                suitable SQL.
 
         >>> store.read_source("shop", table="orders").select("id", "total").to_arrow().to_pylist()
         [{'id': 1, 'total': 12.5}, {'id': 2, 'total': 99.0}]

@@ -1,4 +1,4 @@
-"""Calls that export, find and delete training datasets, and that apply registered models."""
+"""Methods for training datasets (export, find, delete) and for registered models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrainingDatasetCalls(StoreBase):
-    """The calls on training datasets."""
+    """Methods for training datasets."""
 
     def create_training_dataset(
         self,
@@ -51,50 +51,51 @@ class TrainingDatasetCalls(StoreBase):
         fit_on: str = "train",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
-        """Export rows as an immutable, versioned training dataset: splits, equal shards, manifest.
+        """Export rows as an immutable, versioned training dataset with splits and equal shards.
 
-        The inputs of a model are the features that were asked for by name, in all chained
-        ``get_features`` together, and what ``features=`` names; all else that the labels brought is
-        label, weight, key, time or not used. Of a dataframe (or a whole group) all columns are
-        inputs but label, weight, key and timestamps, unless ``features=`` names some. The roles are
-        printed once; ``dataset.roles`` has them.
+        The model inputs are the features that were requested by name in all chained
+        ``get_features`` calls, and the columns in ``features=``. All other columns of the labels
+        are label, weight, key, time or unused. For a dataframe or a complete group, all columns
+        except label, weight, key and timestamps are inputs, unless ``features=`` lists the inputs.
+        The roles are printed once and available as ``dataset.roles``.
 
         Args:
             data: A FeatureFrame (its sources are pinned in the manifest) or any dataframe.
-            name: Name of the dataset.
+            name: Name of the training dataset.
             label: The label column or columns.
-            features: Further inputs in addition to the features requested by name.
-            exclude: Inputs to leave out; they stay in the files and can be read by name.
-            weight: A column of numbers that weighs rows; readers give it to the loss.
-            data_format: "tfrecord", "petastorm", "parquet", "csv" or any entry point of
+            features: Additional input columns.
+            exclude: Columns that are not inputs; they remain in the files and can be read by name.
+            weight: A numeric column with row weights; readers return it for the loss.
+            data_format: "tfrecord", "petastorm", "parquet", "csv" or the name of an entry point in
                 ``featurestore.formats``.
-            splits: Fractions that sum to 1, or a TimeSplit; None puts all rows into "train".
-            split_by: Columns whose rows stay in one split (all rows of a user).
-            stratify: Columns whose values have the same share in every split, exact to one row.
-            seed: Decides the order of rows and the split by fractions.
-            key: Columns that identify a row; else the labels' key and time, else all columns.
-            shards: Number of shards of each split; else about 128 MiB each.
-            rows_per_shard: Rows of a shard, instead of ``shards``.
-            block_rows: Rows of a block, the unit that readers shuffle; default 1024.
-            version: The version to make; None takes the next one.
-            compression: "GZIP" for tfrecord (gives up random access).
-            max_lengths: ``{column: n}``: no list has more items, no text more bytes (else nothing
-                is written). Records of tfrecord then keep room for the longest one and stay of one
-                width, the fast layout.
+            splits: Fractions that sum to 1, or a TimeSplit; None writes all rows to "train".
+            split_by: Columns whose equal values stay in one split (such as all rows of a user).
+            stratify: Columns whose values have the same proportion in every split, exact to one
+                row.
+            seed: The seed for the row order and for splitting by fractions.
+            key: Columns that identify a row; None: the labels' key and time, or all columns.
+            shards: Number of shards per split; None: shards of about 128 MiB.
+            rows_per_shard: Number of rows per shard, instead of ``shards``.
+            block_rows: Number of rows per block, the unit of shuffling in readers (default 1024).
+            version: The version to create; None: the next one.
+            compression: "GZIP" for tfrecord (disables random access).
+            max_lengths: ``{column: n}``: the maximum number of items in a list or bytes in a
+                string; otherwise nothing is written. Records in tfrecord files are then padded to
+                the maximum, so that all have the same size, which is the fast layout.
             description: The purpose of the dataset.
-            tags: Small texts to find it by.
-            expectations: What the rows must fulfil, as for feature groups.
+            tags: Tags, which can be searched.
+            expectations: Expectations for the rows, as for feature groups.
             validation: "strict", "warn", "quarantine" or "off".
-            statistics: Whether to count statistics of every split.
+            statistics: Whether to compute statistics of every split.
             transformations: ``{column: chain of featurestore.transform}``, fitted on one split and
-                applied by readers; the files hold the values as they are.
-            fit_on: The split that they are fitted on.
-            progress: True draws a bar, None does so on a terminal; a function gets (phase, rows
-                done, rows in all).
+                applied by readers; the files contain the untransformed values.
+            fit_on: The split on which transformations are fitted.
+            progress: True displays a progress bar, None does so on a terminal; a function is called
+                with (phase, completed rows, total rows).
 
         Raises:
-            UnsupportedType: The format cannot hold some columns; all are listed.
-            ValidationFailed: The rows broke their expectations; nothing was written.
+            UnsupportedType: The format does not support some columns; the message lists them.
+            ValidationFailed: Rows violate the expectations; nothing was written.
 
         >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
         >>> splits = {"train": 0.5, "test": 0.5}
@@ -148,16 +149,16 @@ class TrainingDatasetCalls(StoreBase):
     def transform(
         self, frame: object, dataset: TrainingDataset | Transformations | str
     ) -> FeatureFrame:
-        """Return rows with the transformations of a training dataset applied, lazily.
+        """Apply the transformations of a training dataset to rows lazily.
 
-        The numbers are those that readers give, bit for bit, on every engine. Columns without a
-        transformation stay as they are; labels may be missing, inputs may not.
+        The results are bitwise equal to those of dataset readers, on every engine. Columns without
+        a transformation are unchanged. Label columns may be missing, but input columns may not.
 
-        It is a method alone: ``featurestore.transform`` is the module of the rules.
+        This is only available as a method: ``featurestore.transform`` is a module.
 
         Args:
             frame: A FeatureFrame or any dataframe.
-            dataset: The dataset, its name (the latest version), or what ``dataset.fit`` returned.
+            dataset: The dataset, its name (the latest version), or the result of ``dataset.fit``.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -172,7 +173,7 @@ class TrainingDatasetCalls(StoreBase):
         return transform_frame(self._session, frame, dataset)
 
     def get_training_dataset(self, name: str, *, version: int | None = None) -> TrainingDataset:
-        """Return a training dataset; ``version=None`` takes the latest.
+        """Return a training dataset, by default its latest version.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> (dataset.version, list(dataset.splits), dataset.num_rows("train"))
@@ -185,11 +186,11 @@ class TrainingDatasetCalls(StoreBase):
     def get_training_datasets(
         self, *, limit: int | None = None, offset: int = 0
     ) -> list[TrainingDataset]:
-        """Return every version of every training dataset, by name and version.
+        """List all versions of all training datasets, ordered by name and version.
 
         Args:
-            limit: At most so many; None: all.
-            offset: How many to leave out before them.
+            limit: The maximum number of results; None: all.
+            offset: The number of results to skip.
 
         >>> [dataset.name for dataset in store.get_training_datasets()]
         ['late_flights']
@@ -199,9 +200,9 @@ class TrainingDatasetCalls(StoreBase):
         return list_datasets(self._session, limit=limit, offset=offset)
 
     def get_latest_training_dataset_version(self, name: str) -> int:
-        """Return the highest version of a training dataset, 0 if none has this name.
+        """Return the latest version of a training dataset, 0 if the dataset does not exist.
 
-        ``create_training_dataset`` takes the next version by itself.
+        ``create_training_dataset`` uses the next version automatically.
 
         >>> store.get_latest_training_dataset_version("late_flights")
         1
@@ -215,7 +216,7 @@ class TrainingDatasetCalls(StoreBase):
     def get_training_dataset_tf_record_schema(
         self, name: str, *, version: int | None = None
     ) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}`` of a training dataset, for ``tf.io.parse_example``.
+        """Return ``{column: tf.io feature}`` for a training dataset, for ``tf.io.parse_example``.
 
         >>> sorted(store.get_training_dataset_tf_record_schema("late_flights"))
         ['asked_at', 'late', 'origin', 'seats', 'tailnum', 'temp']
@@ -223,9 +224,9 @@ class TrainingDatasetCalls(StoreBase):
         return self.get_training_dataset(name, version=version).tf_feature_spec()
 
     def get_dataframe_tf_record_schema(self, df: object) -> dict[str, Any]:
-        """Return ``{column: tf.io feature}`` for TFRecord files of a dataframe's rows.
+        """Return ``{column: tf.io feature}`` for TFRecord files with the rows of a dataframe.
 
-        The rows are read once, for nulls and lengths; nothing is written.
+        The rows are read once to determine nulls and lengths; nothing is written.
 
         >>> sorted(store.get_dataframe_tf_record_schema([{"x": 1.0, "words": ["a", "b"]}]))
         ['words', 'x']
@@ -237,7 +238,7 @@ class TrainingDatasetCalls(StoreBase):
     def add_training_dataset_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
     ) -> None:
-        """Set a tag of a training dataset; its rows and its manifest stay as they are.
+        """Set a tag on a training dataset; its rows and manifest do not change.
 
         >>> store.add_training_dataset_tag("late_flights", "owner", "ops")
         >>> store.get_training_dataset_tags("late_flights")
@@ -260,7 +261,7 @@ class TrainingDatasetCalls(StoreBase):
     def remove_training_dataset_tag(
         self, name: str, key: str, *, version: int | None = None
     ) -> None:
-        """Remove a tag of a training dataset.
+        """Remove a tag from a training dataset.
 
         >>> store.add_training_dataset_tag("late_flights", "owner", "ops")
         >>> store.remove_training_dataset_tag("late_flights", "owner")
@@ -272,7 +273,7 @@ class TrainingDatasetCalls(StoreBase):
     def update_training_dataset(
         self, name: str, *, version: int | None = None, description: str
     ) -> TrainingDataset:
-        """Change the description of a training dataset; its rows and manifest stay as they are.
+        """Change the description of a training dataset; its rows and manifest do not change.
 
         >>> store.update_training_dataset("late_flights", description="January").description
         'January'
@@ -282,15 +283,15 @@ class TrainingDatasetCalls(StoreBase):
         return describe(self._session, name, version=version, description=description)
 
     def delete_training_dataset(self, name: str, *, version: int, force: bool = False) -> None:
-        """Delete one version of a training dataset and what it pinned.
+        """Delete a version of a training dataset and the snapshots it pinned.
 
         Args:
-            name: The dataset.
-            version: The version.
-            force: Also where registered models were trained on it.
+            name: Name of the training dataset.
+            version: The version to delete.
+            force: Delete the version even if registered models were trained on it.
 
         Raises:
-            UsedByModel: Models were trained on it; they are listed.
+            UsedByModel: Models were trained on the dataset; the message lists them.
 
         >>> store.delete_training_dataset("late_flights", version=1)
         >>> store.get_training_datasets()
@@ -302,7 +303,7 @@ class TrainingDatasetCalls(StoreBase):
 
 
 class ModelCalls(StoreBase):
-    """The calls on registered models."""
+    """Methods for registered models."""
 
     def score(
         self,
@@ -315,28 +316,28 @@ class ModelCalls(StoreBase):
         key: str | Sequence[str] = (),
         trust: bool = False,
     ) -> FeatureFrame:
-        """Return labels with the predictions of a model, from features as of each label's time.
+        """Predict with a model on features as of each label's time; return labels and predictions.
 
-        The rows have the columns of the labels, ``prediction`` (``prediction_<output>`` of several
-        outputs) and ``model_version``; of one ``label_time`` for all rows also ``label_time``. They
-        are computed lazily by the engine, again at each reading.
+        The result has the columns of the labels, ``prediction`` (or ``prediction_<output>`` for
+        several outputs) and ``model_version``, and ``label_time`` if it was a single time. Rows are
+        computed lazily by the engine, again on each read.
 
         Args:
-            model: A registered model, or its name: the latest version.
-            labels: A dataframe, a FeatureFrame or the name of a group, with the columns of
+            model: A registered model, or its name for the latest version.
+            labels: A dataframe, a FeatureFrame or the name of a group with the columns in
                 ``model.label_columns``.
-            label_time: Their time column, or one time for all rows.
+            label_time: The time column of the labels, or one time for all rows.
             as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
-            featuregroup: Also write the predictions into this group, which is made where there is
-                none: a prediction for the same key and time takes the place of the one before.
-            key: The primary key of a new group; else what the features are joined on.
-            trust: Allow the model's files to run code, as ``model.load``.
+            featuregroup: Also write the predictions to this group, which is created if necessary; a
+                prediction replaces an earlier one with the same key and time.
+            key: The primary key of a new group; the default is the join key of the features.
+            trust: Allow the model files to execute code, as in ``model.load``.
 
         Raises:
             ModelNotFound: The model does not exist.
-            UntrustedModel: Loading it runs code, and ``trust`` is False.
-            FeatureNotFound: The labels lack inputs that no group has.
-            NullsInColumns: Features are missing that the model cannot do without.
+            UntrustedModel: Loading the model executes code, and ``trust`` is False.
+            FeatureNotFound: Inputs are neither in the labels nor in any group.
+            NullsInColumns: Required features are missing.
 
         >>> store.score("late_flights", labels="questions")
         Traceback (most recent call last):

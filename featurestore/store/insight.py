@@ -309,7 +309,7 @@ class InsightCalls(StoreBase):
     def visualize_training_dataset_descriptive_stats(
         self, name: str, *, version: int | None = None, split: str | None = None
     ) -> pd.DataFrame:
-        """Return the statistics of a split (None: the first) as a pandas dataframe, a row per column.
+        """Return the statistics of a split (None: the first) as a dataframe with a row per column.
 
         >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
         150.0

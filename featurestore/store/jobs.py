@@ -388,6 +388,7 @@ class AlertCalls(StoreBase):
         must not decide where secrets are sent or which command runs.
 
         Args:
+            name: Name of the channel.
             uri: "webhook+https://..." (JSON with a ``text`` that Slack displays),
                 "smtp://user@host:587/?to=...&from=..." (STARTTLS), "smtps://...", "command:/path"
                 (reads the JSON from standard input) or "log".

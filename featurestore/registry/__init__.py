@@ -1,8 +1,8 @@
-"""The SQL index of the store; it can be rebuilt from the Delta tables and manifests.
+"""The registry: a SQL index of the store, which can be rebuilt from Delta tables and manifests.
 
-One module per noun contains functions over a connection (``featuregroups``, ``training_datasets``,
-``artifacts``, ``jobs``, ``lineage``, ``reports``, ``intents``); ``tables`` defines the schema,
-``database`` opens it, and ``migrations`` creates and upgrades it.
+Each module contains functions on a connection for one subject (``featuregroups``,
+``training_datasets``, ``artifacts``, ``jobs``, ``lineage``, ``reports``, ``intents``). ``tables``
+defines the schema, ``database`` opens it, and ``migrations`` creates and upgrades it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Users, tokens, sign-ins and roles in the registry: hashes, never a password or a token."""
+"""Users, tokens, sign-ins and roles in the registry; passwords and tokens are stored as hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from featurestore.registry.tables import (
 
 @dataclass(frozen=True)
 class User:
-    """A user account; ``role`` is the role on the complete store."""
+    """A user account; ``role`` applies to the entire store."""
 
     name: str
     role: str
@@ -35,7 +35,7 @@ class User:
 
 @dataclass(frozen=True)
 class Token:
-    """An access token of a program; its text is shown only at creation."""
+    """An access token for a program; its string is displayed only at creation."""
 
     id: str
     user: str
@@ -62,14 +62,14 @@ def put_user(
     issuer: str | None = None,
     subject: str | None = None,
 ) -> None:
-    """Add a user; ``password`` is a hash."""
+    """Add a user; ``password`` is a password hash."""
     identity = {"password": password, "issuer": issuer, "subject": subject}
     created = to_micros(utc_now())
     connection.execute(users.insert().values(name=name, role=role, created=created, **identity))
 
 
 def change_user(connection: Connection, name: str, **changed: str | None) -> bool:
-    """Set columns of a user; return whether the user exists."""
+    """Update columns of a user; return whether the user exists."""
     updated = connection.execute(users.update().where(users.c.name == name).values(**changed))
     return bool(updated.rowcount)
 
@@ -80,20 +80,20 @@ def remove_user(connection: Connection, name: str) -> bool:
 
 
 def find_user(connection: Connection, name: str) -> User | None:
-    """Return a user; None if the name is unknown."""
+    """Return a user by name, None if the user does not exist."""
     row = connection.execute(sa.select(users).where(users.c.name == name)).first()
     return None if row is None else _user(row)
 
 
 def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
-    """Return the user with an identity of a provider."""
+    """Return the user with an identity from an identity provider."""
     same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
     row = connection.execute(sa.select(users).where(same)).first()
     return None if row is None else _user(row)
 
 
 def list_users(connection: Connection) -> list[User]:
-    """Return every user, by name."""
+    """List all users, ordered by name."""
     return [_user(row) for row in connection.execute(sa.select(users).order_by(users.c.name))]
 
 
@@ -106,7 +106,7 @@ def _user(row: Any) -> User:
 
 
 def put_token(connection: Connection, token: Token, hashed: str) -> None:
-    """Add a token by its hash."""
+    """Add a token with its hash."""
     connection.execute(
         tokens.insert().values(
             id=token.id,
@@ -121,13 +121,13 @@ def put_token(connection: Connection, token: Token, hashed: str) -> None:
 
 
 def find_token(connection: Connection, hashed: str) -> Token | None:
-    """Return the token of a hash, which may have expired."""
+    """Return the token with a hash, even if it has expired."""
     row = connection.execute(sa.select(tokens).where(tokens.c.hash == hashed)).first()
     return None if row is None else _token(row)
 
 
 def list_tokens(connection: Connection, user: str | None = None) -> list[Token]:
-    """Return the tokens of all users or of one, by user and age."""
+    """List the tokens of a user or of all users, ordered by user and age."""
     query = sa.select(tokens).order_by(tokens.c.username, tokens.c.created, tokens.c.id)
     if user is not None:
         query = query.where(tokens.c.username == user)
@@ -135,7 +135,7 @@ def list_tokens(connection: Connection, user: str | None = None) -> list[Token]:
 
 
 def remove_token(connection: Connection, identifier: str, *, user: str | None = None) -> bool:
-    """Remove a token, optionally only if it belongs to a user; return whether it existed."""
+    """Remove a token, optionally only if it belongs to ``user``; return whether it existed."""
     removal = tokens.delete().where(tokens.c.id == identifier)
     if user is not None:
         removal = removal.where(tokens.c.username == user)
@@ -151,14 +151,14 @@ def _token(row: Any) -> Token:
 
 
 def put_sign_in(connection: Connection, hashed: str, user: str, expires: datetime) -> None:
-    """Record that a browser is signed in, and remove expired sign-ins."""
+    """Record that a user signed in with a browser, and remove expired sign-ins."""
     connection.execute(sign_ins.delete().where(sign_ins.c.expires <= to_micros(utc_now())))
     values = {"hash": hashed, "username": user, "expires": to_micros(expires)}
     connection.execute(sign_ins.insert().values(**values))
 
 
 def find_sign_in(connection: Connection, hashed: str) -> User | None:
-    """Return the user who is signed in by a cookie; None if it has expired."""
+    """Return the user who is signed in with a cookie hash; None if the sign-in has expired."""
     query = (
         sa.select(users)
         .join(sign_ins, sign_ins.c.username == users.c.name)
@@ -169,36 +169,36 @@ def find_sign_in(connection: Connection, hashed: str) -> User | None:
 
 
 def remove_sign_in(connection: Connection, hashed: str) -> None:
-    """Sign a browser out."""
+    """Remove the sign-in of a browser."""
     connection.execute(sign_ins.delete().where(sign_ins.c.hash == hashed))
 
 
 def remove_sign_ins(connection: Connection, user: str) -> None:
-    """Sign a user out of every browser."""
+    """Remove all sign-ins of a user."""
     connection.execute(sign_ins.delete().where(sign_ins.c.username == user))
 
 
 def put_attempt(connection: Connection, subject: str) -> int:
-    """Record an attempt to sign in and return its id; it counts as failed until it is removed."""
+    """Record a sign-in attempt and return its id; it counts as failed until it is removed."""
     values = {"who": subject, "at": to_micros(utc_now())}
     inserted = failed_sign_ins.insert().values(**values).returning(failed_sign_ins.c.id)
     return int(connection.execute(inserted).scalar_one())
 
 
 def remove_attempt(connection: Connection, identifier: int) -> None:
-    """Remove an attempt that succeeded."""
+    """Remove an attempt, because it succeeded."""
     connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.id == identifier))
 
 
 def remove_attempts_outside(connection: Connection, since: datetime, until: datetime) -> None:
-    """Remove old attempts, and those of a clock that was set back."""
+    """Remove old attempts, and attempts recorded before the clock was set back."""
     attempted = failed_sign_ins.c.at
     outside = sa.or_(attempted < to_micros(since), attempted > to_micros(until))
     connection.execute(failed_sign_ins.delete().where(outside))
 
 
 def count_attempts(connection: Connection, pattern: str) -> dict[str, tuple[int, datetime]]:
-    """Return the number and the last time of attempts of each ``who`` that matches a pattern."""
+    """Return the number of attempts and the last time for each ``who`` that matches a pattern."""
     attempted = failed_sign_ins.c.at
     query = (
         sa.select(
@@ -215,7 +215,7 @@ def count_attempts(connection: Connection, pattern: str) -> dict[str, tuple[int,
 
 
 def remove_attempts(connection: Connection, subject: str) -> None:
-    """Remove the failed attempts of a user from an address."""
+    """Remove the failed sign-in attempts of a user from one address."""
     connection.execute(failed_sign_ins.delete().where(failed_sign_ins.c.who == subject))
 
 
@@ -223,7 +223,7 @@ def remove_attempts(connection: Connection, subject: str) -> None:
 
 
 def put_role(connection: Connection, group: str, user: str, role: str | None) -> None:
-    """Replace the role of a user on a group; None removes it."""
+    """Set the role of a user on a group; None removes it."""
     same = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
     connection.execute(group_roles.delete().where(same))
     if role is not None:
@@ -232,7 +232,7 @@ def put_role(connection: Connection, group: str, user: str, role: str | None) ->
 
 
 def roles_of(connection: Connection, user: str) -> dict[str, str]:
-    """Return the roles of a user on groups."""
+    """Return the roles of a user by group."""
     query = sa.select(group_roles).where(group_roles.c.username == user)
     return {
         str(row.featuregroup): str(row.role)
@@ -241,7 +241,7 @@ def roles_of(connection: Connection, user: str) -> dict[str, str]:
 
 
 def roles_on(connection: Connection, group: str) -> dict[str, str]:
-    """Return the roles on a group, by user."""
+    """Return the roles on a group by user."""
     query = sa.select(group_roles).where(group_roles.c.featuregroup == group)
     return {
         str(row.username): str(row.role)
@@ -250,7 +250,7 @@ def roles_on(connection: Connection, group: str) -> dict[str, str]:
 
 
 def set_private(connection: Connection, group: str, private_groups_of_store: bool) -> None:
-    """Restrict reading of a group to users with a role on it, or end the restriction."""
+    """Make a group private, so that only users with a role on it can read it, or public."""
     connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
     if private_groups_of_store:
         values = {"featuregroup": group, "created": to_micros(utc_now())}
@@ -258,6 +258,6 @@ def set_private(connection: Connection, group: str, private_groups_of_store: boo
 
 
 def private_groups_of_store(connection: Connection) -> list[str]:
-    """Return the names of private groups, sorted."""
+    """Return the sorted names of all private groups."""
     query = sa.select(private_groups.c.featuregroup).order_by(private_groups.c.featuregroup)
     return [str(name) for name in connection.execute(query).scalars()]

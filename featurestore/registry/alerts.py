@@ -1,4 +1,4 @@
-"""Alert channels, incidents, and the outbox of messages."""
+"""Alert channels, incidents, and the outbox of alert messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.rows import readable
 from featurestore.registry.tables import alert_channels, incidents, outbox
 
-# The longest time until the next attempt to send a message.
+# The maximum delay between attempts to send a message.
 LONGEST_WAIT = timedelta(hours=1)
 
 
@@ -45,7 +45,7 @@ class Outgoing:
 
     @property
     def alert(self) -> Alert:
-        """The message."""
+        """The alert to send."""
         with readable(f"message {self.id!r}"):
             return Alert.from_text(self._message)
 
@@ -54,7 +54,7 @@ class Outgoing:
 
 
 def put_channel(connection: Connection, channel: Channel) -> None:
-    """Add a channel, or replace the one of the same name."""
+    """Add a channel, or replace the channel with the same name."""
     connection.execute(alert_channels.delete().where(alert_channels.c.name == channel.name))
     connection.execute(
         alert_channels.insert().values(
@@ -73,7 +73,7 @@ def remove_channel(connection: Connection, name: str) -> bool:
 
 
 def channels(connection: Connection) -> list[Channel]:
-    """Return every channel, by name."""
+    """List all channels, ordered by name."""
     query = sa.select(alert_channels).order_by(alert_channels.c.name)
     return [Channel(row.name, row.uri, row.secret) for row in connection.execute(query)]
 
@@ -82,7 +82,7 @@ def channels(connection: Connection) -> list[Channel]:
 
 
 def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
-    """Return the open incidents of a job, by family."""
+    """Return the open incidents of a job by family."""
     query = sa.select(incidents).where(incidents.c.job == job, incidents.c.ended.is_(None))
     return {
         row.family: Incident(row.id, row.family, from_micros(row.began), from_micros(row.reminded))
@@ -91,7 +91,7 @@ def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
 
 
 def begin(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
-    """Open an incident for each family."""
+    """Open one incident per family."""
     for family in families:
         micros = to_micros(now)
         connection.execute(
@@ -109,7 +109,7 @@ def end(connection: Connection, ended_incidents: Iterable[Incident], now: dateti
 
 
 def remind(connection: Connection, reminded_incidents: Iterable[Incident], now: datetime) -> None:
-    """Record that a reminder of incidents was sent."""
+    """Record that a reminder was sent for incidents."""
     for each in reminded_incidents:
         change = incidents.update().where(incidents.c.id == each.id)
         connection.execute(change.values(reminded=to_micros(now)))
@@ -125,7 +125,7 @@ def send(
     lines_by_family: Mapping[str, Sequence[str]],
     channels: Iterable[str],
 ) -> None:
-    """Add a message for each channel to the outbox."""
+    """Add one message per channel to the outbox."""
     now = times.utc_now()
     lines = [line for family in lines_by_family.values() for line in family]
     for channel in channels:
@@ -145,9 +145,10 @@ def send(
 def waiting(
     connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
 ) -> list[Outgoing]:
-    """Return the messages that are due, oldest first; ``besides`` leaves channels out.
+    """Return the messages due for sending, oldest first, except to the channels in ``besides``.
 
-    A message whose next attempt is later than the longest wait is due, too: the clock was set back.
+    A message whose next attempt is further away than the maximum delay is also due, because the
+    clock was set back.
     """
     now = times.utc_now()
     next_try = outbox.c.next_try
@@ -162,7 +163,7 @@ def waiting(
 
 
 def messages(connection: Connection, *, limit: int | None = None) -> list[Outgoing]:
-    """Return messages, newest first."""
+    """List messages, newest first."""
     query = sa.select(outbox).order_by(outbox.c.created.desc()).limit(limit)
     return [_outgoing(row) for row in connection.execute(query)]
 
@@ -188,7 +189,7 @@ def delivered(connection: Connection, message: Outgoing) -> None:
 
 
 def failed(connection: Connection, message: Outgoing, error: str, wait: timedelta) -> None:
-    """Record that a delivery failed, and the time of the next attempt."""
+    """Record that a delivery failed, and when to retry it."""
     change = outbox.update().where(outbox.c.id == message.id)
     again = to_micros(times.utc_now() + wait)
     connection.execute(
@@ -197,7 +198,7 @@ def failed(connection: Connection, message: Outgoing, error: str, wait: timedelt
 
 
 def counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Return the numbers of delivered and waiting messages of each channel."""
+    """Return the numbers of delivered and waiting messages by channel."""
     query = sa.select(
         outbox.c.channel, sa.func.count(), sa.func.count(outbox.c.delivered)
     ).group_by(outbox.c.channel)

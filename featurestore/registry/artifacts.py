@@ -1,8 +1,9 @@
-"""Versioned objects in the registry: their common calls and tags, feature views and models.
+"""Versioned objects in the registry: common operations and tags, feature views and models.
 
-A kind has a table with one row for each version. Tags, lineage, aggregates, search texts and
-validation reports refer to a version by kind, name and number. ``VersionedTable`` serves all kinds;
-feature groups and training datasets, which have more columns, build on it in their own modules.
+Each kind of object has a table with one row per version. Tags, lineage, window aggregates, search
+documents and validation reports refer to a version by kind, name and number. ``VersionedTable``
+handles all kinds; feature groups and training datasets, which have more columns, use it in their
+own modules.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from featurestore.registry.rows import readable
 from featurestore.registry.tables import featuregroups, is_latest, tags
 
 _DATASET = "training_dataset"
-# The tables whose rows belong to a version, by its kind, name and number.
+# The tables whose rows refer to a version by kind, name and number.
 _DEPENDENT_TABLES = (
     tables.tags,
     tables.lineage,
@@ -43,16 +44,17 @@ _DEPENDENT_TABLES = (
 
 @dataclass(frozen=True)
 class VersionedTable:
-    """The versions of one kind of object.
+    """All versions of one kind of object.
 
     Args:
-        kind: The kind in tags, lineage, aggregates, search texts and reports.
-        noun: The kind in messages.
+        kind: The kind in tags, lineage, aggregates, search documents and reports.
+        noun: The name of the kind in messages.
         table: A table with the columns ``name`` and ``version``.
-        not_found: The error for an unknown name or version.
-        latest_hint: The hint for an unknown version, with ``{name}`` and ``{version}`` for the latest.
-        creation_hint: The hint for an unknown name without a similar one.
-        suggest: Returns the hint for a name that is similar to others.
+        not_found: The error class for an unknown name or version.
+        latest_hint: The hint for an unknown version; ``{name}`` and ``{version}`` are replaced by
+        the latest version.
+        creation_hint: The hint for an unknown name if no similar name exists.
+        suggest: Returns a hint for an unknown name that is similar to existing names.
         list_command: The command that lists the names.
     """
 
@@ -66,10 +68,10 @@ class VersionedTable:
     list_command: str | None = None
 
     def versions(self, connection: Connection, name: str) -> list[int]:
-        """Return the versions of a name, ascending; empty if it does not exist."""
+        """Return the versions of a name in ascending order; empty if the name does not exist."""
         columns = self.table.c
         query = sa.select(columns.version).where(columns.name == name).order_by(columns.version)
-        # SQLite stores a text in an integer column if another program writes one.
+        # SQLite stores a string in an integer column if another program inserts one.
         with readable(f"the versions of {self.noun} {name!r}"):
             return [check_version(int(each)) for each in connection.execute(query).scalars()]
 
@@ -82,7 +84,7 @@ class VersionedTable:
     def every(
         self, connection: Connection, *conditions: sa.ColumnElement[bool]
     ) -> list[tuple[str, int]]:
-        """Return name and version of all versions that match conditions, sorted."""
+        """Return name and version of all versions that match the conditions, sorted."""
         columns = self.table.c
         query = sa.select(columns.name, columns.version).where(*conditions)
         rows = connection.execute(query.order_by(columns.name, columns.version))
@@ -101,10 +103,10 @@ class VersionedTable:
         return connection.execute(query).first()
 
     def get(self, connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:
-        """Return name and version (None: the latest).
+        """Return the name and version number (None: the latest).
 
         Raises:
-            FeatureStoreError: ``not_found``, which lists the versions or the names.
+            FeatureStoreError: ``not_found``; the message lists the versions or the names.
         """
         existing = self.versions(connection, name)
         if existing and (version is None or version in existing):
@@ -131,7 +133,7 @@ class VersionedTable:
         )
 
     def remove(self, connection: Connection, name: str, version: int) -> None:
-        """Remove a version with everything that the registry contains about it."""
+        """Remove a version with all its rows in the registry."""
         columns = self.table.c
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))
@@ -142,7 +144,7 @@ class VersionedTable:
 
 
 def tags_of(connection: Connection, kind: str, name: str, version: int) -> dict[str, str]:
-    """Return the tags of one version, by key."""
+    """Return the tags of a version by key."""
     query = (
         sa.select(tags.c.key, tags.c.value)
         .where(_belongs(tags, kind, name, version))
@@ -154,7 +156,7 @@ def tags_of(connection: Connection, kind: str, name: str, version: int) -> dict[
 def tags_of_latest_groups(
     connection: Connection, kind: str, *, names: Collection[str]
 ) -> dict[tuple[str, int], dict[str, str]]:
-    """Return the tags of the latest versions of groups as ``{(name, version): {key: value}}``."""
+    """Return the tags of the latest group versions as ``{(name, version): {key: value}}``."""
     tagged = sa.and_(tags.c.name == featuregroups.c.name, tags.c.version == featuregroups.c.version)
     query = (
         sa.select(tags)
@@ -171,7 +173,7 @@ def tags_of_latest_groups(
 def replace_tags(
     connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]
 ) -> None:
-    """Replace the tags of one version."""
+    """Replace the tags of a version."""
     connection.execute(tags.delete().where(_belongs(tags, kind, name, version)))
     version_key = {"kind": kind, "name": name, "version": version}
     rows = [version_key | {"key": key, "value": value} for key, value in values.items()]
@@ -187,10 +189,10 @@ def _belongs(table: sa.Table, kind: str, name: str, version: int) -> sa.ColumnEl
 
 
 class _FeatureViews(VersionedTable):
-    """Feature views, and the groups that they read."""
+    """Feature views, and the groups they read."""
 
     def add(self, connection: Connection, spec: FeatureViewSpec) -> None:
-        """Register a version with its tags and the groups that it reads; replace an earlier one."""
+        """Register a version with its tags and source groups; replace an earlier registration."""
         name, version = spec.name, spec.version
         self.remove(connection, name, version)
         values = {"name": name, "version": version, "spec": json.dumps(spec.to_json())}
@@ -203,7 +205,7 @@ class _FeatureViews(VersionedTable):
     def reading(
         self, connection: Connection, group: str, version: int | None = None
     ) -> list[FeatureViewSpec]:
-        """Return the views that read a group, or one of its versions."""
+        """Return the views that read a group (any version, or one of them)."""
         edges, columns = tables.lineage.c, self.table.c
         readers = (
             sa.select(edges.name, edges.version)
@@ -220,12 +222,12 @@ class _FeatureViews(VersionedTable):
         return [_view_spec(row) for row in connection.execute(query)]
 
     def datasets_of(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
-        """Return name and version of the training datasets that were made from a view."""
+        """Return name and version of the training datasets created from a view."""
         edges = lineage.results(connection, view_source(name), version)
         return [(edge.name, edge.version) for edge in edges if edge.kind == _DATASET]
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
-        """Return the versions that training datasets were made from, deleted ones included."""
+        """Return the versions from which training datasets were created, including deleted ones."""
         return _source_versions(connection, view_source(name))
 
 
@@ -243,10 +245,10 @@ def _source_versions(connection: Connection, source: str) -> list[int]:
 
 
 class _Models(VersionedTable):
-    """Registered models: their stage, and the run and dataset that they come from."""
+    """Registered models with their stage, training run and training dataset."""
 
     def add(self, connection: Connection, spec: ModelSpec, annotations: ModelAnnotations) -> None:
-        """Register a version with its tags and lineage; replace an earlier one."""
+        """Register a version with its tags and lineage; replace an earlier registration."""
         name, version, dataset = spec.name, spec.version, spec.dataset
         self.remove(connection, name, version)
         connection.execute(
@@ -278,10 +280,10 @@ class _Models(VersionedTable):
         *,
         stage: str | None = None,
     ) -> tuple[str, int]:
-        """Return name and version (None: the latest), of a stage if it is set.
+        """Return the name and version number (None: the latest), optionally in a stage.
 
         Raises:
-            ModelNotFound: Lists the versions with their stages, or the names.
+            ModelNotFound: The message lists the versions with their stages, or the names.
         """
         columns = self.table.c
         query = sa.select(columns.version, columns.stage).where(columns.name == name)
@@ -306,12 +308,12 @@ class _Models(VersionedTable):
         return self.every(connection, self.table.c.run == run)
 
     def of_dataset(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
-        """Return name and version of the models that were trained on a dataset."""
+        """Return name and version of the models trained on a dataset."""
         columns = self.table.c
         return self.every(connection, columns.dataset == name, columns.dataset_version == version)
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
-        """Return the versions that made predictions, deleted ones included."""
+        """Return the versions with stored predictions, including deleted versions."""
         return _source_versions(connection, model_source(name))
 
 

@@ -1,4 +1,4 @@
-"""The audit log of changes: time, actor, action and subject. Entries are never changed."""
+"""The audit log: time, actor, action and subject of each change. Entries are immutable."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CREATE = "create"
 
 @dataclass(frozen=True)
 class Actor:
-    """The author of a change; ``how`` is "command line", "browser" or "token <id>"."""
+    """The user who made a change; ``how`` is "command line", "browser" or "token <id>"."""
 
     name: str
     how: str
 
 
 def account(how: str) -> Actor:
-    """Return the actor of this process: the account that runs it."""
+    """Return the actor for this process: the operating system account that runs it."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -39,7 +39,7 @@ def account(how: str) -> Actor:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the audit log."""
+    """An entry in the audit log."""
 
     at: datetime
     who: str
@@ -56,7 +56,7 @@ def add(
     subject: str,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add an entry, in the transaction of the change that it describes."""
+    """Add an entry in the same transaction as the change."""
     text = json.dumps(dict(detail or {}), ensure_ascii=False, default=str)
     connection.execute(
         audit_log.insert().values(
@@ -73,7 +73,7 @@ def add(
 def entries(
     connection: Connection, *, who: str = "", text: str = "", limit: int | None, offset: int = 0
 ) -> list[Entry]:
-    """Return entries, newest first, optionally of one user or with a text in action or subject."""
+    """List entries, newest first, optionally by user or by a string in action or subject."""
     query = sa.select(audit_log).order_by(audit_log.c.id.desc())
     if who:
         query = query.where(audit_log.c.who == who)
@@ -84,7 +84,7 @@ def entries(
 
 
 def commits(connection: Connection, group: str, version: int) -> list[tuple[int, Entry]]:
-    """Return the writes to a version of a group as (Delta version, entry), oldest first."""
+    """Return the writes to a group version as (Delta version, entry), oldest first."""
     subject = f"{group}@v{version}"
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
     commit_entries = []

@@ -1,7 +1,7 @@
-"""The database of a registry: SQLite in the location, or a database server by URL.
+"""The database of a registry: a SQLite file in the location, or a database server at a URL.
 
-``open_registry`` creates or upgrades it and refuses one of a newer release. Errors and representations
-of a URL never contain its secrets.
+``open_registry`` creates or upgrades the database and refuses databases of newer releases. Errors
+and representations of a URL never contain its secrets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
 REGISTRY_FILE = "registry.db"
-# SQLite keeps the last transactions in a write-ahead log next to the database.
+# SQLite stores the last transactions in a write-ahead log next to the database file.
 SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
 _CONNECTION_NUMBER = "featurestore_number"
@@ -43,7 +43,7 @@ _connection_numbers = count()
 
 
 class Registry:
-    """An open registry: transactions that write, and reads that never wait for them."""
+    """An open registry with write transactions, and read transactions that never wait for them."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Registry:
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
-        # A store that was not closed must not leave its server connections to the garbage collector.
+        # If a store is not closed, its server connections must not be left to garbage collection.
         weakref.finalize(self, self._engine.dispose)
 
     @property
@@ -73,7 +73,7 @@ class Registry:
         """Yield a connection whose statements are committed atomically.
 
         Raises:
-            LocationNotWritable: The store is open for reading only.
+            LocationNotWritable: The store is read-only.
             RegistryError: The database cannot be used.
         """
         self.check_writable()
@@ -81,7 +81,7 @@ class Registry:
             yield connection
 
     def check_writable(self) -> None:
-        """Raise LocationNotWritable when the store is open for reading only."""
+        """Raise LocationNotWritable if the store is read-only."""
         if self._is_copy:
             raise LocationNotWritable(
                 f"The store at {self._location!r} is open for reading only: it cannot be written.",
@@ -90,21 +90,21 @@ class Registry:
 
     @contextmanager
     def upgrading(self) -> Iterator[Connection]:
-        """Yield a connection as ``transaction`` does, also of a read-only copy.
+        """Yield a connection as ``transaction`` does, even to a read-only copy.
 
-        It serves upgrades: the tables of a copy must be those of this release, too.
+        Upgrades use it, because the tables of a copy must also be those of this release.
         """
         with self._connection(immediate=True) as connection, connection.begin():
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Yield a connection for queries, which see one state."""
+        """Yield a connection whose queries all read the same snapshot."""
         with self._connection(immediate=False) as connection, connection.begin():
             yield connection
 
     def is_hidden(self, text: str) -> bool:
-        """Return whether a text names an object that is hidden from the readers of this registry."""
+        """Return whether a string contains a name that is hidden from this registry's readers."""
         return False
 
     @property
@@ -113,7 +113,7 @@ class Registry:
         return self._engine.dialect.name
 
     def reader(self, *, connections: int) -> Registry:
-        """Return a read-only registry of the same database with a connection pool of its own."""
+        """Return a read-only registry for the same database with a separate connection pool."""
         return Registry(
             self._url,
             self._location,
@@ -124,7 +124,7 @@ class Registry:
         )
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close all connections."""
         self._engine.dispose()
 
     @contextmanager
@@ -146,11 +146,11 @@ class Registry:
 
 
 class ChangeWatch:
-    """Detects commits to a registry by any process, without reading its tables.
+    """Detects commits to a registry by any process without reading its tables.
 
-    SQLite counts for a connection the commits of all other connections, so the watch has a
-    connection of its own that never writes. Postgres names the transactions that a statement sees,
-    including those of other databases of the server.
+    For each connection SQLite counts the commits of all other connections, so the watch uses a
+    separate connection that never writes. Postgres returns the transactions that a statement sees,
+    which include those in other databases of the server.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -158,7 +158,7 @@ class ChangeWatch:
         self._lock = threading.Lock()
 
     def state(self) -> tuple[int, str]:
-        """Return an identity that equals an earlier one only if no transaction was committed since."""
+        """Return a state that equals an earlier one only if no transaction was committed since."""
         statement = "pragma data_version"
         if self._registry.dialect == "postgresql":
             statement = "select txid_current_snapshot()::text"
@@ -167,7 +167,7 @@ class ChangeWatch:
             return number, str(connection.exec_driver_sql(statement).scalar_one())
 
     def close(self) -> None:
-        """Release the connection."""
+        """Close the connection."""
         self._registry.close()
 
 
@@ -179,21 +179,21 @@ def open_registry(
     durable: bool = True,
     adopt: bool = False,
 ) -> Registry:
-    """Return the registry of a location: created when absent, upgraded when old.
+    """Open the registry of a location; create or upgrade it if necessary.
 
     Args:
         directory: Location of the store; it contains ``registry.db`` unless ``url`` is set.
         url: SQLAlchemy URL of another database.
-        read_only: The location is not writable. Its SQLite file is copied to a temporary one, since
-            SQLite creates a write-ahead log next to the database even for reading.
-        durable: Each transaction is on disk when it ends; otherwise a power loss may lose the last
-            ones. A database server decides this itself.
-        adopt: Accept a location that the database does not know although it contains groups or
-            datasets, because its index is about to be rebuilt.
+        read_only: The location is not writable. Its SQLite file is copied to a temporary file,
+        since SQLite creates a write-ahead log next to the database even for reading.
+        durable: Sync each transaction to disk; otherwise a power loss may lose the last ones. A
+        database server has its own setting.
+        adopt: Accept a location that contains groups or datasets but is unknown to the database,
+        because its index is about to be rebuilt.
 
     Raises:
-        ConfigurationError: The location has its registry at a URL that was not given.
-        RegistryTooNew: A newer release of the feature store wrote it.
+        ConfigurationError: The registry of the location is at a URL that was not passed.
+        RegistryTooNew: The registry was written by a newer release of the feature store.
         RegistryError: The database cannot be opened.
     """
     registry = _open(directory, url, read_only, durable=durable, adopt=adopt)
@@ -226,7 +226,7 @@ def _open(
 def _open_shared(
     url: sa.URL, directory: str, read_only: bool, *, durable: bool, adopt: bool
 ) -> Registry:
-    """Open the index that a location has in a database which may serve other locations, too."""
+    """Open the index of a location in a database that may contain indexes of other locations."""
     shared = Registry(url, directory, durable=durable)
     try:
         with shared.upgrading() as connection:
@@ -248,7 +248,7 @@ def _open_index(
 
 
 def _is_inside(url: sa.URL, directory: str) -> bool:
-    """Return whether a URL is the SQLite file in the location."""
+    """Return whether a URL refers to the SQLite file in the location."""
     is_file = url.get_backend_name() == "sqlite" and bool(url.database)
     return is_file and os.path.abspath(url.database or "") == _file(directory)
 
@@ -260,14 +260,14 @@ def _file(directory: str) -> str:
 def _parsed(directory: str, url: str | None) -> sa.URL:
     """Return the URL of a registry.
 
-    The default is made of parts, since a path may hold any character.
+    The default URL is constructed from its components, since a path may contain any character.
     """
     if url is None:
         return sa.URL.create("sqlite", database=_file(directory))
     try:
         return sa.make_url(url)
     except (exc.ArgumentError, ValueError):
-        # Not chained: the text of the cause may hold the password.
+        # The cause is not chained, since its message may contain the password.
         hint = "registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'"
         if "@" not in url and ":" not in url:  # a path, which holds no password
             hint = f"registry={f'sqlite:///{os.path.abspath(url)}'!r}"
@@ -275,7 +275,7 @@ def _parsed(directory: str, url: str | None) -> sa.URL:
 
 
 def is_store(directory: str, *, url: str | None = None) -> bool:
-    """Return whether a directory contains a store with its registry."""
+    """Return whether a directory contains a store with a registry."""
     if url is not None:
         return files.exists(directory)
     names = (REGISTRY_FILE, stores.MEMORY_FILE, FEATUREGROUPS, TRAININGDATASETS)
@@ -283,9 +283,9 @@ def is_store(directory: str, *, url: str | None = None) -> bool:
 
 
 def inspect(directory: str, *, url: str | None = None) -> str | None:
-    """Return the revision of a location's registry without changing it.
+    """Return the revision of a location's registry without changing the registry.
 
-    None when it is absent or empty.
+    Return None if it does not exist or is empty.
     """
     parsed = _parsed(directory, url)
     if _is_inside(parsed, directory):
@@ -310,7 +310,7 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
 
 
 def revision(registry: Registry) -> str | None:
-    """Return the revision that the database is stamped with, or None when it is empty."""
+    """Return the revision stored in the database, None if it is empty."""
     with registry.reading() as connection:
         return current_revision(connection)
 
@@ -353,8 +353,8 @@ def _look_in(schema: str, connection: object, _record: object) -> None:
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:
-    # The driver must not open transactions of its own: they begin deferred and fail on upgrade to a
-    # write lock.
+    # The driver must not begin transactions itself: they would be deferred, and fail when they are
+    # upgraded to a write lock.
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
     _switch_to_wal(cursor)
@@ -364,10 +364,10 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
 
 
 def _switch_to_wal(cursor: Any) -> None:
-    """Make the journal a write-ahead log.
+    """Set the journal mode to a write-ahead log.
 
-    SQLite does not wait for other processes that do the same at the same time: it raises "database
-    is locked" at once.
+    SQLite does not wait for other processes that do so concurrently: it immediately raises
+    "database is locked".
     """
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
@@ -391,7 +391,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def shown(url: sa.URL) -> str:
-    """Return a URL for messages: without password, and without options, which may contain secrets.
+    """Format a URL for messages, without the password and the options, which may contain secrets.
 
     >>> shown(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
     'postgresql://me:***@host/store?***'
@@ -410,7 +410,7 @@ def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
 
 
 def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
-    """Return the cause in one line, without the advice and the lists of the driver."""
+    """Return the cause in one line, without the advice and parameter lists of the driver."""
     text = str(error.orig)
     if url.get_backend_name() == "sqlite":
         return text
@@ -457,6 +457,6 @@ def _secrets(url: sa.URL) -> list[str]:
 
 
 def _without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:
-    """Return an error as the cause of another one, unless its text would show a secret."""
+    """Return an error to be chained as a cause, None if its message contains a secret."""
     text = str(error)
     return None if any(secret in text for secret in _secrets(url)) else error

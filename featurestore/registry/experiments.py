@@ -1,4 +1,4 @@
-"""Runs of experiments in the registry: the path of their ``run.json``, and what they read."""
+"""Experiment runs in the registry: the paths of their ``run.json`` files, and their inputs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from featurestore.registry.tables import (
 )
 
 _columns = experiment_runs.c
-# The words after these are values of parameters, which are not names.
+# Words after these are parameter values, which are not names.
 _MOST_WORDS = 1000
 
 
 def put(connection: Connection, record: RunRecord) -> None:
-    """Register a run, or replace its registration."""
+    """Register a run; replace an earlier registration."""
     remove(connection, record.id)
     dataset = record.dataset
     connection.execute(
@@ -50,7 +50,7 @@ def put(connection: Connection, record: RunRecord) -> None:
 
 
 def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
-    """Return the groups, views and datasets that a record names; they decide who may read the run."""
+    """Return the groups, views and datasets in a record; they determine who may read it."""
     stated = [record.name, record.params, record.settings, record.metrics, record.reason]
     words = sorted(words_of(json.dumps(stated, ensure_ascii=False, default=str)))[:_MOST_WORDS]
     queries = [
@@ -67,7 +67,7 @@ def remove(connection: Connection, run_id: str) -> None:
 
 
 def name_of(connection: Connection, run_id: str) -> str:
-    """Return the experiment that a run belongs to; RunNotFound lists the newest runs."""
+    """Return the experiment of a run; raise RunNotFound, with the newest runs, if it is unknown."""
     query = sa.select(_columns.name).where(_columns.id == check_run_id(run_id))
     name = connection.execute(query).scalar()
     if name is not None:
@@ -91,7 +91,7 @@ def find(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[tuple[str, str]]:
-    """Return (experiment, id) of runs, newest first; those of a parent by their number."""
+    """Return (experiment, id) of runs, newest first; runs with a parent are ordered by number."""
     query = sa.select(_columns.name, _columns.id)
     if name is not None:
         query = query.where(_columns.name == name)
@@ -113,5 +113,5 @@ def find(
 
 
 def names(connection: Connection) -> list[str]:
-    """Return the names of experiments."""
+    """Return the names of all experiments."""
     return list(connection.execute(sa.select(_columns.name).distinct().order_by("name")).scalars())

@@ -37,9 +37,9 @@ versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
 
 @dataclass(frozen=True)
 class RegisteredGroup:
-    """One version of a feature group as the registry knows it.
+    """A feature group version in the registry.
 
-    ``delta_version`` may lag behind the table.
+    ``delta_version`` may be older than the current table version.
     """
 
     id: int
@@ -62,7 +62,7 @@ class RegisteredGroup:
 
 @dataclass(frozen=True)
 class RegisteredFeature:
-    """One column of one version of a group; ``role`` is "feature", "key" or "time"."""
+    """A column of a feature group version; ``role`` is "feature", "key" or "time"."""
 
     group: str
     version: int
@@ -72,7 +72,7 @@ class RegisteredFeature:
 
     @property
     def reference(self) -> str:
-        """The column as a feature reference without version."""
+        """The feature reference of the column, without a version."""
         return f"{self.group}.{self.name}"
 
 
@@ -88,10 +88,11 @@ def add(
 ) -> int:
     """Register a version and its features; return its id.
 
-    The registration of the same table is updated: ``registry rebuild`` may run during a creation.
+    If the same table is already registered, its registration is updated, since ``registry rebuild``
+    may run during a creation.
 
     Raises:
-        FeatureGroupExists: Another table is registered as that version.
+        FeatureGroupExists: Another table is registered as this version.
     """
     existing = _TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
@@ -133,7 +134,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     """Return a version (None: the latest).
 
     Raises:
-        FeatureGroupNotFound: Lists the versions of the group, or the groups.
+        FeatureGroupNotFound: The message lists the versions of the group, or all groups.
     """
     group = find(connection, name, version)
     if group is None:
@@ -142,7 +143,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
 
 
 def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
-    """Return every version of a group, ascending; empty if it does not exist."""
+    """Return all versions of a group in ascending order; empty if it does not exist."""
     query = (
         sa.select(featuregroups)
         .where(featuregroups.c.name == name)
@@ -152,14 +153,14 @@ def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
 
 
 def latest_version(connection: Connection, name: str) -> int:
-    """Return the latest version of a group; 0 if it does not exist."""
+    """Return the latest version of a group, 0 if the group does not exist."""
     return max(versions(connection, name), default=0)
 
 
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredGroup]:
-    """Return versions of groups, by name and version: all, or one page."""
+    """List group versions by name and version, optionally only one page."""
     query = sa.select(featuregroups).order_by(featuregroups.c.name, featuregroups.c.version)
     query = query.limit(limit).offset(offset)
     return [_group(row) for row in connection.execute(query)]
@@ -168,7 +169,7 @@ def every(
 def latest_names(
     connection: Connection, *, containing: str, limit: int | None = None
 ) -> list[tuple[str, int]]:
-    """Return name and latest version of the groups whose name contains a text, case ignored."""
+    """Return name and latest version of groups whose name contains a string, ignoring case."""
     name, version = featuregroups.c.name, featuregroups.c.version
     matches = contains_text(connection, name, containing)
     query = sa.select(name, version).where(matches, is_latest(featuregroups)).order_by(name)
@@ -180,7 +181,7 @@ def latest_names(
 def latest_descriptions(
     connection: Connection, *, names: Collection[str]
 ) -> list[tuple[str, int, str]]:
-    """Return name, version, description of the latest versions that have a description."""
+    """Return name, version and description of the latest versions with a description."""
     columns = featuregroups.c
     query = sa.select(columns.name, columns.version, columns.description).where(
         columns.name.in_(names), columns.description != "", is_latest(featuregroups)
@@ -198,9 +199,9 @@ def advance(
     spec: FeatureGroupSpec | None = None,
     changed: datetime | None = None,
 ) -> None:
-    """Record the table's Delta version, its time, and its spec if columns were added or widened.
+    """Record a table's Delta version and time, and its spec if columns were added or widened.
 
-    A Delta version older than the recorded one changes nothing but the spec.
+    If the Delta version is older than the recorded one, only the spec is updated.
     """
     row = _TABLE.row(connection, name, version)
     if row is None:
@@ -217,7 +218,7 @@ def advance(
 
 
 def _has_grown(registered: pa.Schema, schema: pa.Schema) -> bool:
-    """Return True if a schema adds columns to a registered one, or widens its columns."""
+    """Return True if a schema adds or widens columns of the registered schema."""
     if set(registered.names) < set(schema.names):
         return True
     if set(registered.names) != set(schema.names) or registered == schema:
@@ -234,7 +235,7 @@ def describe(
     *,
     descriptions: Mapping[str, str],
 ) -> None:
-    """Set the descriptions of a version and of its features."""
+    """Set the descriptions of a version and its features."""
     row = _TABLE.row(connection, name, version)
     if row is not None:
         _describe_features(connection, row.id, name, version, descriptions)
@@ -285,7 +286,7 @@ def _replace_texts(
 def _describe_features(
     connection: Connection, group_id: int, name: str, version: int, descriptions: Mapping[str, str]
 ) -> None:
-    """Set the descriptions of columns; columns without one get an empty description."""
+    """Set column descriptions; columns without a description get an empty one."""
     is_of_group = features.c.featuregroup_id == group_id
     described = sa.and_(is_of_group, features.c.description != "")
     connection.execute(features.update().where(described).values(description=""))
@@ -301,9 +302,9 @@ def _describe_features(
 def latest_feature_descriptions(
     connection: Connection, *, names: Collection[str]
 ) -> list[tuple[str, int, str, str]]:
-    """Return (group, version, feature, description) of the latest versions of these groups.
+    """Return (group, version, feature, description) for the latest versions of groups.
 
-    Features without a description are left out.
+    Features without a description are omitted.
     """
     query = (
         sa.select(
@@ -329,7 +330,7 @@ def _role(spec: FeatureGroupSpec, name: str) -> str:
 
 
 def feature_names(connection: Connection, group: str, version: int) -> list[str]:
-    """Return the names of the columns of a version of a group, in its order."""
+    """Return the column names of a group version in table order."""
     query = (
         sa.select(features.c.name)
         .join(featuregroups, features.c.featuregroup_id == featuregroups.c.id)
@@ -340,7 +341,7 @@ def feature_names(connection: Connection, group: str, version: int) -> list[str]
 
 
 def groups_with(connection: Connection, name: str) -> list[str]:
-    """Return the names of the groups that have a column of this name in some version, in order."""
+    """Return the sorted names of groups that have a column with this name in any version."""
     query = (
         sa.select(featuregroups.c.name)
         .join(features, features.c.featuregroup_id == featuregroups.c.id)
@@ -358,12 +359,12 @@ def latest_features(
     groups: Collection[str] | None = None,
     limit: int | None = None,
 ) -> list[RegisteredFeature]:
-    """Return the columns of the latest version of every group, by group and position.
+    """Return the columns in the latest version of every group, ordered by group and position.
 
     Args:
         connection: A connection to the registry.
-        name: Only columns of this name.
-        groups: Only columns of these groups.
+        name: Return only columns with this name.
+        groups: Return only columns in these groups.
         limit: The maximum number of columns.
     """
     query = (
@@ -390,9 +391,9 @@ def latest_features(
 def features_containing(
     connection: Connection, text: str, *, among: Collection[str] | None = None
 ) -> Iterator[RegisteredFeature]:
-    """Yield the columns of latest versions whose name contains a text, case ignored.
+    """Yield the columns of latest versions whose name contains a string, ignoring case.
 
-    ``among``: only of these groups.
+    If ``among`` is set, only these groups are searched.
     """
     searched = text.casefold()
     field = search_documents.FEATURE

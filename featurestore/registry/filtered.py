@@ -1,7 +1,7 @@
-"""A registry filtered for a user: temporary views over its tables omit hidden rows.
+"""A registry filtered for one user: temporary views of its tables omit hidden rows.
 
-Both databases resolve temporary names first, so every query reads the views
-without changes; see docs/adr/0019.
+Both databases resolve temporary names before others, so every query reads the views without
+changes; see docs/adr/0019.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, RUN, Hidden, hidden_from
 
-# The names that are hidden while a connection reads. They are temporary tables in SQLite, and views
-# on settings of the session in Postgres: there a transaction that writes, even to a temporary table,
-# adds to the snapshots of all others.
+# The hidden names of a connection. In SQLite they are in temporary tables. In Postgres they are in
+# views of session settings, because a transaction that writes, even to a temporary table, would
+# enlarge the snapshots of all other transactions.
 _LISTS = {
     "hidden_groups": {"name": "text"},
     "hidden_outputs": {"kind": "text", "name": "text", "version": "integer"},
@@ -31,7 +31,7 @@ _LISTS = {
     "hidden_jobs": {"name": "text"},
     "hidden_kinds": {"kind": "text"},
 }
-# Opening a connection creates about thirty views, so connections are pooled.
+# A new connection creates about thirty views, so connections are pooled.
 _CONNECTIONS = 15
 _VISIBLE = (
     "not exists (select 1 from hidden_outputs h "
@@ -40,7 +40,7 @@ _VISIBLE = (
 
 
 def _visible_output(kind: str, name: str = "name", version: str = "version") -> str:
-    """Return the condition that an output is not hidden."""
+    """Return the SQL condition that an output is not hidden."""
     return _VISIBLE.format(kind=kind, name=f"t.{name}", version=f"t.{version}")
 
 
@@ -50,13 +50,13 @@ _SOURCE = (
     "not exists (select 1 from hidden_sources h where h.source = t.source "
     "and (h.version is null or h.version = t.source_version))"
 )
-# For tables with a kind: groups are hidden by name, everything else by name and version.
+# For tables with a kind column: groups are hidden by name, other kinds by name and version.
 _ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_visible_output('t.kind')}"
 _DATASET = "'training_dataset'"
 NOTHING = "1 = 0"
 EVERYTHING = "1 = 1"
 
-# The condition for the visible rows of each table.
+# The condition for visible rows in each table.
 VISIBLE_ROWS = {
     "featuregroups": _GROUP.format("name"),
     "features": "t.featuregroup_id not in (select g.id from {base}featuregroups g "
@@ -89,7 +89,7 @@ VISIBLE_ROWS = {
     "incidents": _JOB.format("job"),
     "stream_offsets": _JOB.format("job"),
     "stream_progress": _JOB.format("job"),
-    # Sources and live processes reveal no features.
+    # Rows about sources and live processes reveal no features.
     "sources": EVERYTHING,
     "owners": EVERYTHING,
     "alert_channels": NOTHING,
@@ -102,14 +102,14 @@ VISIBLE_ROWS = {
     "failed_sign_ins": NOTHING,
     "audit_log": NOTHING,
 }
-# Columns that differ from the table: lineage does not name hidden jobs.
+# Columns whose values differ from the table: lineage omits the names of hidden jobs.
 _COLUMNS = {
     ("lineage", "job"): "case when t.job in (select name from hidden_jobs) then null else t.job end"
 }
 
 
 class FilteredRegistry(Registry):
-    """A read-only registry without hidden rows."""
+    """A read-only registry that omits hidden rows."""
 
     def __init__(self, registry: Registry, views: Views, hidden: Hidden) -> None:
         self._views = views  # keeps the connections open while this registry is in use
@@ -129,11 +129,11 @@ class FilteredRegistry(Registry):
                 yield connection
 
     def is_hidden(self, text: str) -> bool:
-        """Return whether a text contains a hidden name."""
+        """Return whether a string contains a hidden name."""
         return self._hidden.is_named(text)
 
     def check_writable(self) -> NoReturn:
-        """Raise NotAllowed: writes use the unfiltered registry, after a check of roles."""
+        """Raise NotAllowed: writes use the unfiltered registry after a role check."""
         raise NotAllowed("This registry is open for reading only.")
 
     @contextmanager
@@ -146,7 +146,7 @@ class FilteredRegistry(Registry):
 
 
 class Views:
-    """Connections to a registry with the filtering views, shared by all users."""
+    """A pool of registry connections with filtering views, shared by all users."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -163,9 +163,9 @@ class Views:
         return FilteredRegistry(self._registry, self, hidden)
 
     def registry_for(self, *, granted: Collection[str], reads_store: bool) -> FilteredRegistry:
-        """Return the registry filtered for a user, by the result of ``hidden_from``.
+        """Return the registry filtered for a user, based on ``hidden_from``.
 
-        The result is cached until the next commit to the registry.
+        The hidden objects are cached until the next commit to the registry.
         """
         rights = (frozenset(granted), reads_store)
         with self._lock:
@@ -182,7 +182,7 @@ class Views:
 
 
 def _make_views(connection: Any, _record: object) -> None:
-    """Create the lists and views of a new connection; the database drops them with it."""
+    """Create the views in a new connection; the database drops them with the connection."""
     cursor = connection.cursor()
     is_sqlite = type(connection).__module__.startswith("sqlite3")
     base = "main."
@@ -195,7 +195,7 @@ def _make_views(connection: Any, _record: object) -> None:
             cursor.execute(f"create temporary table {name} ({columns})")
             cursor.execute(f"create index {name}_columns on {name} ({', '.join(types)})")
         else:
-            # Without the setting a query fails, so nothing is visible before the lists are set.
+            # Before the setting exists, queries fail, so that no rows are visible.
             cursor.execute(
                 f"create temporary view {name} as select * from jsonb_to_recordset("
                 f"current_setting('featurestore.{name}')::jsonb) as h({columns})"
@@ -208,7 +208,7 @@ def _make_views(connection: Any, _record: object) -> None:
 
 
 def _view(table: sa.Table, base: str) -> str:
-    """Return the statement that creates the view of a table."""
+    """Return the statement that creates the filtering view of a table."""
     columns = []
     for column in table.columns:
         shown = _COLUMNS.get((table.name, column.name), f't."{column.name}"')
@@ -221,7 +221,7 @@ def _view(table: sa.Table, base: str) -> str:
 
 
 def _fill(connection: Connection, hidden: Hidden) -> None:
-    """Set the lists of hidden names, unless the connection has the same ones already."""
+    """Set the hidden names of a connection, unless they are already set."""
     connection_info = connection.info
     if connection_info.get(HIDDEN) is hidden:
         return

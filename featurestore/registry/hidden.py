@@ -1,8 +1,8 @@
-"""Objects that are hidden from a user: private groups, and everything derived from them.
+"""Objects that are hidden from a user: private groups, and all objects derived from them.
 
-Privacy follows lineage: what was computed from, reads or names a hidden object is hidden as well,
-including groups. A role on a group ends this: the group is visible, and so is what is derived only
-from it.
+Privacy follows lineage: an object, including a group, is hidden if it was computed from a hidden
+object, reads it or contains its name. A role on a group makes the group visible, and also the
+objects derived only from visible groups.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from featurestore.registry.tables import (
     training_datasets,
 )
 
-# The entry of a connection's ``info`` with the objects that are hidden from its reader.
+# The key in a connection's ``info`` for the objects that are hidden from its reader.
 HIDDEN = "featurestore_hidden"
 DATASET, MODEL, RUN = "training_dataset", "model", "experiment_run"
 # Lineage refers to these kinds by their folders.
 _FOLDERS = {"feature_view": FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _WORD = re.compile(r"[a-z0-9_]+")
-# The targets of these jobs are feature groups, filled with what the job computes or reads.
+# The targets of these jobs are feature groups that contain computed or copied data.
 _FILLING = ("python", "sql", "window", "stream")
 
 Artifact = tuple[str, str, int]
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text that may be names.
+    """Return the words in a string that may be names.
 
     >>> sorted(words_of("the rows of visits@2"))
     ['2', 'of', 'rows', 'the', 'visits']
@@ -61,9 +61,9 @@ Source = tuple[str, int | None]
 class Hidden:
     """The hidden objects: groups, (kind, name, version) of derived outputs, sources and jobs.
 
-    ``sources`` are the names of these in lineage, with a version or with None for every version.
-    ``runs`` hides all runs of experiments: only the code of a run determines what it reads, so runs
-    are visible only to readers of the complete store.
+    ``sources`` contains their names in lineage, with a version or with None for all versions.
+    ``runs`` hides all experiment runs: a run's inputs are known only to its code, so runs are
+    visible only to readers of the entire store.
     """
 
     groups: frozenset[str] = frozenset()
@@ -74,19 +74,19 @@ class Hidden:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names that must not appear in texts for this user."""
+        """The names that must not appear in messages to this user."""
         return self.groups | self.jobs | {name for _, name, _ in self.outputs}
 
     def is_named(self, text: str) -> bool:
-        """Return whether a text contains a hidden name."""
+        """Return whether a string contains a hidden name."""
         return not self.names.isdisjoint(words_of(text))
 
 
 def hidden_from(connection: Connection, *, granted: Collection[str], reads_store: bool) -> Hidden:
     """Return the objects that are hidden from a user with roles on some groups.
 
-    ``reads_store``: the user reads every group that is not private; others read only the groups on
-    which they have a role.
+    If ``reads_store``, the user can read all groups that are not private, otherwise only groups on
+    which the user has a role.
     """
     groups = set(access.private_groups_of_store(connection))
     if not reads_store:
@@ -108,7 +108,7 @@ def hidden_from(connection: Connection, *, granted: Collection[str], reads_store
 
 @dataclass(frozen=True)
 class _Job:
-    """A definition of a job: the words that it contains, and those of what it reads."""
+    """A job definition: the words it contains, and the words in its inputs."""
 
     name: str
     target: str | None
@@ -118,7 +118,7 @@ class _Job:
 
 @dataclass
 class _Closure:
-    """The transitive closure of hidden groups, by lineage and by the names in definitions."""
+    """The transitive closure of hidden groups through lineage and names in definitions."""
 
     connection: Connection
     granted: frozenset[str]
@@ -139,7 +139,7 @@ class _Closure:
         self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(mentions)]
 
     def hide_groups(self, names: Collection[str]) -> None:
-        """Hide groups without a role on them."""
+        """Hide groups on which the user has no role."""
         for name in set(names) - self.groups - self.granted:
             self.groups.add(name)
             self._hide_source((name, None))
@@ -147,7 +147,7 @@ class _Closure:
                 self._hide_source((path, None))
 
     def complete(self) -> None:
-        """Hide derived objects until nothing changes."""
+        """Hide derived objects until no more are found."""
         before = None
         while before != (len(self.sources), len(self.jobs), len(self.outputs)):
             before = (len(self.sources), len(self.jobs), len(self.outputs))
@@ -180,7 +180,8 @@ class _Closure:
             if job.name not in self.jobs and names.isdisjoint(job.words):
                 continue
             self.jobs.add(job.name)
-            # Also before the job has written anything: its rejected rows and reports exist.
+            # Hide the target even if the job has not written yet: it may have rejected rows and
+            # reports.
             if job.target is not None and not names.isdisjoint(job.reads):
                 self.hide_groups([job.target])
         for name, source in self._job_edges:
@@ -188,7 +189,7 @@ class _Closure:
                 self.jobs.add(name)
 
     def _hide_runs(self) -> None:
-        """Hide runs that name hidden objects, and the models of hidden runs."""
+        """Hide runs that mention hidden objects, and the models of hidden runs."""
         names = self.groups | {name for _, name, _ in self.outputs}
         for run, name in self._named_by_runs:
             if name in names:
@@ -199,7 +200,7 @@ class _Closure:
 
 
 def _every_group(connection: Connection) -> set[str]:
-    """Return every group name in the registry, including those of deleted groups."""
+    """Return all group names in the registry, including those of deleted groups."""
     return {
         name
         for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source)
@@ -209,7 +210,7 @@ def _every_group(connection: Connection) -> set[str]:
 
 
 def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
-    """Return the outputs of each source; datasets also by their pins."""
+    """Return the outputs by source; datasets also by their pinned groups."""
     results: dict[Source, set[Artifact]] = {}
     columns = lineage.c
     selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
@@ -226,7 +227,7 @@ def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
 
 
 def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
-    """Return the paths of tables by which lineage names groups, as jobs may read them."""
+    """Return the table paths by which lineage refers to groups, as jobs may read them."""
     paths: dict[str, set[str]] = {}
     for source, _ in sources:
         for folder, name in pairwise(source.split("/")):
@@ -236,7 +237,7 @@ def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
 
 
 def _job_definitions(connection: Connection) -> list[_Job]:
-    """Return all definitions of all jobs, including earlier ones."""
+    """Return all definitions of all jobs, including previous versions."""
     columns = job_definitions.c
     definitions = []
     for name, text in connection.execute(sa.select(columns.name, columns.spec)):
@@ -253,7 +254,7 @@ def _job(name: str, spec: Any) -> _Job:
     if not isinstance(spec, dict):
         return _Job(name, None, words, words)
     kind, target = spec.get("kind"), spec.get("target")
-    # A query reads its inputs only; a function may open any group that it names.
+    # A query reads only its inputs, while a function may open any group that it mentions.
     fields = ("inputs",) if kind == "sql" else ("inputs", "code", "sources", "stream")
     reads = frozenset(_words([spec.get(each) for each in fields]))
     fills = kind in _FILLING and isinstance(target, str)
@@ -261,7 +262,7 @@ def _job(name: str, spec: Any) -> _Job:
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Yield the words of all texts of a JSON value; its keys are words of the format."""
+    """Yield the words in all strings of a JSON value except its keys, which the format defines."""
     if isinstance(value, str):
         yield from _WORD.findall(value)
     elif isinstance(value, dict | list):
@@ -277,7 +278,7 @@ def _jobs_by_source(connection: Connection) -> list[tuple[str, Source]]:
 
 
 def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifact]]:
-    """Return models that come from runs, the run, and the dataset that it read."""
+    """Return (model, run, dataset) for all models that were trained by a run."""
     run, model = experiment_runs.c, models.c
     query = sa.select(model.name, model.version, run.id, run.dataset, run.dataset_version)
     return [

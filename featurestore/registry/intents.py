@@ -1,11 +1,12 @@
-"""Write intents and the heartbeats of the processes that own them.
+"""Write intents, and the heartbeats of the processes that own them.
 
 An intent is recorded before a write begins and removed when its result is registered, so that the
-write of a dead process can be recovered. A heartbeat is the time at which a process last reported to
-the registry, by the clock of the registry. Hosts share a registry on Postgres, so only the clock of
-its server counts. SQLite serves the processes of one host, which have one clock. A heartbeat in the
-future was recorded before that clock was set back, so its age is unknown: it is replaced by the
-present time. A living owner sends the next one; a dead owner loses its leases after the usual time.
+write of a crashed process can be recovered. A heartbeat is the time at which a process last updated
+the registry, by the clock of the registry. Several hosts may share a registry in Postgres, so only
+the clock of its server is used. SQLite is used by processes on one host, which share a clock. A
+heartbeat in the future was recorded before the clock was set back, so its age is unknown. It is
+replaced by the current time: a live owner sends the next heartbeat in time, and a dead owner loses
+its leases after the usual timeout.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from featurestore.registry.tables import intents, owners
 
 @dataclass(frozen=True)
 class Intent:
-    """A write that has begun; ``owner`` is the writing process.
+    """A write in progress; ``owner`` is the writing process.
 
     ``kind`` is "create", "write" or "delete" for a feature group, "reclaim" for its vacuum and
     while a deletion checks for readers, "export" or "remove" for a training dataset, "define" or
     "undefine" for a feature view, "enter" or "leave" for a registered model, and "stage" for rows
-    in the staging directory only.
+    that are only in the staging directory.
     """
 
     run_id: str
@@ -56,23 +57,23 @@ def begin(
 
 
 def end(connection: Connection, run_id: str) -> None:
-    """Remove the intent of a write that is registered, or whose files were removed."""
+    """Remove the intent of a write that was registered or whose files were removed."""
     connection.execute(intents.delete().where(intents.c.run_id == run_id))
 
 
 def find(connection: Connection, run_id: str) -> Intent | None:
-    """Return an intent, or None if it has ended."""
+    """Return an intent, None if the write has ended."""
     matches = _read(connection, intents.c.run_id == run_id)
     return matches[0] if matches else None
 
 
 def every(connection: Connection) -> list[Intent]:
-    """Return the intents of all writes, in flight or dead, oldest first."""
+    """Return the intents of all writes, active or crashed, oldest first."""
     return _read(connection, sa.true())
 
 
 def of_name(connection: Connection, kind: str, name: str) -> list[Intent]:
-    """Return the intents of one kind on one name."""
+    """Return the intents of one kind for one name."""
     return _read(connection, sa.and_(intents.c.kind == kind, intents.c.name == name))
 
 
@@ -92,22 +93,23 @@ def record_heartbeat(connection: Connection, name: str) -> None:
 
 
 def last_heartbeat(connection: Connection, name: str) -> datetime | None:
-    """Return the last heartbeat of an owner, or None."""
+    """Return the time of an owner's last heartbeat, None if there is none."""
     micros = connection.execute(sa.select(owners.c.seen).where(owners.c.name == name)).scalar()
     return to_time(micros)
 
 
 def current_time(connection: Connection) -> datetime:
-    """Return the time by the clock of the registry."""
+    """Return the current time by the clock of the registry."""
     if connection.dialect.name == "postgresql":
-        # Not now(), the start of the transaction, which may have waited for a lock.
+        # Not now(), which is the start of the transaction; the transaction may have waited for a
+        # lock.
         now: datetime = connection.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
         return now
     return times.utc_now()
 
 
 def correct_future_heartbeats(connection: Connection) -> int:
-    """Set heartbeats in the future to the present time; return it in microseconds."""
+    """Set heartbeats in the future to the current time; return that time in microseconds."""
     now = to_micros(current_time(connection))
     # Locked rows are skipped, so that two processes do not wait for each other.
     names = sa.select(owners.c.name).where(owners.c.seen > now).with_for_update(skip_locked=True)
@@ -116,7 +118,7 @@ def correct_future_heartbeats(connection: Connection) -> int:
 
 
 def has_future_heartbeats(connection: Connection) -> bool:
-    """Return True if heartbeats are later than the registry's clock."""
+    """Return True if any heartbeat is later than the clock of the registry."""
     names = sa.select(owners.c.name).where(owners.c.seen > to_micros(current_time(connection)))
     return connection.execute(names.limit(1)).first() is not None
 
@@ -127,5 +129,5 @@ def owner_names(connection: Connection) -> list[str]:
 
 
 def forget_owner(connection: Connection, name: str) -> None:
-    """Remove the heartbeat of an owner."""
+    """Remove an owner's heartbeat."""
     connection.execute(owners.delete().where(owners.c.name == name))

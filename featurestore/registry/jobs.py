@@ -1,4 +1,4 @@
-"""Jobs in the registry: definitions by version, watermarks, leases and progress of streams."""
+"""Jobs in the registry: versioned definitions, watermarks, leases, and progress of stream jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RegisteredJob:
 
     @property
     def state(self) -> str:
-        """Whether schedulers run it: "active" or "paused"."""
+        """Whether schedulers run the job: "active" or "paused"."""
         return "paused" if self.paused else "active"
 
     def _summary(self) -> dict[str, object]:
@@ -58,9 +58,9 @@ class RegisteredJob:
 def register(
     connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
 ) -> int:
-    """Record a definition and return its version: the latest if it is unchanged, else the next.
+    """Register a definition and return its version, which is new if the definition changed.
 
-    ``watermark`` is the initial watermark of a job that is new to the registry.
+    ``watermark`` is the initial watermark of a job that is not registered yet.
     """
     last = _latest(connection, spec.name)
     if last is None:
@@ -88,10 +88,10 @@ def register(
 
 
 def get(connection: Connection, name: str) -> RegisteredJob:
-    """Return a job's latest definition and state.
+    """Return the latest definition and the state of a job.
 
     Raises:
-        JobNotFound: Lists the registered jobs.
+        JobNotFound: The message lists the registered jobs.
     """
     job = find(connection, name)
     if job is None:
@@ -106,13 +106,13 @@ def get(connection: Connection, name: str) -> RegisteredJob:
 
 
 def find(connection: Connection, name: str) -> RegisteredJob | None:
-    """Return a job's latest definition and state, or None."""
+    """Return the latest definition and the state of a job, None if it does not exist."""
     row = _latest(connection, name)
     return None if row is None else _job(connection, row)
 
 
 def registered_at(connection: Connection, name: str) -> datetime | None:
-    """Return the time of a job's first registration, or None."""
+    """Return the time when a job was first registered, None if it does not exist."""
     query = sa.select(sa.func.min(job_definitions.c.registered)).where(
         job_definitions.c.name == name
     )
@@ -120,7 +120,7 @@ def registered_at(connection: Connection, name: str) -> datetime | None:
 
 
 def definition(connection: Connection, name: str, version: int) -> JobSpec:
-    """Return a version of a job's definition."""
+    """Return one version of a job definition."""
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
     with readable(f"job {name!r} version {version}"):
@@ -130,7 +130,7 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
-    """Return jobs in their latest definitions, by name: all, or one page.
+    """Return the latest definitions of jobs by name, optionally only one page.
 
     Jobs with a damaged definition are skipped with a warning.
     """
@@ -152,7 +152,7 @@ def set_paused(connection: Connection, name: str, paused: bool) -> None:
 
 
 def watermark(connection: Connection, name: str) -> datetime | None:
-    """Return the end of the last window up to which all windows are computed."""
+    """Return the time up to which all windows of a job are computed."""
     micros = connection.execute(
         sa.select(job_states.c.watermark).where(job_states.c.name == name)
     ).scalar_one()
@@ -160,14 +160,14 @@ def watermark(connection: Connection, name: str) -> datetime | None:
 
 
 def lock_watermark(connection: Connection, name: str) -> datetime | None:
-    """Return the watermark of a job and lock it until this transaction ends."""
+    """Return the watermark of a job and lock it until the end of the transaction."""
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
     micros = connection.execute(query).scalar_one()
     return to_time(micros)
 
 
 def advance(connection: Connection, name: str, watermark: datetime) -> None:
-    """Move the watermark forward; it never moves back."""
+    """Move the watermark forward; an earlier watermark has no effect."""
     micros = to_micros(watermark)
     is_behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < micros)
     connection.execute(
@@ -178,7 +178,7 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
 
 
 def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:
-    """Return the owner of a job's lease; ``locked`` locks it until this transaction ends."""
+    """Return the owner of a job's lease; ``locked`` locks it until the end of the transaction."""
     query = sa.select(job_states.c.lease_owner).where(job_states.c.name == name)
     owner: str | None = connection.execute(
         query.with_for_update() if locked else query
@@ -187,14 +187,14 @@ def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> s
 
 
 def set_lease(connection: Connection, name: str, holder: str) -> None:
-    """Assign the lease of a job."""
+    """Assign the lease of a job to a holder."""
     connection.execute(
         job_states.update().where(job_states.c.name == name).values(lease_owner=holder)
     )
 
 
 def drop_lease(connection: Connection, name: str, holder: str) -> None:
-    """Release a lease."""
+    """Release a lease if ``holder`` owns it."""
     is_owned = sa.and_(job_states.c.name == name, job_states.c.lease_owner == holder)
     connection.execute(job_states.update().where(is_owned).values(lease_owner=None))
 
@@ -211,7 +211,7 @@ def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None
 
 
 def _number(row: Row[Any]) -> int:
-    """Return the version of a row of definitions."""
+    """Return the version in a row of job definitions."""
     with readable(f"job {row.name!r}"):
         return int(row.version)
 
@@ -226,7 +226,7 @@ def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
 
 @dataclass(frozen=True)
 class PartitionOffset:
-    """The progress in a partition: its next offset, its end offset, and the lag."""
+    """The progress in a topic partition: next offset, end offset and lag."""
 
     topic: str
     partition: int
@@ -248,7 +248,7 @@ class StreamStatus:
     offsets: tuple[PartitionOffset, ...] = ()
 
     def summary(self) -> dict[str, object]:
-        """Return the values that are printed."""
+        """Return the values to print."""
         rate = self.rows_per_second
         if rate is not None:
             rate = round(rate, 1)
@@ -272,7 +272,7 @@ def record_offsets(
     *,
     ends: Mapping[int, int],
 ) -> None:
-    """Record the next offsets of partitions, and their end offsets where these are known."""
+    """Record the next offsets of partitions, and their end offsets if known."""
     now = to_micros(times.utc_now())
     for number, offset in offsets.items():
         end = ends.get(number)
@@ -292,7 +292,7 @@ def record_progress(
     last_commit: datetime | None,
     delta_version: int | None,
 ) -> None:
-    """Record a poll of a topic and its commit; ``bad_records`` are added to the earlier ones."""
+    """Record a poll of a topic and its commit; ``bad_records`` is added to the recorded number."""
     progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()
@@ -309,7 +309,7 @@ def record_progress(
 
 
 def topic_id(connection: Connection, job: str) -> str | None:
-    """Return the id of the topic that a job read last, or None."""
+    """Return the id of the topic that a job last read, None before its first poll."""
     query = sa.select(stream_progress.c.topic_id).where(stream_progress.c.job == job)
     identifier: str | None = connection.execute(query).scalar_one_or_none()
     return identifier
@@ -347,7 +347,7 @@ def stream_status(connection: Connection, job: str) -> StreamStatus | None:
 def _put_row(
     connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Update a row, or insert it."""
+    """Update a row, or insert it if it does not exist."""
     same = sa.and_(*(table.c[name] == value for name, value in key.items()))
     changed = connection.execute(table.update().where(same).values(**values))
     if not changed.rowcount:

@@ -1,4 +1,4 @@
-"""Lineage of commits and datasets: their job, run, sources and aggregates over windows."""
+"""Lineage of commits and datasets: the job, run, sources and window aggregates of each."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _AGGREGATE = (
 
 @dataclass(frozen=True)
 class LineageEdge:
-    """One source of one commit or dataset.
+    """One source of a commit or dataset.
 
-    ``source`` is a group's name, the path of a table or folder, or ``source:`` and the name of a
-    registered source; ``detail`` then contains what was read.
+    ``source`` is the name of a group, the path of a table or folder, or ``source:`` followed by the
+    name of a registered source; ``detail`` then describes the data that was read.
     """
 
     kind: str
@@ -59,9 +59,9 @@ def add(
     job: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Record the inputs of one commit or dataset; replace those of the same Delta version.
+    """Record the inputs of a commit or dataset; replace those with the same Delta version.
 
-    ``inputs`` are objects with ``source`` (or ``featuregroup``), and optionally ``version`` and
+    Each input is an object with ``source`` (or ``featuregroup``), and optionally ``version`` and
     ``delta_version``.
     """
     same = sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version)
@@ -79,7 +79,8 @@ def add(
             "source": str(each.get("source") or each.get("featuregroup")),
             "source_version": each.get("version"),
             "source_delta_version": each.get("delta_version"),
-            # Only inputs from registered sources have a snapshot, which describes the read rows.
+            # Only inputs from registered sources have a snapshot, which describes the rows that
+            # were read.
             "detail": json.dumps(dict(each), default=str) if "snapshot" in each else None,
         }
         for each in inputs
@@ -97,7 +98,7 @@ def sources(connection: Connection, kind: str, name: str, version: int) -> list[
 
 
 def results(connection: Connection, source: str, version: int | None = None) -> list[LineageEdge]:
-    """Return the outputs that were made from a group (or path)."""
+    """Return the outputs created from a group, or from the table at a path."""
     condition = lineage.c.source == source
     if version is not None:
         condition = sa.and_(condition, lineage.c.source_version == version)
@@ -119,7 +120,7 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
 def replace_windows(
     connection: Connection, kind: str, name: str, version: int, windows: Iterable[WindowLineage]
 ) -> None:
-    """Replace the aggregates over windows of a version."""
+    """Replace the window aggregates of a version."""
     connection.execute(window_features.delete().where(_is_output(kind, name, version)))
     rows, texts = [], []
     for each in windows:
@@ -136,7 +137,7 @@ def replace_windows(
 def latest_windows(
     connection: Connection, kind: str, *, names: Collection[str]
 ) -> list[tuple[str, int, WindowLineage]]:
-    """Return (name, version, aggregate) of the latest version with aggregates, for each name."""
+    """Return (name, version, aggregate) for the latest aggregated version of each name."""
     newer = window_features.alias()
     newest = (
         sa.select(sa.func.max(newer.c.version))

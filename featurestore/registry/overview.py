@@ -1,4 +1,4 @@
-"""Lists of the store's objects, filtered for pages and searches, and an overview of its state."""
+"""Filtered lists of objects for web pages and searches, and an overview of the store's state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _NAMES: dict[str, sa.Column[Any]] = {
     MODEL: models.c.name,
     EXPERIMENT: experiment_runs.c.name,
 }
-# By kind: the name column and the time column. Views and models have no time.
+# The name column and the time column of each kind. Views and models have no time.
 _TIMES: dict[str, tuple[sa.Column[Any], sa.Column[Any]]] = {
     DATASET: (training_datasets.c.name, training_datasets.c.created),
     JOB: (run_rows.c.job, run_rows.c.started),
@@ -57,7 +57,7 @@ _TIMES: dict[str, tuple[sa.Column[Any], sa.Column[Any]]] = {
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A version of a feature group in a list; ``features`` is the number of its features."""
+    """A feature group version in a list; ``features`` is the number of its features."""
 
     name: str
     version: int
@@ -71,13 +71,13 @@ class GroupLine:
 
 @dataclass(frozen=True)
 class SearchFilter:
-    """Conditions on the objects that a search returns; all that are set must hold.
+    """Conditions on the objects that a search returns; all conditions must hold.
 
     Args:
-        tag: A key, or "key=value"; jobs and experiments have none.
+        tag: A tag key, or "key=value"; jobs and experiments have no tags.
         owner: The value of the tag ``owner``.
-        changed_within: The age of a group's last write, of a dataset's creation, or of the newest run
-            of a job or experiment; views and models have no time.
+        changed_within: The maximum age of a group's last write, a dataset's creation, or a job's or
+        experiment's newest run; views and models have no time.
     """
 
     tag: str = ""
@@ -86,13 +86,13 @@ class SearchFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the filter matches everything."""
+        """Whether the filter has no conditions."""
         return not (self.tag or self.owner or self.changed_within is not None)
 
 
 @dataclass(frozen=True)
 class GroupFilter(SearchFilter):
-    """Conditions on the groups of a list, with a text in their names, and its order."""
+    """Conditions on the listed groups, a string to find in their names, and the sort order."""
 
     text: str = ""
     newest_first: bool = False
@@ -100,7 +100,7 @@ class GroupFilter(SearchFilter):
 
 @dataclass(frozen=True)
 class DatasetLine:
-    """A version of a training dataset in a list."""
+    """A training dataset version in a list."""
 
     name: str
     version: int
@@ -112,7 +112,7 @@ class DatasetLine:
 
 @dataclass(frozen=True)
 class FailedValidation:
-    """The newest report of a group, with a failed expectation."""
+    """The newest validation report of a group, with a failed expectation."""
 
     name: str
     version: int
@@ -123,7 +123,7 @@ class FailedValidation:
 
 @dataclass(frozen=True)
 class Incident:
-    """An open incident of an alert."""
+    """An open alert incident."""
 
     id: str
     job: str
@@ -133,7 +133,7 @@ class Incident:
 
 @dataclass(frozen=True)
 class Training:
-    """An experiment, a dataset that its runs read, and a model that one of the runs trained, if any."""
+    """An experiment, a dataset that its runs read, and optionally a model that a run trained."""
 
     experiment: str
     dataset: str
@@ -143,7 +143,7 @@ class Training:
 
 
 def counts(connection: Connection) -> dict[str, int]:
-    """Return the number of objects of each kind; several versions of an object count as one."""
+    """Return the number of objects of each kind; all versions of an object count as one."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
     latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
     columns = (
@@ -169,7 +169,7 @@ def counts(connection: Connection) -> dict[str, int]:
 def groups(
     connection: Connection, group_filter: GroupFilter, *, limit: int, offset: int = 0
 ) -> list[GroupLine]:
-    """Return one page of the latest versions of groups that match a filter."""
+    """Return one page of groups that match a filter, in their latest versions."""
     columns = featuregroups.c
     number = (
         sa.select(sa.func.count())
@@ -200,7 +200,7 @@ def _group(row: Any) -> GroupLine:
 
 
 def group_names(connection: Connection, search_filter: SearchFilter) -> list[str]:
-    """Return the names of the groups that match a filter."""
+    """Return the names of groups that match a filter."""
     query = sa.select(featuregroups.c.name).where(*_group_conditions(connection, search_filter))
     return list(connection.execute(query).scalars())
 
@@ -236,14 +236,14 @@ def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
 
 
 def groups_within(connection: Connection, search_filter: SearchFilter) -> frozenset[str] | None:
-    """Return the names of groups that match a filter; None means all."""
+    """Return the names of groups that match a filter, None for all groups."""
     if search_filter.is_empty:
         return None
     return frozenset(group_names(connection, search_filter))
 
 
 def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
-    """Return the tags of groups as ``key=value``, the most used first."""
+    """Return the group tags as ``key=value``, most frequent first."""
     query = (
         sa.select(tags.c.key, tags.c.value)
         .where(tags.c.kind == KIND, tags.c.key != OWNER)
@@ -254,7 +254,7 @@ def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
 
 
 def owners(connection: Connection, *, limit: int = 100) -> list[str]:
-    """Return the owners of groups, by the tag ``owner``."""
+    """Return the owners of groups, according to the tag ``owner``."""
     query = sa.select(tags.c.value).distinct().where(tags.c.kind == KIND, tags.c.key == OWNER)
     return list(connection.execute(query.order_by(tags.c.value).limit(limit)).scalars())
 
@@ -262,7 +262,7 @@ def owners(connection: Connection, *, limit: int = 100) -> list[str]:
 def datasets(
     connection: Connection, *, text: str = "", newest_first: bool = False, limit: int, offset: int
 ) -> list[DatasetLine]:
-    """Return one page of training dataset versions whose name contains a text."""
+    """Return one page of training dataset versions whose name contains a string."""
     columns = training_datasets.c
     query = sa.select(training_datasets)
     if text:
@@ -283,7 +283,7 @@ def datasets(
 def names(
     connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
 ) -> list[str]:
-    """Return the sorted names of a kind that contain a text and match a filter."""
+    """Return the sorted names of one kind that contain a string and match a filter."""
     name = _NAMES[kind]
     query = sa.select(name).distinct().where(contains_text(connection, name, text))
     for condition in _name_conditions(kind, search_filter):
@@ -292,7 +292,7 @@ def names(
 
 
 def within(connection: Connection, kind: str, search_filter: SearchFilter) -> frozenset[str] | None:
-    """Return the names of a kind that match a filter; None means all."""
+    """Return the names of one kind that match a filter, None for all names."""
     if search_filter.is_empty:
         return None
     return frozenset(names(connection, kind, search_filter, text="", limit=None))
@@ -308,13 +308,13 @@ def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Sele
         yield tagged.where(tags.c.key == OWNER, tags.c.value == search_filter.owner)
     if search_filter.changed_within is not None:
         since = to_micros(shifted(utc_now(), -search_filter.changed_within))
-        # Kinds without a time never match.
+        # Kinds without a time column never match.
         name_column, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
         yield sa.select(name_column).where(time >= since)
 
 
 def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
-    """Return the last run of each job whose last run failed, the newest first."""
+    """Return the last run of each job if it failed, newest first."""
     newest = (
         sa.select(run_rows.c.job, sa.func.max(run_rows.c.started).label("started"))
         .group_by(run_rows.c.job)
@@ -332,7 +332,7 @@ def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
 
 
 def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tuple[Window, str]]:
-    """Return the attempted windows of a job with their states, the newest first."""
+    """Return the attempted windows of a job with their states, newest first."""
     columns = windows.c
     query = (
         sa.select(columns.window_start, columns.window_end, columns.state)
@@ -347,7 +347,7 @@ def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tupl
 
 
 def failed_validations(connection: Connection, *, limit: int = 20) -> list[FailedValidation]:
-    """Return the groups whose newest report has a failed expectation, the newest first."""
+    """Return the groups whose newest report has a failed expectation, newest first."""
     reports = validation_reports
     newer = reports.alias("newer")
     same = sa.and_(
@@ -370,7 +370,7 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
 
 
 def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]:
-    """Return the open incidents, the newest first."""
+    """Return the open incidents, newest first."""
     query = (
         sa.select(incidents).where(incidents.c.ended.is_(None)).order_by(incidents.c.began.desc())
     )
@@ -381,9 +381,10 @@ def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]
 def edges(
     connection: Connection, *, limit: int, matching: Mapping[str, str] | None = None
 ) -> list[tuple[str, str, int, str | None, str, int | None]]:
-    """Return lineage edges as (kind, name, version, job, source, version of the source).
+    """Return lineage edges as (kind, name, version, job, source, source version).
 
-    ``matching``: ``{"name": ...}`` or ``{"source": ...}`` for the edges of one output or source.
+    ``matching`` is ``{"name": ...}`` or ``{"source": ...}``, to select the edges of one output or
+    source.
     """
     columns = lineage.c
     edge_columns = (
@@ -402,9 +403,9 @@ def edges(
 
 
 def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int) -> list[Training]:
-    """Return the experiments with the datasets that they read and the models that they trained.
+    """Return experiments with the datasets that they read and the models that they trained.
 
-    ``matching``: the name of one "experiment", "dataset" or "model".
+    ``matching`` contains the name of one "experiment", "dataset" or "model".
     """
     read = experiment_runs.c
     columns = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)

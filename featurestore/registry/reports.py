@@ -1,4 +1,4 @@
-"""Reports of validations and monitors, and the windows out of bounds that a user accepted."""
+"""Validation and monitor reports, and the out-of-bounds windows that users accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featurestore.registry.tables import monitor_acceptances, monitor_results, v
 
 
 def add_validation_report(connection: Connection, kind: str, report: Mapping[str, Any]) -> None:
-    """Record a validation report, a JSON object of the schema ``validation_report``."""
+    """Record a validation report, which is a JSON object with the schema ``validation_report``."""
     connection.execute(
         validation_reports.insert().values(
             kind=kind,
@@ -40,7 +40,7 @@ def add_validation_report(connection: Connection, kind: str, report: Mapping[str
 def validation_reports_of(
     connection: Connection, kind: str, name: str, version: int, *, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the newest ``limit`` reports of a version as JSON objects, oldest first."""
+    """Return the ``limit`` newest reports of a version as JSON objects, oldest first."""
     columns = validation_reports.c
     query = (
         sa.select(columns.report)
@@ -68,7 +68,7 @@ def describe_failed_validations(connection: Connection, run_id: str) -> list[str
 def record_monitor_reports(
     connection: Connection, reports: Iterable[MonitorReport], *, run_id: str
 ) -> None:
-    """Record the reports of windows, or replace them."""
+    """Record monitor reports; replace earlier reports for the same windows."""
     for report in reports:
         connection.execute(
             monitor_results.delete().where(_is_window(report.monitor, report.window))
@@ -90,7 +90,7 @@ def record_monitor_reports(
 def monitor_reports(
     connection: Connection, monitor: str, *, limit: int | None = None, offset: int = 0
 ) -> list[MonitorReport]:
-    """Return the reports of a monitor, newest window first: all, or one page."""
+    """Return the reports of a monitor, newest window first, optionally only one page."""
     query = (
         sa.select(monitor_results.c.report)
         .where(monitor_results.c.monitor == monitor)
@@ -106,7 +106,7 @@ def monitor_reports(
 
 
 def newest_monitor_report(connection: Connection, monitor: str) -> MonitorReport | None:
-    """Return the report of the newest window, None before the first one."""
+    """Return the report for the newest window, None if there is none."""
     reports = monitor_reports(connection, monitor, limit=1)
     return reports[0] if reports else None
 
@@ -114,7 +114,7 @@ def newest_monitor_report(connection: Connection, monitor: str) -> MonitorReport
 def monitor_report_of_window(
     connection: Connection, monitor: str, window: Window
 ) -> MonitorReport | None:
-    """Return the report of one window, or None before its evaluation."""
+    """Return the report for one window, None if it was not evaluated."""
     query = sa.select(monitor_results.c.report).where(_is_window(monitor, window))
     text = connection.execute(query).scalar()
     if text is None:
@@ -126,7 +126,7 @@ def monitor_report_of_window(
 def monitor_reports_out_of_bounds(
     connection: Connection, monitor: str, *, before: datetime | None = None
 ) -> list[MonitorReport]:
-    """Return the reports with a finding out of bounds, of windows that end by a time."""
+    """Return the out-of-bounds reports, optionally for windows that end by ``before``."""
     columns = monitor_results.c
     query = sa.select(columns.report).where(
         columns.monitor == monitor, columns.state.in_(["alarm", "suspect"])
@@ -143,7 +143,7 @@ def monitor_reports_out_of_bounds(
 def count_window_states(
     connection: Connection, monitor: str, run_ids: Collection[str]
 ) -> Counter[str]:
-    """Return the number of windows that runs of a monitor recorded, by state."""
+    """Return the number of windows by state that the given runs of a monitor recorded."""
     columns = monitor_results.c
     query = sa.select(columns.run_id, columns.state).where(columns.monitor == monitor)
     known_ids = set(run_ids)
@@ -151,7 +151,7 @@ def count_window_states(
 
 
 def add_acceptance(connection: Connection, acceptance: Acceptance) -> None:
-    """Record an acceptance."""
+    """Record that out-of-bounds windows were accepted."""
     start = None
     if acceptance.window is not None:
         start = to_micros(acceptance.window.start)
@@ -169,7 +169,7 @@ def add_acceptance(connection: Connection, acceptance: Acceptance) -> None:
 
 
 def acceptances(connection: Connection, monitor: str) -> list[Acceptance]:
-    """Return the acceptances of a monitor, oldest first."""
+    """Return the acceptances for a monitor, oldest first."""
     query = (
         sa.select(monitor_acceptances)
         .where(monitor_acceptances.c.monitor == monitor)

@@ -1,4 +1,4 @@
-"""Helpers for rows of the registry: parse errors, times, locks and the store's location."""
+"""Helpers for registry rows: parse errors, times, locks and the store location."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import RegistryError
 from featurestore.model.times import from_micros, to_micros
 
-# The execution option of a connection with the directory of its store.
+# The execution option of a connection that contains the store directory.
 LOCATION = "featurestore_location"
 
 
 @contextmanager
 def readable(subject: str) -> Iterator[None]:
-    """Convert errors of parsing a row in the block to RegistryError.
+    """Raise RegistryError for an error in the block, which parses a row.
 
     Raises:
-        RegistryError: A value is missing, or has another type or form than it should have.
+        RegistryError: A value is missing or has an invalid type or format.
     """
     try:
         yield
@@ -33,25 +33,25 @@ def readable(subject: str) -> Iterator[None]:
 
 
 def location_of(connection: Connection) -> str:
-    """Return the directory of the store of a connection's registry."""
+    """Return the directory of the store to which a registry connection belongs."""
     location: str = connection.get_execution_options()[LOCATION]
     return location
 
 
 def to_time(micros: int | None) -> datetime | None:
-    """Return the time of a column, or None."""
+    """Convert a column value to a time; None stays None."""
     return None if micros is None else from_micros(micros)
 
 
 def to_column(time: datetime | None) -> int | None:
-    """Return a time as the value of a column, or None."""
+    """Convert a time to a column value; None stays None."""
     return None if time is None else to_micros(time)
 
 
 def lock(connection: Connection, subject: str) -> None:
-    """Lock a subject until this transaction ends; wait for a transaction that has locked it.
+    """Lock a subject until the end of the transaction; wait if another transaction locked it.
 
-    SQLite has only one writing transaction at a time, so nothing is to be locked there.
+    SQLite allows only one write transaction at a time, so no lock is needed there.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))

@@ -1,4 +1,4 @@
-"""Runs of jobs, and the states of the windows that they computed."""
+"""Job runs, and the states of the windows that they computed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a job over ``windows`` windows, which cover ``[window.start, window.end)``.
+    """A job run that computed ``windows`` windows, which cover ``[window.start, window.end)``.
 
-    ``state`` is "running", "done" or "failed"; ``inputs`` pins the versions that it read; ``memory``
-    is the peak memory of the process in bytes; ``transaction`` prevents a second commit of the run.
+    ``state`` is "running", "done" or "failed"; ``inputs`` contains the pinned input versions;
+    ``memory`` is the peak memory of the process in bytes; ``transaction`` prevents the run from
+    committing twice.
     """
 
     run_id: str
@@ -50,7 +51,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """The duration of the run."""
+        """The duration of the run in seconds."""
         if self.ended is None or self.started is None:
             return None
         return (self.ended - self.started).total_seconds()
@@ -76,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True)
 class WindowState:
-    """The state of a window; ``tries`` counts failures since it was last computed."""
+    """The state of a window; ``tries`` is the number of failures since it was last computed."""
 
     state: str
     run_id: str
@@ -94,7 +95,7 @@ class WindowState:
 
 
 def begin(connection: Connection, run: Run) -> None:
-    """Record a run and its transaction before it computes anything."""
+    """Record a run and its transaction before the run computes anything."""
     app, number = run.transaction or (None, None)
     connection.execute(
         runs.insert().values(
@@ -110,14 +111,14 @@ def begin(connection: Connection, run: Run) -> None:
             transaction_number=number,
             inputs=json.dumps(run.inputs),
             started=to_micros(times.utc_now()),
-            # Relative, so that a store can be moved.
+            # The path is relative, so that a store can be moved.
             log=None if run.log is None else os.path.relpath(run.log, location_of(connection)),
         )
     )
 
 
 def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None:
-    """Record the end of a run; ``outcome`` are rows, delta_version, memory, error, hint."""
+    """Record the end of a run; ``outcome`` contains rows, delta_version, memory, error and hint."""
     ended = to_micros(times.utc_now())
     connection.execute(
         runs.update().where(runs.c.run_id == run_id).values(state=state, ended=ended, **outcome)
@@ -127,7 +128,7 @@ def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None
 def of_job(
     connection: Connection, job: str, *, state: str | None = None, last: int | None = None
 ) -> list[Run]:
-    """Return the runs of a job, oldest first: all, or the ``last`` ones."""
+    """Return the runs of a job, oldest first, optionally only the ``last`` newest ones."""
     newest_first = (runs.c.started.desc(), runs.c.window_start.desc())
     query = sa.select(runs).where(runs.c.job == job).order_by(*newest_first).limit(last)
     if state is not None:
@@ -136,7 +137,7 @@ def of_job(
 
 
 def last(connection: Connection, job: str) -> Run | None:
-    """Return the newest run of a job."""
+    """Return the newest run of a job, None if there is none."""
     query = (
         sa.select(runs)
         .where(runs.c.job == job)
@@ -147,7 +148,7 @@ def last(connection: Connection, job: str) -> Run | None:
 
 
 def failures_in_a_row(connection: Connection, job: str) -> int:
-    """Return the number of consecutive failures at the end of a job's runs."""
+    """Return the number of consecutive failures in the newest runs of a job."""
     query = sa.select(runs.c.state).where(runs.c.job == job).order_by(runs.c.started.desc())
     count = 0
     for state in connection.execute(query).scalars():
@@ -158,25 +159,25 @@ def failures_in_a_row(connection: Connection, job: str) -> int:
 
 
 def forget(connection: Connection, run_id: str) -> None:
-    """Remove the record of a run."""
+    """Delete the record of a run."""
     connection.execute(runs.delete().where(runs.c.run_id == run_id))
 
 
 def get(connection: Connection, run_id: str) -> Run:
-    """Return one run."""
+    """Return a run by id."""
     return _run(
         connection, connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one()
     )
 
 
 def find(connection: Connection, run_id: str) -> Run | None:
-    """Return one run, or None."""
+    """Return a run by id, None if it does not exist."""
     row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
     return None if row is None else _run(connection, row)
 
 
 def restore(connection: Connection, run: Run) -> None:
-    """Record a run that is known from its commit, unless it is recorded already."""
+    """Record a run reconstructed from its commit, unless it is already recorded."""
     if (
         connection.execute(sa.select(runs.c.run_id).where(runs.c.run_id == run.run_id)).first()
         is None
@@ -204,7 +205,7 @@ def computed(
     target_version: int | None,
     inputs: Mapping[str, Any],
 ) -> None:
-    """Record windows as done, with the inputs that were read."""
+    """Record that windows were computed, with the inputs that were read."""
     text = json.dumps(inputs)
     _replace(
         connection,
@@ -221,7 +222,7 @@ def computed(
 def failed(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
-    """Record windows as failed; they stay due."""
+    """Record that windows failed; they remain due."""
     earlier_failures = windows_of(connection, job, states=[FAILED])
     for window in failed_windows:
         tries = earlier_failures[window].tries + 1 if window in earlier_failures else 1
@@ -238,7 +239,7 @@ def failed(
 
 
 def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]) -> None:
-    """Mark computed windows whose inputs changed."""
+    """Mark computed windows as stale because their inputs changed."""
     if stale_windows:
         is_computed = sa.and_(_same_window(), windows.c.state == DONE)
         connection.execute(
@@ -249,7 +250,7 @@ def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]
 def windows_of(
     connection: Connection, job: str, *, states: Iterable[str]
 ) -> dict[Window, WindowState]:
-    """Return the windows of a job in some states, with these states, oldest first."""
+    """Return the windows of a job in the given states, oldest first, with their states."""
     query = sa.select(windows).where(windows.c.job == job, windows.c.state.in_(list(states)))
     return {
         Window(from_micros(row.window_start), from_micros(row.window_end)): WindowState(
@@ -274,10 +275,10 @@ def windows_in(
     target_version: int | None = None,
     besides: str | None = None,
 ) -> set[Window]:
-    """Return the windows of a job that end after ``start`` and not after ``end``, in some states.
+    """Return the windows of a job whose end is after ``start`` and at most ``end``.
 
-    ``target_version`` leaves out windows in other versions of the target, ``besides`` those of a
-    run.
+    ``states`` selects windows by state, ``target_version`` excludes windows in other target
+    versions, and ``besides`` excludes the windows of one run.
     """
     columns = windows.c
     query = sa.select(columns.window_start, columns.window_end).where(columns.job == job)

@@ -1,8 +1,8 @@
-"""Search documents: the text of each searchable field of a version, with an index of trigrams.
+"""Search documents: the searchable strings of each version, with a trigram index.
 
-A search gets candidate names from the documents and checks them against the tables themselves. So a
-stale document costs time but never yields a wrong match. In SQLite the index is an FTS5 table, in
-Postgres an index of ``pg_trgm`` if the database has that extension; see docs/adr/0020.
+A search gets candidate names from the documents and then checks the tables themselves, so a stale
+document costs time but never causes a wrong match. The index is an FTS5 table in SQLite, and in
+Postgres a ``pg_trgm`` index if this extension is available; see docs/adr/0020.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WINDOW = "window"
 
 _INDEX = "search_trigrams"
 _OLDEST_WITH_TRIGRAMS = (3, 34)
-# More trigrams of a text narrow the candidates no further.
+# Using more trigrams than this does not reduce the candidates any further.
 _MOST_TRIGRAMS = 64
 _FIRST_CANDIDATES = 16
 _MOST_CANDIDATES = 512
@@ -32,7 +32,7 @@ _columns = search_documents.c
 def replace(
     connection: Connection, kind: str, name: str, version: int, field: str, texts: Iterable[str]
 ) -> None:
-    """Replace the texts of a field."""
+    """Replace the documents of a field."""
     of_field = _columns.field == field
     _remove(connection, sa.and_(_is(kind, name, version), of_field))
     text = searched("\n".join(texts))
@@ -50,12 +50,12 @@ def replace(
 
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
-    """Remove the texts of a version."""
+    """Remove the documents of a version."""
     _remove(connection, _is(kind, name, version))
 
 
 def clear(connection: Connection) -> None:
-    """Remove all texts."""
+    """Remove all documents."""
     connection.execute(search_documents.delete())
     if has_index(connection):
         connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('delete-all')")
@@ -69,10 +69,10 @@ def candidates(
     *,
     among: Collection[str] | None = None,
 ) -> Iterator[list[str]]:
-    """Yield the sorted names that may have a version whose field contains a text.
+    """Yield the sorted names that may have a version whose field contains a string.
 
-    They are yielded in lists of growing length, so that a search with a limit can stop early.
-    ``among``: only these names.
+    The names are yielded in lists of increasing length, so that a search with a limit can stop
+    early. If ``among`` is set, only these names are searched.
     """
     names = _names(connection, kind, field, text)
     if among is not None:
@@ -94,16 +94,16 @@ def _names(connection: Connection, kind: str, field: str, text: str) -> list[str
     match = sa.text(f"{_INDEX} match :trigrams")
     trigrams = match.bindparams(trigrams=_all_trigrams(searched_text))
     indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
-    # A process whose SQLite has no trigrams writes documents that are not in the index.
+    # A process whose SQLite does not support trigrams writes documents that are not indexed.
     unindexed = matching_names.where(_columns.indexed.is_(False))
     either = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
     return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
 
 
 def searched(text: str) -> str:
-    """Return a text in its searchable form.
+    """Return the normalized form of a string for searching.
 
-    Null characters are replaced, since SQLite ends the trigrams of a text at the first one.
+    Null characters are replaced, since SQLite ignores the trigrams after the first one.
 
     >>> searched("Straße")
     'strasse'
@@ -112,7 +112,7 @@ def searched(text: str) -> str:
 
 
 def has_index(connection: Connection) -> bool:
-    """Return True if the database is SQLite and has an index of trigrams that is kept up to date."""
+    """Return True if the database is SQLite and has a trigram index that is maintained."""
     if connection.dialect.name != "sqlite":
         return False
     if "trigrams" not in connection.info:
@@ -123,7 +123,7 @@ def has_index(connection: Connection) -> bool:
 
 
 def create_index(connection: Connection) -> None:
-    """Create the index of trigrams if the database supports one."""
+    """Create the trigram index if the database supports it."""
     if connection.dialect.name == "postgresql":
         _create_in_postgres(connection)
     elif _supports_trigrams(connection):
@@ -136,7 +136,7 @@ def create_index(connection: Connection) -> None:
 
 def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
     if has_index(connection):
-        # FTS5 needs the indexed text to remove its trigrams.
+        # FTS5 needs the indexed string to remove its trigrams.
         indexed = sa.select(_columns.id, _columns.text).where(condition, _columns.indexed.is_(True))
         rows = [(row.id, row.text) for row in connection.execute(indexed)]
         removal = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
@@ -152,13 +152,13 @@ def _change_index(connection: Connection, into: str, rows: list[tuple[object, ..
 
 def _contains(connection: Connection, searched_text: str) -> sa.ColumnElement[bool]:
     if connection.dialect.name == "sqlite":
-        # LIKE ignores the case of ASCII letters even after folding.
+        # LIKE ignores the case of ASCII letters even after case folding.
         return sa.func.instr(_columns.text, searched_text) > 0
     return _columns.text.contains(searched_text, autoescape=True)
 
 
 def _all_trigrams(searched_text: str) -> str:
-    """Return the FTS5 condition that a text contains every trigram of another one.
+    """Return the FTS5 condition that a document contains all trigrams of a string.
 
     >>> _all_trigrams("wind")
     '"win" AND "ind"'

@@ -1,4 +1,4 @@
-"""Registered sources of rows; their secrets are references."""
+"""Registered row sources; secrets are stored only as references."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(connection: Connection, spec: SourceSpec) -> None:
     """Register a source.
 
     Raises:
-        SourceExists: A source of this name exists.
+        SourceExists: A source with this name already exists.
     """
     if spec.name in names(connection):
         raise SourceExists(
@@ -28,10 +28,10 @@ def add(connection: Connection, spec: SourceSpec) -> None:
 
 
 def get(connection: Connection, name: str) -> SourceSpec:
-    """Return a source.
+    """Return a source by name.
 
     Raises:
-        SourceNotFound: Lists the registered sources.
+        SourceNotFound: The message lists the registered sources.
     """
     query = sa.select(sources.c.spec).where(sources.c.name == name)
     text = connection.execute(query).scalar_one_or_none()
@@ -45,19 +45,19 @@ def get(connection: Connection, name: str) -> SourceSpec:
 
 
 def every(connection: Connection) -> list[SourceSpec]:
-    """Return every source, by name."""
+    """Return all sources, ordered by name."""
     query = sa.select(sources.c.name, sources.c.spec).order_by(sources.c.name)
     return [_read(row.name, row.spec) for row in connection.execute(query)]
 
 
 def names(connection: Connection) -> list[str]:
-    """Return the names of all sources, sorted."""
+    """Return the sorted names of all sources."""
     query = sa.select(sources.c.name).order_by(sources.c.name)
     return [str(name) for name in connection.execute(query).scalars()]
 
 
 def remove(connection: Connection, name: str) -> None:
-    """Remove a source; SourceNotFound if it does not exist."""
+    """Remove a source; raise SourceNotFound if it does not exist."""
     get(connection, name)
     connection.execute(sources.delete().where(sources.c.name == name))
 

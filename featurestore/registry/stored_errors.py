@@ -1,7 +1,8 @@
-"""Error texts for records and logs, without listings of names.
+"""Removal of name lists from error messages in records and logs.
 
-A listing ("Available: 'a', 'b'") may contain names that are hidden from a reader. It is stored as a
-mark, which is replaced when the error is shown by a listing from the reader's registry.
+A list of names ("Available: 'a', 'b'") may contain names that are hidden from a reader. It is
+stored as a placeholder, which is replaced with names from the reader's registry when the error is
+displayed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NAME_COLUMNS = {
 }
 _LISTED = 10  # the length of listings in errors
 _HIDDEN_NAME = "[...]"
-# A quoted name, alone or with a feature, a version or a parameter: 'visits', "visits.pay", 'a=3'.
+# A quoted name, optionally with a feature, version or parameter: 'visits', "visits.pay", 'a=3'.
 _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| version \d+)?)\1""")
 _WORD = re.compile(r"[a-z0-9_]+")
 _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
@@ -44,11 +45,11 @@ _WITHHELD = "The error names objects that you may not read."
 
 
 def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
-    """Return the text of an error with marks in place of names that are not allowed.
+    """Return an error message in which names that are not allowed are replaced by placeholders.
 
     Args:
-        registry: The registry of the whole store.
-        text: The text of the error, or of its hint.
+        registry: The registry of the entire store.
+        text: The error message or hint.
         allowed_names: The names that may remain: those in the definition of the job or run.
     """
     names: Mapping[str, str] | None = None
@@ -62,13 +63,13 @@ def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -
 
 
 class UnlistedTexts:
-    """Converts many texts as ``unlisted`` does, with a cache of the names in the registry.
+    """Applies ``unlisted`` to many messages, with a cache of the names in the registry.
 
-    The cache is discarded after a commit to the registry by any process. Threads may share one
-    object.
+    The cache is discarded when any process commits to the registry. An object may be shared by
+    threads.
 
     Args:
-        registry: The registry of the whole store.
+        registry: The registry of the entire store.
         allowed_names: The names that may remain.
     """
 
@@ -86,12 +87,12 @@ class UnlistedTexts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the connection that watches the registry."""
+        """Close the connection that watches the registry."""
         if self._watch is not None:
             self._watch.close()
 
     def __call__(self, text: str) -> str:
-        """Return a text with marks in place of names."""
+        """Return a message in which names are replaced by placeholders."""
         quoted = {match[2] for match in _QUOTED.finditer(text)}
         with self._lock:
             try:
@@ -103,7 +104,7 @@ class UnlistedTexts:
             )
 
     def _read(self, quoted: Collection[str]) -> None:
-        """Update the cache: private names, and which of the quoted texts are names."""
+        """Update the cache: private names, and the quoted strings that are names."""
         if self._watch is None:
             self._watch = ChangeWatch(self._registry)
         state = self._watch.state()  # the rows read below are of this state or a later one
@@ -122,14 +123,14 @@ class UnlistedTexts:
 def unlisted_hint(
     registry: Registry, hint: str | None, *, allowed_names: Collection[str]
 ) -> str | None:
-    """Return a hint, or None if it contains names that are not allowed."""
+    """Return a hint, None if it contains names that are not allowed."""
     if hint is None or unlisted(registry, hint, allowed_names=allowed_names) != hint:
         return None
     return hint
 
 
 def shown(connection: Connection, text: str) -> str:
-    """Return a stored error for the reader of a connection, with listings of visible names."""
+    """Return a stored error with placeholders replaced by the names visible to the reader."""
 
     def list_names(match: re.Match[str]) -> str:
         column = _NAME_COLUMNS[match[1]]
@@ -152,7 +153,7 @@ def _without_names(
     private: Collection[str],
     allowed_names: Collection[str],
 ) -> str:
-    """Return a text without names; if ``names`` is None, every quoted text counts as a name.
+    """Return a string without names; if ``names`` is None, every quoted string counts as a name.
 
     >>> names = {"visits": "feature groups", "pay": "feature groups"}
     >>> text = "Unknown group 'visitz'. Available: 'pay', 'visits' and 3 more."
@@ -173,7 +174,7 @@ def _without_names(
 
 
 def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
-    """Return the quoted texts that are names in the store, with their kinds."""
+    """Return the quoted strings that are names in the store, with their kinds."""
     names: dict[str, str] = {}
     if not quoted:
         return names

@@ -1,9 +1,9 @@
-"""Assignment of stores to registry databases that several locations share.
+"""Indexes of several stores in one registry database.
 
-Each location has an index of its own in the database: the first one uses the tables of the database
-itself, every other one a schema (Postgres) or a second file (SQLite) named by the store's id. The
-location stores the id and the URL, without secrets, in ``registry.json``; the database stores the id
-and the location in the table ``featurestore_stores``.
+Each location has a separate index in the database: the first one uses the tables of the database
+itself, the others use a schema (Postgres) or a second file (SQLite) named by the store's id. The
+location stores its id and the URL, without secrets, in ``registry.json``; the database stores ids
+and locations in the table ``featurestore_stores``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from featurestore.registry import tables
 from featurestore.storage import files, storage_for
 
 MEMORY_FILE = "registry.json"
-# The URL in the memory of a location in an object store whose registry is a local SQLite file.
+# The URL stored in an object store location whose registry is a local SQLite file.
 CACHE = "sqlite: a cache on each machine"
 _ID = re.compile(r"[0-9a-f]{32}")
-# Any constant works; it only has to be the same in every process that claims an index.
+# An arbitrary constant, which must be the same in all processes that claim an index.
 _CLAIM_LOCK = 4_918_274_611
 
 _stores = sa.Table(
@@ -39,7 +39,7 @@ _stores = sa.Table(
 
 @dataclass(frozen=True)
 class Memory:
-    """The content of ``registry.json``: the store's id, and the registry's URL without secrets."""
+    """The content of ``registry.json``: the store id, and the registry URL without secrets."""
 
     store: str
     registry: str
@@ -47,18 +47,18 @@ class Memory:
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """The location of a store's index: the database's own tables, or those of the store's id."""
+    """The location of a store's index: the database's own tables, or those of the store id."""
 
     store: str
     is_first: bool
 
     @property
     def schema(self) -> str | None:
-        """Return the Postgres schema, None for that of the connection."""
+        """The Postgres schema, None for the default schema of the connection."""
         return None if self.is_first else f"featurestore_{self.store}"
 
     def file(self, database: str) -> str:
-        """Return the SQLite file."""
+        """Return the path of the SQLite file."""
         if self.is_first:
             return database
         stem, ending = os.path.splitext(database)
@@ -66,7 +66,7 @@ class IndexLocation:
 
 
 def remembered(directory: str) -> Memory | None:
-    """Return the memory of a location; None if its registry is in the location.
+    """Read ``registry.json`` in a location; None if the registry is in the location itself.
 
     Raises:
         RegistryError: The file is damaged.
@@ -86,10 +86,10 @@ def remembered(directory: str) -> Memory | None:
 
 
 def check_not_forgotten(directory: str) -> None:
-    """Raise ConfigurationError if the registry of a location is in another database.
+    """Refuse a location whose registry is in another database.
 
     Raises:
-        ConfigurationError: Names the URL to pass.
+        ConfigurationError: The message contains the URL to pass.
     """
     memory = remembered(directory)
     if memory is not None:
@@ -116,19 +116,19 @@ def without_secrets(url: sa.URL) -> str:
 def claim(
     connection: Connection, url: sa.URL, directory: str, *, adopt: bool, read_only: bool
 ) -> IndexLocation:
-    """Return the location of a store's index in a database; claim it for a new store.
+    """Return the location of a store's index in a database; claim one for a new store.
 
     Args:
-        connection: A transaction of the database itself.
-        url: Its URL.
-        directory: The location.
-        adopt: Claim an index also for a location that contains groups, since the index is about to
-            be rebuilt.
-        read_only: The location cannot be written.
+        connection: A transaction in the database itself.
+        url: The URL of the database.
+        directory: The store location.
+        adopt: Claim an index even if the location contains groups, since the index is about to be
+        rebuilt.
+        read_only: The location is not writable.
 
     Raises:
-        RegistryError: The location contains groups that the database does not know; or it is a copy
-            of a location that has its index here.
+        RegistryError: The location contains groups that are unknown to the database; or it is a
+        copy of a location whose index is in this database.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
@@ -154,7 +154,7 @@ def claim(
 
 
 def _to_remember(url: sa.URL, directory: str) -> str:
-    """Return the URL to store in a location: a SQLite file serves a single machine."""
+    """Return the URL to store in a location; a SQLite file is available on one machine only."""
     if not storage_for(directory).is_local and url.get_backend_name() == "sqlite":
         return CACHE
     return without_secrets(url)
@@ -175,14 +175,14 @@ def locations(connection: Connection) -> list[str]:
 
 
 def _row(connection: Connection, directory: str, memory: Memory | None) -> sa.Row | None:  # type: ignore[type-arg]
-    """Return the row of a store, by its id or its location."""
+    """Return the row of a store by its id or location."""
     if memory is not None:
         return connection.execute(sa.select(_stores).where(_stores.c.id == memory.store)).first()
     return connection.execute(sa.select(_stores).where(_stores.c.location == directory)).first()
 
 
 def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
-    """Return whether the registered store still exists at its old location."""
+    """Return whether a registered store still exists at its previous location."""
     if row.location == directory or not files.is_directory(row.location):
         return False
     if files.is_same(row.location, directory):
@@ -209,7 +209,7 @@ def _claim_index(
 
 
 def _listed(connection: Connection) -> list[tuple[str, str, int]]:
-    """Return (folder, name, version) of all groups and datasets in the database's own tables."""
+    """Return (folder, name, version) for all groups and datasets in the database's own tables."""
     listed = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
     for kind, table in paths.items():
@@ -220,7 +220,7 @@ def _listed(connection: Connection) -> list[tuple[str, str, int]]:
 
 
 def _lists_versions_of(connection: Connection, directory: str) -> bool:
-    """Return whether the database's own tables list a group or dataset of the location."""
+    """Return whether the database's own tables contain a group or dataset in the location."""
     paths = StorePaths(directory)
     for kind, name, version in _listed(connection):
         if kind == "featuregroups":

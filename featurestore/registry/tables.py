@@ -1,4 +1,4 @@
-"""The tables of the registry. Times are microseconds since 1970 UTC; JSON is text."""
+"""The tables of the registry. Times are microseconds since 1970 UTC; JSON values are strings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import OutOfRange
 
 metadata = MetaData()
-# The maximum length of a search text.
+# The maximum length of a search string.
 MAX_SEARCH_LENGTH = 1_000
 
 featuregroups = Table(
@@ -41,7 +41,7 @@ featuregroups = Table(
     Column("description", Text, nullable=False, server_default=""),
     Column("job", String(63)),
     Column("created", BigInteger, nullable=False),
-    # The last write through this registry.
+    # The time of the last write through this registry.
     Column("changed", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("name", "version", name="uq_featuregroups_name_version"),
     Index("ix_featuregroups_changed", "changed"),
@@ -63,7 +63,7 @@ tags = Table(
     "tags",
     metadata,
     Column("kind", String(32), primary_key=True),
-    # Of a group or dataset, or the id of a run.
+    # The version of a group or dataset, or the id of a run.
     Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("key", String(255), primary_key=True),
@@ -83,13 +83,13 @@ lineage = Table(
     Column("source", Text, nullable=False),
     Column("source_version", Integer),
     Column("source_delta_version", BigInteger),
-    # JSON: what was read of a registered source.
+    # JSON that describes the data read from a registered source.
     Column("detail", Text),
     Index("ix_lineage_output", "kind", "name", "version"),
     Index("ix_lineage_source", "source", "source_version"),
 )
 
-# The definition of each aggregate over a window of a group, dataset or view.
+# The definition of each window aggregate in a group, dataset or view.
 window_features = Table(
     "window_features",
     metadata,
@@ -108,7 +108,7 @@ window_features = Table(
     Index("ix_window_features_output", "kind", "name", "version"),
 )
 
-# The texts of a search; ids are not reused, since the index of SQLite may contain removed ids.
+# Search documents; ids are not reused, since the SQLite index may contain removed ids.
 search_documents = Table(
     "search_documents",
     metadata,
@@ -124,7 +124,7 @@ search_documents = Table(
     sqlite_autoincrement=True,
 )
 
-# Registered sources: kind, URI, options, and the reference of the secret.
+# Registered sources: kind, URI, options, and secret reference.
 sources = Table(
     "sources",
     metadata,
@@ -162,7 +162,7 @@ training_dataset_pins = Table(
     Index("ix_pins_featuregroup", "featuregroup", "version"),
 )
 
-# The definition of each version of a feature view, as in its file.
+# The definition of each feature view version, as in its file.
 feature_views = Table(
     "feature_views",
     metadata,
@@ -190,8 +190,8 @@ validation_reports = Table(
     Index("ix_validation_reports_name", "kind", "name", "version"),
 )
 
-# A row lives from before a write begins until its result is in the registry; if its owner dies, it
-# is settled.
+# A row exists from before a write begins until its result is in the registry; if its owner dies,
+# recovery completes or undoes the write.
 intents = Table(
     "intents",
     metadata,
@@ -204,7 +204,7 @@ intents = Table(
     Index("ix_intents_name", "kind", "name"),
 )
 
-# The last heartbeat of each process that writes.
+# The last heartbeat of each writing process.
 owners = Table(
     "owners",
     metadata,
@@ -224,7 +224,7 @@ job_definitions = Table(
     Column("registered", BigInteger, nullable=False),
 )
 
-# The state of a job, and the process that has its lease.
+# The state of a job, and the owner of its lease.
 job_states = Table(
     "job_states",
     metadata,
@@ -260,8 +260,8 @@ runs = Table(
     Index("ix_runs_state", "job", "state", "started"),
 )
 
-# One row for each window that was tried: the state of the last try, how often it failed since it
-# was last computed, the version of the target that holds it, and the inputs that it saw.
+# One row per attempted window: the state of the last attempt, the number of failures since the
+# window was last computed, the target version that contains it, and the inputs that were read.
 windows = Table(
     "windows",
     metadata,
@@ -279,7 +279,7 @@ windows = Table(
 )
 
 
-# The report of a monitor for each window.
+# Monitor reports by window.
 monitor_results = Table(
     "monitor_results",
     metadata,
@@ -294,7 +294,7 @@ monitor_results = Table(
     Index("ix_monitor_results_end", "monitor", "window_end"),
 )
 
-# Windows out of bounds that a user accepted. ``subjects`` is a JSON list of [kind, name, start of
+# Out-of-bounds windows that a user accepted. ``subjects`` is a JSON list of [kind, name, start of
 # the new baseline or null]; a null ``window_start`` accepts all windows that end by ``until``.
 monitor_acceptances = Table(
     "monitor_acceptances",
@@ -309,7 +309,7 @@ monitor_acceptances = Table(
     Index("ix_monitor_acceptances_monitor", "monitor", "until"),
 )
 
-# Destinations of alerts; ``secret`` is a reference.
+# Alert channels; ``secret`` is a reference.
 alert_channels = Table(
     "alert_channels",
     metadata,
@@ -319,7 +319,7 @@ alert_channels = Table(
     Column("created", BigInteger, nullable=False),
 )
 
-# An incident lasts from the message of its beginning to the message of its end.
+# An incident exists from the message about its beginning to the message about its end.
 incidents = Table(
     "incidents",
     metadata,
@@ -332,7 +332,7 @@ incidents = Table(
     Index("ix_incidents_job", "job", "ended"),
 )
 
-# Messages, added in the transaction that they report, and the process that sends them.
+# Alert messages, added in the same transaction as their event, and the process that sends them.
 outbox = Table(
     "outbox",
     metadata,
@@ -348,7 +348,7 @@ outbox = Table(
     Index("ix_outbox_next_try", "delivered", "next_try"),
 )
 
-# Runs of experiments, from their run.json.
+# Experiment runs, copied from their run.json files.
 experiment_runs = Table(
     "experiment_runs",
     metadata,
@@ -381,7 +381,7 @@ models = Table(
 )
 
 
-# The progress of stream jobs: the next offset and the end offset of each partition.
+# The progress of stream jobs: next offset and end offset of each partition.
 stream_offsets = Table(
     "stream_offsets",
     metadata,
@@ -406,9 +406,9 @@ stream_progress = Table(
     Column("looked", BigInteger, nullable=False),
 )
 
-# -- access: users and their rights. Rebuilt from access.json, not from tables. --------------------
+# -- access: users and their roles. Rebuilt from access.json, not from tables. --------------------
 
-# ``role`` is that on the whole store; a user of a provider has its issuer and subject.
+# ``role`` applies to the entire store; a user of an identity provider has issuer and subject.
 users = Table(
     "users",
     metadata,
@@ -445,7 +445,7 @@ group_roles = Table(
     Index("ix_group_roles_username", "username"),
 )
 
-# Groups that are readable only with a role on them.
+# Groups that only users with a role on them can read.
 private_groups = Table(
     "private_groups",
     metadata,
@@ -453,7 +453,7 @@ private_groups = Table(
     Column("created", BigInteger, nullable=False),
 )
 
-# Signed-in browsers, by the SHA-256 of their cookie.
+# Signed-in browsers, identified by the SHA-256 of their cookie.
 sign_ins = Table(
     "sign_ins",
     metadata,
@@ -463,7 +463,7 @@ sign_ins = Table(
     Index("ix_sign_ins_username", "username"),
 )
 
-# Failed sign-ins by user and by address, which limit guessing.
+# Failed sign-ins by user and address, which limit password guessing.
 failed_sign_ins = Table(
     "failed_sign_ins",
     metadata,
@@ -473,7 +473,7 @@ failed_sign_ins = Table(
     Index("ix_failed_sign_ins_who", "who", "at"),
 )
 
-# Changes; ``how`` is a token, the browser or the command line.
+# The audit log; ``how`` is a token, the browser or the command line.
 audit_log = Table(
     "audit_log",
     metadata,
@@ -489,17 +489,17 @@ audit_log = Table(
 
 
 def is_latest(groups: Table) -> ColumnElement[bool]:
-    """Return the condition that a row of ``featuregroups`` is the latest version of its group."""
+    """Return the condition that a row in ``featuregroups`` is the latest version of its group."""
     newer = groups.alias("newer")
     same = and_(newer.c.name == groups.c.name, newer.c.version > groups.c.version)
     return ~exists(select(newer.c.id).where(same).correlate(groups))
 
 
 def check_search_text(text: str) -> None:
-    """Check the length of a search text: databases limit patterns, SQLite to 50,000 characters.
+    """Check the length of a search string: databases limit patterns, SQLite to 50,000 characters.
 
     Raises:
-        OutOfRange: The text is too long.
+        OutOfRange: The string is too long.
     """
     if len(text) > MAX_SEARCH_LENGTH:
         raise OutOfRange(
@@ -509,13 +509,13 @@ def check_search_text(text: str) -> None:
 
 
 def contains_text(connection: Connection, column: Column[str], text: str) -> ColumnElement[bool]:
-    """Return the condition that a column contains a text, case ignored.
+    """Return the condition that a column contains a string, ignoring case.
 
     Raises:
-        OutOfRange: The text is too long.
+        OutOfRange: The string is too long.
     """
     check_search_text(text)
     if connection.dialect.name == "sqlite":
-        # Its LIKE ignores the case, three times as fast as lower().
+        # LIKE in SQLite ignores case, and is three times as fast as lower().
         return column.contains(text, autoescape=True)
     return column.icontains(text, autoescape=True)

@@ -25,7 +25,7 @@ KIND = "training_dataset"
 
 
 def _suggest_dataset(name: str, names: list[str]) -> str | None:
-    """Return the call for a name that ends in its version, or the most similar name."""
+    """Return the call for a name that ends in a version number, or the most similar name."""
     match = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
     if match is not None and match[1] in names:
         return f"get_training_dataset({match[1]!r}, version={match[2]})"
@@ -47,7 +47,7 @@ versions, remove = _TABLE.versions, _TABLE.remove
 
 @dataclass(frozen=True)
 class Pin:
-    """A Delta version of a group that a training dataset was made from."""
+    """A Delta version of a group from which a training dataset was created."""
 
     featuregroup: str
     version: int
@@ -57,7 +57,7 @@ class Pin:
 
 @dataclass(frozen=True)
 class RegisteredDataset:
-    """One version of a training dataset as the registry knows it."""
+    """A training dataset version in the registry."""
 
     name: str
     version: int
@@ -71,7 +71,7 @@ class RegisteredDataset:
 
 
 def register(connection: Connection, manifest: Manifest) -> None:
-    """Register a finished dataset with its pins, tags and lineage, unless it is registered."""
+    """Register a finished dataset with pins, tags and lineage, unless it is already registered."""
     name, version = manifest.name, manifest.version
     if find(connection, name, version) is not None:
         return
@@ -101,7 +101,7 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
     """Register a version with its pins.
 
     Raises:
-        TrainingDatasetExists: It is registered already.
+        TrainingDatasetExists: The version is already registered.
     """
     if _TABLE.row(connection, dataset.name, dataset.version) is not None:
         raise TrainingDatasetExists(
@@ -130,7 +130,7 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
 
 
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
-    """Return the pins of a manifest's ``sources``."""
+    """Return the pins in the ``sources`` of a manifest."""
     pins = []
     for each in sources:
         table_id = each.get("table_id")
@@ -155,7 +155,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     """Return a version (None: the latest).
 
     Raises:
-        TrainingDatasetNotFound: Lists the versions of the dataset, or the datasets.
+        TrainingDatasetNotFound: The message lists the versions of the dataset, or all datasets.
     """
     dataset = find(connection, name, version)
     if dataset is None:
@@ -166,7 +166,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
 def every(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredDataset]:
-    """Return versions of datasets, by name and version: all, or one page."""
+    """Return dataset versions by name and version, optionally only one page."""
     query = sa.select(training_datasets).order_by(
         training_datasets.c.name, training_datasets.c.version
     )
@@ -175,7 +175,7 @@ def every(
 
 
 def pinning(connection: Connection, featuregroup: str, version: int) -> list[tuple[str, int, int]]:
-    """Return (dataset, version, Delta version) of the datasets made from a version of a group."""
+    """Return (dataset, version, Delta version) of the datasets created from a group version."""
     pins = training_dataset_pins.c
     query = (
         sa.select(training_datasets.c.name, training_datasets.c.version, pins.delta_version)

@@ -1,8 +1,9 @@
-"""Creation and upgrades of the registry's tables.
+"""Creation and upgrades of the registry tables.
 
-A file of ``versions`` is named by its revision: ``0101_jobs.py`` has revision "0101" and follows
-"0100". A released file is never changed. A new registry gets its tables at once instead of one
-migration after the other; a test compares the two.
+The file name of a migration in ``versions`` starts with its revision: ``0101_jobs.py`` has the
+revision "0101" and follows "0100". Released migrations are never changed. In a new registry the
+current tables are created directly, without running migrations; a test checks that the results are
+equal.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from featurestore.registry.database import Registry
 
 DIRECTORY = os.path.dirname(os.path.abspath(__file__))
-# Any constant works; it only has to be the same in every process that upgrades one Postgres
-# database.
+# An arbitrary constant, which must be the same in all processes that upgrade a Postgres database.
 _UPGRADE_LOCK = 4_918_274_610
 
-# The table in which Alembic stores the revision of a database, under the name of its key.
+# The table, and its primary key constraint, in which Alembic stores the database revision.
 _revision_table = sa.Table(
     "alembic_version",
     sa.MetaData(),
@@ -37,19 +37,19 @@ _revision_table = sa.Table(
 
 @cache
 def known_revisions() -> list[str]:
-    """Return the revisions that this release knows, oldest first."""
+    """Return all revisions in this release, oldest first."""
     names = files.list_directory(os.path.join(DIRECTORY, "versions"))
     numbered = [name for name in names if name.endswith(".py") and name[0].isdigit()]
     return sorted(name.split("_")[0] for name in numbered)
 
 
 def head_revision() -> str:
-    """Return the newest revision of this release."""
+    """Return the newest revision in this release."""
     return known_revisions()[-1]
 
 
 def current_revision(connection: Connection) -> str | None:
-    """Return the revision that a database is stamped with, or None when it is empty."""
+    """Return the revision stored in a database, None if it is empty."""
     if connection.dialect.name == "sqlite":
         statement = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
     else:
@@ -61,17 +61,17 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def upgrade(registry: Registry) -> str:
-    """Upgrade the database to this release's revision, under a lock; return that revision.
+    """Upgrade the database to the newest revision while holding a lock; return that revision.
 
     Raises:
-        RegistryTooNew: It is stamped with a revision after those that this release knows.
-        RegistryError: It is stamped with a revision from before the first release.
+        RegistryTooNew: The database has a newer revision than this release.
+        RegistryError: The database has a revision from before the first release.
     """
     head = head_revision()
     with registry.upgrading() as connection:
         if registry.dialect == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
-        # Read under the lock: another process may have upgraded while this one waited.
+        # Read while holding the lock: another process may have upgraded the database meanwhile.
         revision = current_revision(connection)
         if revision is not None and revision > head:
             raise RegistryTooNew(
@@ -95,7 +95,7 @@ def upgrade(registry: Registry) -> str:
 
 
 def migrate(connection: Connection) -> None:
-    """Run the migrations that the database does not have yet."""
+    """Run the migrations that were not yet applied to the database."""
     from alembic import command
     from alembic.config import Config
 
@@ -106,7 +106,7 @@ def migrate(connection: Connection) -> None:
 
 
 def create_tables(connection: Connection, revision: str) -> None:
-    """Create every table in an empty database, and stamp it with the newest revision."""
+    """Create all tables in an empty database and store the newest revision."""
     for statement in _creation_statements(connection.dialect.name):
         connection.exec_driver_sql(statement)
     search_documents.create_index(connection)
@@ -115,7 +115,7 @@ def create_tables(connection: Connection, revision: str) -> None:
 
 @cache
 def _creation_statements(dialect: str) -> list[str]:
-    """Return the statements that create the tables, compiled once in a process."""
+    """Return the statements that create the tables; they are compiled once per process."""
     statements: list[str] = []
 
     def collect(statement: sa.ExecutableDDLElement, *_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""The environment of Alembic: it runs inside the transaction of the registry's connection."""
+"""The Alembic environment, which runs inside a transaction of the registry connection."""
 
 from __future__ import annotations
 

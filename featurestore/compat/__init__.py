@@ -1,1 +1,1 @@
-"""Adapters for the interfaces of other feature stores."""
+"""Adapters with the interfaces of other feature stores."""

@@ -1,9 +1,10 @@
-"""The calls of ``hops.featurestore`` of 2019, in terms of this store's public interface.
+"""An adapter with the interface of ``hops.featurestore`` from 2019.
 
-``from featurestore.compat import hops as featurestore`` lets notebooks of that time run: argument
-names, version 1 by default, ``group_1`` for a group and its version, inner joins, Spark
-dataframes from the Spark engine (frames from the embedded one, which ``show`` alike). Arguments
-without a meaning here raise an error that explains why. ``docs/coming-from/hopsworks.md`` lists it.
+With ``from featurestore.compat import hops as featurestore``, notebooks of that time run: they use
+its argument names, version 1 by default, ``group_1`` for a group and its version, inner joins, and
+Spark dataframes from the Spark engine (the embedded engine returns frames that also have ``show``).
+Unsupported arguments raise an error with an explanation. The differences are in
+``docs/coming-from/hopsworks.md``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _INSTEAD = {
     "disable_featuregroup_online": "there is no online store",
     "get_online_featurestore_connector": "there is no online store",
 }
-# The other modules of ``hops``, and their replacements here.
+# Replacements for the other modules in ``hops``.
 _MODULES = {
     "experiment": "experiments.launch(train, dataset=...) runs a function, experiments.search(...) "
     "many: from featurestore import experiments",
@@ -52,7 +53,7 @@ _MODULES = {
 
 
 class _Module:
-    """A placeholder for a module of ``hops``: each call raises an error with the replacement."""
+    """A placeholder for a module in ``hops``: each call raises an error with a replacement."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,12 +82,12 @@ def __getattr__(name: str) -> Any:
 
 
 def project_featurestore() -> str:
-    """Return the name of the store: its directory's, with ``_featurestore`` behind."""
+    """Return the name of the store: its directory name with the suffix ``_featurestore``."""
     return f"{os.path.basename(current_store().location)}_featurestore"
 
 
 def get_project_featurestores() -> list[str]:
-    """Return the names of the stores of the project: the one that is connected."""
+    """Return the names of the project's stores, which is only the connected one."""
     return [project_featurestore()]
 
 
@@ -131,7 +132,7 @@ def create_on_demand_featuregroup(
     description: str = "",
     featuregroup_version: int = 1,
 ) -> None:
-    """Make a feature group of the rows that a query gives now; it is not run again at reading."""
+    """Create a feature group from the current result of a query, which is run only once."""
     _check_store(featurestore)
     warnings.warn(
         f"{featuregroup!r} holds the rows that its query gives now; sql(...) runs one anew.",
@@ -156,7 +157,7 @@ def insert_into_featuregroup(
     stat_columns: Sequence[str] | None = None,
     online: bool = False,
 ) -> None:
-    """Write rows into a feature group; its definition decides whether statistics are counted."""
+    """Write rows to a feature group; its definition determines whether statistics are computed."""
     _check_store(featurestore, online=online)
     if mode not in ("append", "overwrite"):
         raise InvalidArgument(f"mode={mode!r} is not one of 'append', 'overwrite'.")
@@ -188,7 +189,7 @@ def get_featuregroup_partitions(
     featuregroup_version: int = 1,
     dataframe_type: str = "spark",
 ) -> Any:
-    """Return the partitions of a feature group, one row each: ``score=1/team=2``."""
+    """Return the partitions of a feature group, one row each, such as ``score=1/team=2``."""
     _check_store(featurestore)
     rows = []
     for values in fs.get_featuregroup_partitions(featuregroup, version=featuregroup_version):
@@ -198,13 +199,13 @@ def get_featuregroup_partitions(
 
 
 def get_featuregroups(featurestore: str | None = None) -> list[str]:
-    """Return the names of all feature groups, each with its version: ``teams_features_1``."""
+    """Return the names of all feature groups with their versions, such as ``teams_features_1``."""
     _check_store(featurestore)
     return [f"{group.name}_{group.version}" for group in fs.get_featuregroups()]
 
 
 def get_latest_featuregroup_version(featuregroup: str, featurestore: str | None = None) -> int:
-    """Return the highest version of a feature group, 0 without any."""
+    """Return the latest version of a feature group, 0 if it does not exist."""
     _check_store(featurestore)
     return fs.get_latest_featuregroup_version(featuregroup)
 
@@ -219,7 +220,7 @@ def update_featuregroup_stats(
     cluster_analysis: bool = True,
     stat_columns: Sequence[str] | None = None,
 ) -> None:
-    """Count the statistics of a feature group anew, of all its columns."""
+    """Recompute the statistics of a feature group for all its columns."""
     _check_store(featurestore)
     fs.update_featuregroup_statistics(featuregroup, version=featuregroup_version)
 
@@ -231,7 +232,7 @@ def set_featuregroup_tag(
     featurestore: str | None = None,
     featuregroup_version: int = 1,
 ) -> None:
-    """Set a tag of a feature group."""
+    """Set a tag on a feature group."""
     _check_store(featurestore)
     fs.add_featuregroup_tag(name, tag, value, version=featuregroup_version)
 
@@ -247,20 +248,20 @@ def get_featuregroup_tags(
 def get_featuregroup_tag(
     name: str, tag: str, featurestore: str | None = None, featuregroup_version: int = 1
 ) -> str | None:
-    """Return a tag of a feature group, None where it has none of that name."""
+    """Return the value of a feature group tag, None if it is not set."""
     return get_featuregroup_tags(name, featurestore, featuregroup_version).get(tag)
 
 
 def remove_featuregroup_tag(
     name: str, tag: str, featurestore: str | None = None, featuregroup_version: int = 1
 ) -> None:
-    """Remove a tag of a feature group."""
+    """Remove a tag from a feature group."""
     _check_store(featurestore)
     fs.remove_featuregroup_tag(name, tag, version=featuregroup_version)
 
 
 def get_tags() -> list[str]:
-    """Return the names of all tags that feature groups have; any other may be set, too."""
+    """Return all tag keys that are set on feature groups; other keys are also allowed."""
     names: set[str] = set()
     for group in fs.get_featuregroups():
         names.update(group.tags)
@@ -295,9 +296,9 @@ def get_features(
     dataframe_type: str = "spark",
     online: bool = False,
 ) -> Any:
-    """Return features of several groups, inner-joined on a column that all groups have.
+    """Return features of several groups, inner-joined on a common column.
 
-    ``join_key=None`` takes the primary key that they share, or else the first column.
+    If ``join_key`` is None, it is a common primary key column, or else the first common column.
     """
     _check_store(featurestore, online=online)
     references = _references(features, dict(featuregroups_version_dict or {}))
@@ -317,7 +318,7 @@ def get_features_list(featurestore: str | None = None) -> list[str]:
 def sql(
     query: str, featurestore: str | None = None, dataframe_type: str = "spark", online: bool = False
 ) -> Any:
-    """Return the rows of a query over ``group_1`` tables; also ``show tables`` and ``describe``."""
+    """Return the result of a query over ``group_1`` tables, ``show tables`` or ``describe``."""
     _check_store(featurestore, online=online)
     described = _DESCRIBE.fullmatch(query)
     if described is not None:
@@ -348,10 +349,10 @@ def create_training_dataset(
     stat_columns: Sequence[str] | None = None,
     petastorm_args: Mapping[str, Any] | None = None,
 ) -> None:
-    """Export rows as a training dataset of one split, all columns in their files.
+    """Export rows as a training dataset with a single split and all columns.
 
-    ``petastorm_args`` are not needed: the schema is the rows' own. ORC, Avro, HDF5 and npy become
-    Parquet, tsv becomes csv, each with a warning.
+    ``petastorm_args`` are ignored, since the schema is derived from the rows. The formats ORC,
+    Avro, HDF5 and npy are replaced by Parquet, and tsv by csv, each with a warning.
     """
     _check_store(featurestore)
     dataset = _FORMATS.get(data_format, data_format)
@@ -384,14 +385,14 @@ def get_training_dataset(
 def get_training_dataset_path(
     training_dataset: str, featurestore: str | None = None, training_dataset_version: int = 1
 ) -> str:
-    """Return the directory of a training dataset's files: that of its first split."""
+    """Return the directory that contains the files of a training dataset's first split."""
     _check_store(featurestore)
     dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
     return dataset.path_of(dataset.splits[0])
 
 
 def get_training_datasets(featurestore: str | None = None) -> list[str]:
-    """Return the names of all training datasets, each with its version."""
+    """Return the names of all training datasets with their versions."""
     _check_store(featurestore)
     return [f"{dataset.name}_{dataset.version}" for dataset in fs.get_training_datasets()]
 
@@ -399,7 +400,7 @@ def get_training_datasets(featurestore: str | None = None) -> list[str]:
 def get_latest_training_dataset_version(
     training_dataset: str, featurestore: str | None = None
 ) -> int:
-    """Return the highest version of a training dataset, 0 without any."""
+    """Return the latest version of a training dataset, 0 if it does not exist."""
     _check_store(featurestore)
     return fs.get_latest_training_dataset_version(training_dataset)
 
@@ -407,7 +408,7 @@ def get_latest_training_dataset_version(
 def get_training_dataset_tf_record_schema(
     training_dataset: str, training_dataset_version: int = 1, featurestore: str | None = None
 ) -> dict[str, Any]:
-    """Return ``{column: tf.io feature}`` of a training dataset."""
+    """Return ``{column: tf.io feature}`` for a training dataset."""
     _check_store(featurestore)
     return fs.get_training_dataset_tf_record_schema(
         training_dataset, version=training_dataset_version
@@ -415,7 +416,7 @@ def get_training_dataset_tf_record_schema(
 
 
 def get_dataframe_tf_record_schema(df: object) -> dict[str, Any]:
-    """Return ``{column: tf.io feature}`` of a dataframe."""
+    """Return ``{column: tf.io feature}`` for a dataframe."""
     return fs.get_dataframe_tf_record_schema(df)
 
 
@@ -429,14 +430,14 @@ def update_training_dataset_stats(
     cluster_analysis: bool = True,
     stat_columns: Sequence[str] | None = None,
 ) -> None:
-    """Make sure that a training dataset has statistics: it does not change, so they stay."""
+    """Check that a training dataset has statistics; it is immutable, so they are not recomputed."""
     _check_store(featurestore)
     dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
     for split in dataset.splits:
         dataset.statistics(split)
 
 
-# -- pictures ---------------------------------------------------------------------------------
+# -- plots ------------------------------------------------------------------------------------
 
 
 def visualize_featuregroup_distributions(
@@ -449,7 +450,7 @@ def visualize_featuregroup_distributions(
     align: str = "center",
     plot: bool = True,
 ) -> Any:
-    """Draw the distributions of a feature group; color, log and align are the library's own."""
+    """Plot the distributions of a feature group; color, log and align are ignored."""
     _check_store(featurestore)
     return fs.visualize_featuregroup_distributions(  # type: ignore[call-overload]
         featuregroup_name, version=featuregroup_version, figsize=figsize, plot=plot
@@ -467,7 +468,7 @@ def visualize_featuregroup_correlations(
     linewidths: float = 0.05,
     plot: bool = True,
 ) -> Any:
-    """Draw the correlations of a feature group."""
+    """Plot the correlations of a feature group."""
     _check_store(featurestore)
     return fs.visualize_featuregroup_correlations(  # type: ignore[call-overload]
         featuregroup_name,
@@ -486,7 +487,7 @@ def visualize_featuregroup_clusters(
     figsize: tuple[float, float] | None = None,
     plot: bool = True,
 ) -> Any:
-    """Draw the clusters of a feature group."""
+    """Plot the clusters of a feature group."""
     _check_store(featurestore)
     return fs.visualize_featuregroup_clusters(  # type: ignore[call-overload]
         featuregroup_name, version=featuregroup_version, figsize=figsize, plot=plot
@@ -496,7 +497,7 @@ def visualize_featuregroup_clusters(
 def visualize_featuregroup_descriptive_stats(
     featuregroup_name: str, featurestore: str | None = None, featuregroup_version: int = 1
 ) -> Any:
-    """Return the descriptive statistics of a feature group as a pandas frame."""
+    """Return the descriptive statistics of a feature group as a pandas dataframe."""
     _check_store(featurestore)
     return fs.visualize_featuregroup_descriptive_stats(
         featuregroup_name, version=featuregroup_version
@@ -513,7 +514,7 @@ def visualize_training_dataset_distributions(
     align: str = "center",
     plot: bool = True,
 ) -> Any:
-    """Draw the distributions of a training dataset."""
+    """Plot the distributions of a training dataset."""
     _check_store(featurestore)
     return fs.visualize_training_dataset_distributions(  # type: ignore[call-overload]
         training_dataset_name, version=training_dataset_version, figsize=figsize, plot=plot
@@ -531,7 +532,7 @@ def visualize_training_dataset_correlations(
     linewidths: float = 0.05,
     plot: bool = True,
 ) -> Any:
-    """Draw the correlations of a training dataset."""
+    """Plot the correlations of a training dataset."""
     _check_store(featurestore)
     return fs.visualize_training_dataset_correlations(  # type: ignore[call-overload]
         training_dataset_name,
@@ -550,7 +551,7 @@ def visualize_training_dataset_clusters(
     figsize: tuple[float, float] | None = None,
     plot: bool = True,
 ) -> Any:
-    """Draw the clusters of a training dataset."""
+    """Plot the clusters of a training dataset."""
     _check_store(featurestore)
     return fs.visualize_training_dataset_clusters(  # type: ignore[call-overload]
         training_dataset_name, version=training_dataset_version, figsize=figsize, plot=plot
@@ -560,7 +561,7 @@ def visualize_training_dataset_clusters(
 def visualize_training_dataset_descriptive_stats(
     training_dataset_name: str, featurestore: str | None = None, training_dataset_version: int = 1
 ) -> Any:
-    """Return the descriptive statistics of a training dataset as a pandas frame."""
+    """Return the descriptive statistics of a training dataset as a pandas dataframe."""
     _check_store(featurestore)
     return fs.visualize_training_dataset_descriptive_stats(
         training_dataset_name, version=training_dataset_version
@@ -571,7 +572,7 @@ def visualize_training_dataset_descriptive_stats(
 
 
 def get_storage_connectors(featurestore: str | None = None) -> list[str]:
-    """Return the storage connectors: none."""
+    """Return an empty list: storage connectors are not supported."""
     _check_store(featurestore)
     return []
 
@@ -579,7 +580,7 @@ def get_storage_connectors(featurestore: str | None = None) -> list[str]:
 def get_featurestore_metadata(
     featurestore: str | None = None, update_cache: bool = False
 ) -> dict[str, Any]:
-    """Return what the store holds: columns and types of groups, splits of training datasets."""
+    """Return the content of the store: column types of groups, and splits of training datasets."""
     _check_store(featurestore)
     groups: dict[str, Any] = {}
     for group in fs.get_featuregroups():
@@ -591,7 +592,7 @@ def get_featurestore_metadata(
     return {"featuregroups": groups, "training_datasets": datasets}
 
 
-# -- from their words to ours -----------------------------------------------------------------
+# -- conversions from hops to this store ------------------------------------------------------
 
 
 def _refuse(name: str) -> None:
@@ -613,7 +614,7 @@ def _check_store(featurestore: str | None, *, online: bool = False) -> None:
 
 
 def _references(features: Sequence[str], versions: Mapping[str, int]) -> list[str]:
-    """Return features as this store names them: ``group@v1.feature``."""
+    """Convert feature names to references of this store, such as ``group@v1.feature``."""
     requested_columns = dict(versions)
     if not requested_columns:
         for group in fs.get_featuregroups():
@@ -643,7 +644,7 @@ def _reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
 
 
 def _shared_column(groups: Sequence[str]) -> str:
-    """Return the column that groups are joined on: a key of all, else the first that all have."""
+    """Return the column to join groups on: a key column in all groups, or the first shared one."""
     shared: list[str] | None = None
     keys: set[str] = set()
     for reference in groups:
@@ -662,7 +663,7 @@ def _shared_column(groups: Sequence[str]) -> str:
 
 
 def _tables(query: str) -> str:
-    """Return a query whose tables ``group_1`` are groups with versions."""
+    """Replace the tables ``group_1`` in a query by versioned group names."""
     known_groups = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
 
     def quoted(match: re.Match[str]) -> str:
@@ -674,7 +675,7 @@ def _tables(query: str) -> str:
 
 
 def _rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Any:
-    """Return texts as a frame."""
+    """Return rows of strings as a frame."""
     if not rows:
         return fs.sql(f"select {', '.join(f'null::text as {name}' for name in columns)} limit 0")
     values = []
@@ -690,7 +691,7 @@ def _text(cell: str) -> str:
 
 
 def _converted(frame: Any, dataframe_type: str) -> Any:
-    """Return a frame as the words of 2019 name its type."""
+    """Convert a frame to one of the dataframe types of hops."""
     if dataframe_type == "spark":
         if frame.session.engine.name == "spark":
             return frame.to_spark()

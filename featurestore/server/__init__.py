@@ -1,7 +1,7 @@
-"""Web server of a store: pages for browsers and a REST interface for programs.
+"""Web server for a store: web pages and a REST interface.
 
 ``create_app`` builds the ASGI application and ``serve`` runs it. Pages are rendered on the server
-and work without JavaScript; ``/api/v1`` returns every record that a page shows.
+and work without JavaScript; ``/api/v1`` returns all records that the pages display.
 """
 
 from featurestore.server.app import create_app, serve

@@ -1,4 +1,4 @@
-"""Pages for sign-in, the account (tokens, password) and the audit log."""
+"""Pages for sign-in, for the user account (tokens, password) and for the audit log."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from featurestore.server.rest import status_of
 from featurestore.store import FeatureStore
 
 sign_in_pages = APIRouter()
-# Cookie whose form token protects the sign-in form, before there is a session.
+# The cookie that protects the sign-in form against CSRF before there is a session.
 FORM_COOKIE = "featurestore_form"
 PROVIDER_COOKIE = "featurestore_provider"
 audit_pages = APIRouter(prefix="/audit", dependencies=[Depends(require_role(ADMIN))])
@@ -56,14 +56,14 @@ def health(request: Request) -> PlainTextResponse:
 
 @sign_in_pages.get("/sign-in")
 def sign_in_page(request: Request, next: str = "/") -> Response:
-    """Show the sign-in form."""
+    """Display the sign-in form."""
     if not request.app.state.settings.auth:
         return RedirectResponse("/", status_code=303)
     return _sign_in_form(request, next, None)
 
 
 async def check_sign_in(request: Request) -> None:
-    """Require the form token of this browser, which prevents login CSRF."""
+    """Check the CSRF token of the sign-in form, which prevents login CSRF."""
     await check_token(request, request.cookies.get(FORM_COOKIE, ""))
 
 
@@ -105,7 +105,7 @@ def leave_for_provider(request: Request, next: str = "/") -> Response:
 
 @sign_in_pages.get("/sign-in/back")
 def come_from_provider(request: Request) -> Response:
-    """Sign in the user of the provider response and redirect to the requested page."""
+    """Sign in the user in the provider response and redirect to the requested page."""
     client = _provider_of(request)
     store: FeatureStore = request.app.state.store
     try:
@@ -141,7 +141,7 @@ def signed_in_response(request: Request, cookie: str, following: str) -> Respons
 
 
 def local_address(text: str) -> str:
-    r"""Return a URL if it is a path of this server, else the home page (no open redirects).
+    r"""Return a URL if it is a path on this server, otherwise the home page (no open redirects).
 
     >>> local_address("/groups?q=a"), local_address("//evil.example"), local_address("/\\evil.example")
     ('/groups?q=a', '/', '/')
@@ -187,7 +187,7 @@ def audit_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show the entries of the audit log, newest first."""
+    """Display the audit log entries, newest first."""
 
     def read(limit: int, offset: int) -> list[Entry]:
         with store.session.registry.reading() as connection:
@@ -214,7 +214,7 @@ def audit_page(
 
 @pages.get("")
 def account_page(request: Request, store: FullStore, visitor: CurrentVisitor) -> HTMLResponse:
-    """Show the user, roles, and tokens without their secrets."""
+    """Display the user, roles, and tokens without their secrets."""
     return _account_response(request, store, _browser_user(visitor), new_token=None)
 
 
@@ -222,7 +222,7 @@ def account_page(request: Request, store: FullStore, visitor: CurrentVisitor) ->
 def make_token(
     request: Request, store: FullStore, visitor: CurrentVisitor, form: Form
 ) -> HTMLResponse:
-    """Create a token and show its secret once."""
+    """Create a token and display its secret once."""
     user = _browser_user(visitor)
     new_token, _ = changes.make_token(
         store.session,
@@ -247,7 +247,7 @@ def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> 
 
 @pages.post("/password")
 def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
-    """Change the password after checking the current one, and sign out all browsers."""
+    """Change the password after checking the current one, and end all browser sessions."""
     person = _browser_user(visitor)
     with store.session.registry.reading() as connection:
         user = changes.get_user(connection, person.name)
@@ -278,7 +278,7 @@ def _account_response(
 
 
 def _browser_user(visitor: Visitor | None) -> Visitor:
-    """Return the visitor of a browser session; tokens are not allowed to manage tokens.
+    """Return the visitor if there is a browser session; tokens must not be used to manage tokens.
 
     Raises:
         NotAllowed: The server has no sign-in, or the request uses a token.

@@ -1,4 +1,4 @@
-"""The ASGI application, and its server: uvicorn with timeouts of slow connections."""
+"""The ASGI application, and the uvicorn server with timeouts for slow connections."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ HEADER_SECONDS = 30.0
 
 
 def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> FastAPI:
-    """Build the ASGI application of a store; ``serve`` or any ASGI server runs it.
+    """Build the ASGI application for a store; run it with ``serve`` or any ASGI server.
 
     Raises:
-        MissingExtra: The libraries of the server are not installed.
+        MissingExtra: The server libraries are not installed.
     """
     try:
         from fastapi import Depends, FastAPI
@@ -93,13 +93,13 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.add_middleware(AddressLimit, max_bytes=app.state.settings.url)
     app.add_middleware(EntityTags)
     app.add_middleware(BrowserGuard)
-    # Prevents DNS rebinding: a foreign name that resolves to this machine is rejected.
+    # Prevents DNS rebinding: unknown host names that resolve to this machine are rejected.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_allowed_hosts(app.state.settings))
     return app
 
 
 def _in_process_store(store: FeatureStore) -> FeatureStore:
-    """Return a store that reads rows in this process, so that no page starts Spark."""
+    """Return a store that reads rows in this process, so that pages do not start Spark."""
     if store.engine != SPARK:
         return store
     return FeatureStore(replace(store.session, engine=find_engine(DEFAULT_ENGINE)))
@@ -108,8 +108,8 @@ def _in_process_store(store: FeatureStore) -> FeatureStore:
 def _allowed_hosts(settings: ServerSettings) -> list[str]:
     """Return the host names that the server accepts.
 
-    A server on the network without configured names accepts any host: it requires a sign-in, and
-    pages cannot be read without the cookie.
+    A network server without configured names accepts all host names: it requires sign-in, and pages
+    cannot be read without the cookie.
     """
     if settings.names or is_loopback(settings.host):
         return known_hosts(settings.host, settings.names)
@@ -117,12 +117,12 @@ def _allowed_hosts(settings: ServerSettings) -> list[str]:
 
 
 def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
-    """Serve a store's pages and REST interface until SIGINT or SIGTERM.
+    """Serve the pages and REST interface of a store until SIGINT or SIGTERM.
 
     Raises:
         ConfigurationError: The address is reachable from the network without ``auth``.
         NotAllowed: ``auth`` is set, but the store has no users.
-        MissingExtra: The libraries of the server are not installed.
+        MissingExtra: The server libraries are not installed.
     """
     settings = settings or ServerSettings()
     if settings.auth:
@@ -167,8 +167,8 @@ def timed_protocol(*, read_seconds: float, header_seconds: float = HEADER_SECOND
     """Return a uvicorn protocol class that aborts slow connections.
 
     Args:
-        read_seconds: Time that a client may stop reading once its buffers are full.
-        header_seconds: Time for the header of a request, and for the first request to start.
+        read_seconds: The time that a client may stop reading once its buffers are full.
+        header_seconds: The time for receiving a request header, and for the first request to start.
     """
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -177,10 +177,10 @@ def timed_protocol(*, read_seconds: float, header_seconds: float = HEADER_SECOND
 
 
 class _TimedConnection:
-    """Mixin with timers for a uvicorn protocol; all methods run in the event loop.
+    """Mixin that adds timers to a uvicorn protocol; all methods run in the event loop.
 
-    uvicorn limits how long a connection is idle between requests, but neither how long a request
-    takes to arrive nor how long a response takes to be read.
+    uvicorn limits the idle time between requests, but neither the time to receive a request nor the
+    time to send a response.
     """
 
     read_seconds: float
@@ -231,7 +231,7 @@ class _TimedConnection:
 
 
 class _Timer:
-    """Timer that calls a function after some seconds unless it is stopped."""
+    """A timer that calls a function after some seconds unless it is stopped."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]

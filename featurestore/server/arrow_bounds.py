@@ -1,8 +1,8 @@
-"""Check the declared sizes of Arrow IPC messages before decompression.
+"""Validation of the declared sizes in Arrow IPC messages before decompression.
 
-A compressed buffer begins with its unpacked length, and the metadata of a message lists its buffers
+A compressed buffer starts with its uncompressed length, and the message metadata lists all buffers
 (https://arrow.apache.org/docs/format/Columnar.html#recordbatch-message). Arrow allocates the
-declared lengths, so their sum is the memory that a message takes.
+declared lengths, so their sum is the memory that a message requires.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, LimitExceeded
 
-# Limits in bytes: an unpacked message, all dictionaries together, the metadata of a message.
+# Limits in bytes: an uncompressed message, all dictionaries together, and message metadata.
 MESSAGE_BYTES = 64 << 20
 DICTIONARY_BYTES = 256 << 20
 METADATA_BYTES = 4 << 20
-# Limit on rows without bytes, as in null columns.
+# Limit on rows without bytes, such as in null columns.
 EMPTY_ROWS = 1 << 20
 MESSAGES = 1 << 18
-# Limits for streams that stay memory-mapped: each batch needs objects in memory.
+# Limits for streams that remain memory-mapped: each batch needs some memory for objects.
 _MAPPED_BATCHES, _MAPPED_METADATA = 4096, 64 << 20
 _DICTIONARY, _BATCH = "dictionary", "record batch"
 _SPLIT_HINT = "send smaller batches, or leave out compression"
@@ -30,9 +30,9 @@ _SPLIT_HINT = "send smaller batches, or leave out compression"
 
 @dataclass(frozen=True)
 class StreamShape:
-    """Declared sizes of a stream.
+    """The declared sizes of a stream.
 
-    ``is_mapped``: the batches can be read from the memory map without copies.
+    If ``is_mapped``, batches can be read from the memory map without copying.
     """
 
     batches: int
@@ -41,16 +41,16 @@ class StreamShape:
 
 
 def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
-    """Check the messages of a stream against the limits and return its shape.
+    """Check all messages in a stream against the limits and return the shape of the stream.
 
     Args:
         data: The stream, in memory or memory-mapped.
-        max_bytes: Maximum size of all messages together, unpacked.
+        max_bytes: The maximum uncompressed size of all messages together.
 
     Raises:
         LimitExceeded: A message, the dictionaries or the rows exceed a limit.
         InvalidArgument: The metadata of a message contradicts its body.
-        pyarrow.ArrowException: The data is not a stream.
+        pyarrow.ArrowException: The data is not an Arrow IPC stream.
     """
     total = dictionaries = batches = metadata = 0
     is_mapped = True
@@ -108,7 +108,7 @@ def _messages(data: pa.Buffer) -> Iterator[pa.Message]:
 
 
 def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
-    """Return the declared rows and unpacked bytes of a message, and whether it is compressed."""
+    """Return a message's declared rows and uncompressed bytes, and whether it is compressed."""
     try:
         batch = _Table.root(message.metadata).table(2)
         if batch is not None and message.type == _DICTIONARY:
@@ -127,7 +127,7 @@ def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
 
 
 def _unpacked_size(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool) -> int:
-    """Return the unpacked size of a buffer in bytes."""
+    """Return the uncompressed size of a buffer in bytes."""
     offset, length = buffer
     if offset < 0 or length < 0 or offset + length > body.size:
         raise InvalidArgument("A buffer of the rows exceeds its message.")
@@ -155,7 +155,7 @@ class _Table:
         return _Table(content, struct.unpack_from("<I", content)[0])
 
     def integer(self, field: int) -> int:
-        """Return a 64-bit field, 0 if it is absent."""
+        """Return a 64-bit integer field, 0 if it is absent."""
         position = self._position(field)
         return 0 if position is None else int(struct.unpack_from("<q", self.data, position)[0])
 
@@ -164,7 +164,7 @@ class _Table:
         return None if position is None else _Table(self.data, self._follow(position))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector of structs of two 64-bit integers."""
+        """Return a vector field whose elements are structs of two 64-bit integers."""
         position = self._position(field)
         if position is None:
             return []
@@ -177,7 +177,7 @@ class _Table:
         return [(int(first), int(second)) for first, second in pairs]
 
     def _position(self, field: int) -> int | None:
-        """Return the position of a field from the vtable, None if it is absent."""
+        """Look up the position of a field in the vtable; None if the field is absent."""
         (back,) = struct.unpack_from("<i", self.data, self.start)
         vtable = self.start - back
         (size,) = struct.unpack_from("<H", self.data, vtable)

@@ -1,4 +1,4 @@
-"""SVG charts: metric curves, histograms and correlation heatmaps; the style sheet has the colors."""
+"""SVG charts: metric curves, histograms and correlation heatmaps; colors are in the style sheet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 120, 28
 _MAX_BARS = 12
 _CELL, _LABEL, _CHARACTER = 26, 12, 7
 _MAX_COLUMNS = 60
-# The ends of the scale: -1, 0 and 1.
+# The colors of the scale at -1, 0 and 1.
 _NEGATIVE, _NEUTRAL, _POSITIVE = (59, 76, 192), (221, 221, 221), (180, 4, 38)
 Series = Mapping[int, float]
 _WIDTH, _HEIGHT = 420, 180
@@ -24,7 +24,7 @@ _MAX_POINTS = 400
 
 
 def histogram(column: ColumnStatistics | None) -> Markup:
-    """Draw the histogram of a column; empty without statistics."""
+    """Draw a histogram of a column; empty without statistics."""
     if column is None:
         return Markup("")
     counts, label = _bars(column)
@@ -57,7 +57,7 @@ def _bars(column: ColumnStatistics) -> tuple[Sequence[int], str]:
 
 
 def heatmap(correlations: Correlations, *, max_columns: int = _MAX_COLUMNS) -> Markup:
-    """Draw the correlations of the first columns; the title of each cell shows the value."""
+    """Draw a heatmap of the first columns' correlations; cell titles show the values."""
     names = correlations.columns[:max_columns]
     margin = _LABEL + _CHARACTER * min(max(map(len, names), default=0), 24)
     width, height = margin + _CELL * len(names), _CELL * len(names) + margin
@@ -82,7 +82,7 @@ def heatmap(correlations: Correlations, *, max_columns: int = _MAX_COLUMNS) -> M
 
 
 def color(value: float) -> str:
-    """Return the color of a correlation.
+    """Return the color for a correlation.
 
     >>> color(0.0), color(-1.0), color(1.0)
     ('#dddddd', '#3b4cc0', '#b40426')
@@ -117,7 +117,7 @@ def _label(text: str, x: float, y: float, *, is_vertical: bool = False) -> Marku
 
 @dataclass(frozen=True)
 class _Scale:
-    """Mapping of steps and values to coordinates."""
+    """Conversion of steps and values to coordinates."""
 
     first: int
     last: int
@@ -131,7 +131,7 @@ class _Scale:
     def y(self, value: float) -> float:
         fraction = 0.5  # all values are equal
         if self.high > self.low:
-            # Halved operands avoid an overflow of the difference to infinity.
+            # Halving the operands prevents an overflow of the difference to infinity.
             fraction = (value / 2 - self.low / 2) / (self.high / 2 - self.low / 2)
         return round(
             _HEIGHT - _MARGIN_BOTTOM - fraction * (_HEIGHT - _MARGIN_TOP - _MARGIN_BOTTOM), 1
@@ -139,7 +139,7 @@ class _Scale:
 
 
 def curves(metric: str, runs: Sequence[tuple[str, Series]]) -> Markup:
-    """Return a chart of a metric over the steps of each run; empty without finite values."""
+    """Draw the curves of a metric over the steps of each run; empty without finite values."""
     scale = _scale([series for _, series in runs])
     if scale is None:
         return Markup("")
@@ -188,7 +188,7 @@ def _axes(scale: _Scale) -> list[Markup]:
 
 
 def _split_at_gaps(series: Series) -> list[list[tuple[int, float]]]:
-    """Split a series into lines at values that are not finite."""
+    """Split a series into lines, separated by values that are not finite."""
     lines: list[list[tuple[int, float]]] = [[]]
     for step in sorted(series):
         if math.isfinite(series[step]):
@@ -201,7 +201,7 @@ def _split_at_gaps(series: Series) -> list[list[tuple[int, float]]]:
 def thin_out(
     line: Sequence[tuple[int, float]], max_points: int = _MAX_POINTS
 ) -> list[tuple[int, float]]:
-    """Reduce a line to the minimum and maximum of each range of steps.
+    """Reduce a line to the minimum and maximum in each range of steps.
 
     >>> thin_out([(step, float(step % 5)) for step in range(100)], max_points=4)
     [(0, 0.0), (4, 4.0), (50, 0.0), (54, 4.0)]

@@ -1,4 +1,4 @@
-"""Experiment runs: records, REST routes (with registered models) and pages."""
+"""Experiment runs: records, REST routes (also for registered models) and pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COMPARED_PARTS = ("params", "settings", "dataset", "code", "environment")
 
 @dataclass(frozen=True)
 class RunFilter:
-    """Filter of runs by experiment, training dataset or parent study."""
+    """Filter for runs by experiment, training dataset or parent study."""
 
     name: str = ""
     dataset: str = ""
@@ -52,14 +52,14 @@ class RunFilter:
 
 @dataclass(frozen=True)
 class RunTable:
-    """Runs with the names of all their parameters and metrics as columns."""
+    """Runs as a table with a column for each parameter and metric."""
 
     runs: list[Run]
     params: list[str]
     metrics: list[str]
 
     def rows(self) -> list[list[object]]:
-        """Return a row for each run, with None for missing parameters and metrics."""
+        """Return one row per run, with None for missing parameters and metrics."""
         table_rows = []
         for run in self.runs:
             row = list(summarize(run).values())
@@ -70,7 +70,7 @@ class RunTable:
 
 
 def find(store: FeatureStore, run_filter: RunFilter, *, limit: int, offset: int = 0) -> list[Run]:
-    """Return runs, newest first; trials of a study by number."""
+    """List runs, newest first; the trials of a study are ordered by number."""
     session = store.session
     dataset = (run_filter.dataset, run_filter.version) if run_filter.dataset else None
     run_records = catalog.find(
@@ -85,18 +85,18 @@ def find(store: FeatureStore, run_filter: RunFilter, *, limit: int, offset: int 
 
 
 def get(store: FeatureStore, run_id: str) -> Run:
-    """Return a run; RunNotFound lists the newest runs."""
+    """Return a run; raise RunNotFound, with the newest runs, if it does not exist."""
     return Run(store.session, catalog.load(store.session, run_id))
 
 
 def experiment_names(store: FeatureStore) -> list[str]:
-    """Return the names of experiments."""
+    """Return the names of all experiments."""
     with store.session.registry.reading() as connection:
         return index.names(connection)
 
 
 def run_table(runs: Sequence[Run]) -> RunTable:
-    """Return runs as a table."""
+    """Convert runs to a table."""
     return RunTable(
         list(runs),
         _column_names(runs, lambda run: run.params),
@@ -114,7 +114,7 @@ def _column_names(
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """Return the summary of a run without parameters and metrics."""
+    """Return a summary of a run without parameters and metrics."""
     dataset = run.record.dataset
     return {
         "run": run.id,
@@ -129,7 +129,7 @@ def summarize(run: Run) -> dict[str, Any]:
 
 
 def load_metrics(run: Run) -> Metrics:
-    """Return the values of each metric of a run by step."""
+    """Return the values of each metric in a run by step."""
     values_by_metric: Metrics = {}
     for entry in catalog.read_metrics(run.path):
         values_by_metric.setdefault(entry.name, {})[entry.step] = entry.value
@@ -164,7 +164,7 @@ def list_runs(
 
 @api.get("/experiments/{run_id}")
 def get_run(store: Store, run_id: RunId) -> dict[str, Any]:
-    """Return the record of a run, and its metrics by step."""
+    """Return the record of a run and its metrics by step."""
     run = get(store, run_id)
     return record({**run.to_json(), "reported": load_metrics(run)})
 
@@ -197,7 +197,7 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show runs with parameters and metrics, newest first."""
+    """Display runs with parameters and metrics, newest first."""
     run_filter = RunFilter(name.strip(), dataset.strip(), version)
     current_page = load_page(
         lambda limit, offset: find(store, run_filter, limit=limit, offset=offset),
@@ -233,7 +233,7 @@ def compare_page(
     run: Annotated[list[str] | None, Query()] = None,
     format: str = "html",
 ) -> Response:
-    """Show the differences of two runs, and their metrics in common charts."""
+    """Display the differences between two runs, and their metrics in common charts."""
     run_ids = list(dict.fromkeys(run or []))
     if len(run_ids) != 2:
         raise InvalidArgument(
@@ -256,7 +256,7 @@ def compare_page(
 
 @pages.get("/{run_id}")
 def run_page(request: Request, store: Store, run_id: str, format: str = "html") -> Response:
-    """Show parameters, metrics and files of a run."""
+    """Display the parameters, metrics and files of a run."""
     run = get(store, run_id)
     series = [(run.id, load_metrics(run))]
     if format == "csv":
@@ -276,7 +276,7 @@ def run_page(request: Request, store: Store, run_id: str, format: str = "html") 
 
 
 def _pictures(series: list[tuple[str, Metrics]]) -> dict[str, object]:
-    """Return a chart for each metric of the runs."""
+    """Draw one chart per metric for the runs."""
     pictures: dict[str, object] = {}
     for name in dict.fromkeys(name for _, metrics in series for name in metrics):
         picture = curves(name, [(run, metrics.get(name, {})) for run, metrics in series])
@@ -286,7 +286,7 @@ def _pictures(series: list[tuple[str, Metrics]]) -> dict[str, object]:
 
 
 def _series_file(name: str, series: list[tuple[str, Metrics]]) -> Response:
-    """Return a CSV file with a row for each reported value."""
+    """Return a CSV file with one row per reported value."""
     rows = [
         [run, metric, step, value]
         for run, metrics in series

@@ -1,4 +1,4 @@
-"""Pages of feature groups: list, schema, rows, history, statistics, validation."""
+"""Feature group pages: list, schema, rows, history, statistics and validation."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def latest(store: Store, name: str) -> RedirectResponse:
 def group_page(
     request: Request, store: Store, name: str, version: int, format: str = "html"
 ) -> Response:
-    """Show the schema of a group with statistics of each feature."""
+    """Display the schema of a group with statistics of each feature."""
     group, common = _open_group(store, name, version)
     definition = records.definition(group)
     statistics = records.statistics(group)
@@ -119,7 +119,7 @@ def rows_page(
     as_of: str = "",
     format: str = "html",
 ) -> Response:
-    """Show the first rows of the latest or an earlier table version."""
+    """Display the first rows of the latest or an earlier table version."""
     group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":
@@ -142,7 +142,7 @@ def history_page(
     before: Before = None,
     format: str = "html",
 ) -> Response:
-    """Show the commits, newest first."""
+    """Display the commits, newest first."""
     group, common = _open_group(store, name, version)
     commits = group.history(limit=settings.page, before=before)
     if format == "csv":
@@ -173,7 +173,7 @@ def statistics_page(
     after: str = "",
     format: str = "html",
 ) -> Response:
-    """Show stored statistics, correlations, and the drift from another version or time."""
+    """Display stored statistics, correlations, and the drift from another version or time."""
     group, common = _open_group(store, name, version)
     statistics = records.statistics(group)
     if format == "csv":
@@ -216,7 +216,7 @@ def validation_page(
     version: int,
     format: str = "html",
 ) -> Response:
-    """Show the validation reports, and the quarantined rows with their reasons."""
+    """Display the validation reports, and the quarantined rows with their reasons."""
     group, common = _open_group(store, name, version)
     bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
     if format == "csv":

@@ -43,7 +43,7 @@ api = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=REFU
 
 @dataclass(frozen=True)
 class GroupColumn:
-    """A column of a group with its statistics, if any."""
+    """A group column with its statistics, if available."""
 
     name: str
     type: str
@@ -54,7 +54,7 @@ class GroupColumn:
 
     @property
     def missing(self) -> float | None:
-        """The fraction of rows without a value."""
+        """The fraction of rows with a null value."""
         if self.statistics is None or self.rows == 0:
             return None
         return self.statistics.missing / self.rows
@@ -63,7 +63,7 @@ class GroupColumn:
 def lines(
     store: FeatureStore, group_filter: GroupFilter, *, limit: int, offset: int = 0
 ) -> list[GroupLine]:
-    """Return a page of the list of groups."""
+    """Return one page of the group list."""
     with store.session.registry.reading() as connection:
         return overview.groups(connection, group_filter, limit=limit, offset=offset)
 
@@ -80,7 +80,7 @@ def definition(group: FeatureGroup) -> dict[str, Any]:
 
 
 def statistics(group: FeatureGroup, table_version: TableVersion | None = None) -> Statistics | None:
-    """Return the stored statistics of a table version, None without; pages never compute them."""
+    """Return the stored statistics of a table version, or None; they are never computed here."""
     return stored_statistics(
         group._session, group.name, version=group.version, delta_version=table_version
     )
@@ -89,10 +89,10 @@ def statistics(group: FeatureGroup, table_version: TableVersion | None = None) -
 def require_statistics(
     group: FeatureGroup, table_version: TableVersion | None = None
 ) -> Statistics:
-    """Return the stored statistics of a table version, by default the newest.
+    """Return the stored statistics of a table version, by default the newest one.
 
     Raises:
-        StatisticsNotFound: This table version has no statistics.
+        StatisticsNotFound: The table version has no statistics.
     """
     stored = statistics(group, table_version)
     if stored is not None:
@@ -111,14 +111,14 @@ def require_statistics(
 def committers(
     full_store: FeatureStore, group: FeatureGroup, commits: Sequence[Commit]
 ) -> dict[int, str]:
-    """Return the authors of commits that were made through a server, by Delta version."""
+    """Return the authors of commits made through a server, by Delta version."""
     with full_store.session.registry.reading() as connection:
         entries = audit_log.commits(connection, group.name, group.version)
     commit_times = {commit.delta_version: commit.timestamp for commit in commits}
     authors: dict[int, str] = {}
     for delta_version, entry in entries:
-        # Entries before the commit belong to a deleted table; a repeated transaction adds a later
-        # entry for the same commit, so the first one has the author.
+        # Entries before the commit belong to a deleted table. A repeated transaction adds another
+        # entry for the same commit, so the first entry contains the author.
         if delta_version in commit_times and entry.at >= commit_times[delta_version]:
             authors.setdefault(delta_version, entry.who)
     return authors
@@ -127,7 +127,7 @@ def committers(
 def columns(
     group_definition: Mapping[str, Any], table_statistics: Statistics | None
 ) -> list[GroupColumn]:
-    """Return the columns of a definition, with their statistics."""
+    """Return the columns in a definition with their statistics."""
     by_name: dict[str, ColumnStatistics] = {}
     if table_statistics is not None:
         by_name = {each.name: each for each in table_statistics.columns}
@@ -140,7 +140,7 @@ def columns(
 
 @dataclass(frozen=True)
 class RowBounds:
-    """Limits on rows, Arrow bytes and seconds of a read."""
+    """Limits for reading rows: number of rows, Arrow bytes and seconds."""
 
     rows: int
     bytes: int
@@ -150,10 +150,10 @@ class RowBounds:
 def rows(
     group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
 ) -> dict[str, Any]:
-    """Return the first rows of a group: column names, and a list of values for each row.
+    """Return the first rows of a group: column names, and a list of values per row.
 
     Raises:
-        LimitExceeded: The rows exceed the limit on bytes.
+        LimitExceeded: The rows exceed the byte limit.
         QueryEnded: The query exceeded the time limit.
     """
     return _rows_or_error(group, group.read(as_of=as_of), bounds)
@@ -162,7 +162,7 @@ def rows(
 def leading_rows(
     group: FeatureGroup, bounds: RowBounds, *, as_of: TableVersion | None = None
 ) -> dict[str, Any]:
-    """Return the rows of ``rows`` that fit into the limit on bytes, at least one.
+    """Return as many rows of ``rows`` as fit into the byte limit, at least one.
 
     Raises:
         QueryEnded: The query exceeded the time limit.
@@ -171,17 +171,17 @@ def leading_rows(
 
 
 def quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
-    """Return the first quarantined rows, with the reasons as first column.
+    """Return the first quarantined rows, with the reasons as the first column.
 
     Raises:
-        LimitExceeded: The rows exceed the limit on bytes.
+        LimitExceeded: The rows exceed the byte limit.
         QueryEnded: The query exceeded the time limit.
     """
     return _rows_or_error(group, _quarantine(group), bounds)
 
 
 def leading_quarantined_rows(group: FeatureGroup, bounds: RowBounds) -> dict[str, Any]:
-    """Return the rows of ``quarantined_rows`` that fit into the limit on bytes, at least one."""
+    """Return as many rows of ``quarantined_rows`` as fit into the byte limit, at least one."""
     return _values(_read_within(group, _quarantine(group), bounds)[0])
 
 
@@ -204,9 +204,9 @@ def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) 
 def _read_within(
     group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds
 ) -> tuple[pa.Table, bool]:
-    """Return the first rows within the limits, at least one, and whether the bytes limit was hit.
+    """Return the first rows within the limits, at least one, and whether the byte limit was hit.
 
-    Reading stops at the limit.
+    Reading stops as soon as the limit is reached.
     """
     engine = group._session.engine
     batches: list[pa.RecordBatch] = []
@@ -233,7 +233,7 @@ def _values(table: pa.Table) -> dict[str, Any]:
 
 
 def history(group: FeatureGroup, *, limit: int, before: int | None = None) -> list[dict[str, Any]]:
-    """Return commits, newest first."""
+    """Return the commits to a group, newest first."""
     records = [dict(vars(commit)) for commit in group.history(limit=limit, before=before)]
     if isinstance(group._session.registry, FilteredRegistry):
         for record in records:
@@ -267,7 +267,7 @@ def list_groups(
 
 @api.get("/{name}")
 def get_latest(store: Store, name: Name) -> dict[str, Any]:
-    """Return the latest version of a group and the list of its versions."""
+    """Return the latest version of a group and the list of all versions."""
     group = store.featuregroup(name)
     return record({**definition(group), "versions": versions(store, name)})
 
@@ -296,7 +296,7 @@ def list_commits(
 
 @api.get("/{name}/{version}/statistics")
 def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
-    """Return the stored statistics of the newest rows (statistics.schema.json)."""
+    """Return the stored statistics of the current table version (statistics.schema.json)."""
     group = store.featuregroup(name, version=version)
     return record(require_statistics(group).to_json())
 
@@ -327,7 +327,7 @@ def get_rows(
         datetime | None, Query(description="As of this time; ignored with delta_version.")
     ] = None,
 ) -> dict[str, Any]:
-    """Return the first rows: column names, and a list of values for each row."""
+    """Return the first rows: column names, and a list of values per row."""
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version
     max_rows = min(limit, settings.rows)

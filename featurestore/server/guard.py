@@ -1,4 +1,4 @@
-"""Dependencies of all routes: visitor, roles, form tokens (CSRF), store and settings."""
+"""FastAPI dependencies of the routes: visitor, roles, CSRF tokens, store and settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ANONYMOUS = Actor("anybody", "without sign-in")
 
 
 def find_visitor(request: Request) -> Visitor | None:
-    """Authenticate a request; None without ``--auth``, where everything is allowed.
+    """Authenticate a request; return None without ``--auth``, where all requests are allowed.
 
     Raises:
         NotSignedIn: The request has no valid token or cookie.
@@ -62,7 +62,7 @@ CurrentVisitor = Annotated[Visitor | None, Depends(find_visitor)]
 
 
 def actor_of(visitor: Visitor | None) -> Actor:
-    """Return the actor of a visitor for the audit log."""
+    """Return the audit log actor for a visitor."""
     return _ANONYMOUS if visitor is None else visitor.actor
 
 
@@ -73,7 +73,7 @@ def log_change(
     subject: str,
     detail: dict[str, Any],
 ) -> None:
-    """Add a change to the audit log."""
+    """Record a change in the audit log."""
     with full_store.session.registry.transaction() as connection:
         audit_log.add(connection, actor_of(visitor), action, subject, detail)
 
@@ -89,7 +89,7 @@ def require_role(role: str) -> Callable[[Visitor | None], None]:
 
 
 async def check_form(request: Request, visitor: CurrentVisitor) -> None:
-    """Require a form token for changes that are authenticated by a cookie (CSRF protection).
+    """Check the CSRF token of changes that are authenticated by a cookie.
 
     Raises:
         NotAllowed: The token is missing or invalid.
@@ -100,7 +100,7 @@ async def check_form(request: Request, visitor: CurrentVisitor) -> None:
 
 
 async def check_token(request: Request, cookie: str) -> None:
-    """Require the form token of a cookie.
+    """Check the CSRF token for a cookie.
 
     Raises:
         NotAllowed: The token is missing or invalid.
@@ -113,7 +113,7 @@ async def check_token(request: Request, cookie: str) -> None:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form, the last one of each name.
+    """Return the fields of a form; the last value of a repeated field is used.
 
     Raises:
         InvalidArgument: The body is too long or not a URL-encoded form.
@@ -131,7 +131,7 @@ Form = Annotated[dict[str, str], Depends(read_form)]
 
 
 def sign_in_address(request: Request) -> str:
-    """Return the URL of the sign-in page that redirects back to this request."""
+    """Return the URL of the sign-in page, which then redirects back to this request."""
     path = request.url.path
     if request.url.query:
         path = f"{path}?{request.url.query}"
@@ -139,7 +139,7 @@ def sign_in_address(request: Request) -> str:
 
 
 def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
-    """Return the store, filtered by the permissions of the visitor."""
+    """Return the store filtered by the visitor's permissions."""
     full_store: FeatureStore = request.app.state.store
     if visitor is None or visitor.sees_all:
         return full_store
@@ -147,13 +147,13 @@ def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
 
 
 def server_settings(request: Request) -> ServerSettings:
-    """Return the settings of the server."""
+    """Return the server settings."""
     settings: ServerSettings = request.app.state.settings
     return settings
 
 
 def unfiltered_store(request: Request) -> FeatureStore:
-    """Return the unfiltered store, for routes that check a role themselves."""
+    """Return the unfiltered store, for routes that check roles themselves."""
     store: FeatureStore = request.app.state.store
     return store
 
@@ -164,7 +164,7 @@ Settings = Annotated[ServerSettings, Depends(server_settings)]
 
 
 def parse_as_of(text: str) -> int | str | None:
-    """Parse a Delta version or a time of a form field; None if it is empty.
+    """Parse a form field with a Delta version or a time; return None if it is empty.
 
     >>> parse_as_of("7"), parse_as_of("2013-01-01T06:00Z"), parse_as_of(" ")
     (7, '2013-01-01T06:00Z', None)
@@ -172,5 +172,5 @@ def parse_as_of(text: str) -> int | str | None:
     text = text.strip()
     if not text:
         return None
-    # int() of a very long text is slow; 40 digits exceed every Delta version, so the store rejects it.
+    # int() is slow for very long strings; any number with 40 digits exceeds all Delta versions.
     return int(text[:40]) if text.isdecimal() else text

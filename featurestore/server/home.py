@@ -1,4 +1,4 @@
-"""Home page, counts of the store and Prometheus metrics."""
+"""Home page, object counts and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ metrics_router = APIRouter()
 _NEWEST = 8
 api = APIRouter(tags=["store"], responses=REFUSALS)
 pages = APIRouter()
-# Page of each count.
+# The page for each count.
 _COUNT_PAGES = {
     "feature groups": "/groups",
     "features": "/groups",
@@ -41,7 +41,7 @@ _COUNT_PAGES = {
 
 @dataclass(frozen=True)
 class Home:
-    """Content of the home page."""
+    """The content of the home page."""
 
     counts: dict[str, int]
     groups: list[GroupLine]
@@ -77,13 +77,13 @@ def describe(store: Store) -> dict[str, Any]:
 
 @pages.get("/")
 def first_page(request: Request, store: Store) -> HTMLResponse:
-    """Show counts, newest objects and failures."""
+    """Display counts, newest objects and failures."""
     return page(request, "home.html", title="Feature store", home=home(store), pages=_COUNT_PAGES)
 
 
 @metrics_router.get("/metrics")
 def metrics(store: Store) -> PlainTextResponse:
-    """Return the metrics in the text format of Prometheus."""
+    """Return the metrics in the Prometheus text format."""
     return PlainTextResponse(
         store.get_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
     )

@@ -1,4 +1,4 @@
-"""Actions on jobs in the browser: pause, resume, and runs in a background thread, one at a time."""
+"""Job actions in the browser: pause, resume, and sequential runs in a background thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pages = APIRouter(prefix="/jobs")
 def writable_job_store(
     name: str, store: Store, full_store: FullStore, visitor: CurrentVisitor
 ) -> FeatureStore:
-    """Return the unfiltered store if the visitor is allowed to change and run a job."""
+    """Return the unfiltered store if the visitor may change and run a job."""
     service.get_job(store.session, name)
     if visitor is not None:
         visitor.check(visitors.WRITER)
@@ -96,7 +96,7 @@ def plan_page(
     start: str = "",
     end: str = "",
 ) -> HTMLResponse:
-    """Show the windows of a range, their inputs and the estimated time."""
+    """Display the windows in a time range, their inputs and the estimated time."""
     job = service.get_job(store.session, name)
     plan, command = None, ""
     if start.strip() and end.strip():
@@ -124,7 +124,7 @@ def backfill(
     form: Form,
     settings: Settings,
 ) -> RedirectResponse:
-    """Start the backfill of a range."""
+    """Start a backfill of a time range."""
     first, last = _parse_range(form.get("start", ""), form.get("end", ""))
     _check_windows(
         service.get_job(full_store.session, name).spec, first, last, max_windows=settings.windows
@@ -143,7 +143,7 @@ def backfill(
 
 
 def _backfill_command(name: str, first: datetime, last: datetime) -> str:
-    """Return the command of a backfill; ISO times have no spaces and need no quotes."""
+    """Return the command for a backfill; ISO times contain no spaces and need no quotes."""
     return f"featurestore job backfill {name} --start {first.isoformat()} --end {last.isoformat()}"
 
 
@@ -156,7 +156,7 @@ def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
 
 
 def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_windows: int) -> None:
-    """Reject a range with more windows than the limit."""
+    """Reject a time range with more windows than the limit."""
     if len(find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
         raise LimitExceeded(
             f"The range has more than {max_windows:,} windows, the limit of one plan.",
@@ -165,7 +165,7 @@ def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_window
 
 
 def _check_runs_here(request: Request, command: str) -> None:
-    """Reject jobs of Spark stores: the server has no Spark session.
+    """Reject jobs of Spark stores, since the server has no Spark session.
 
     Raises:
         InvalidArgument: The hint contains the command to run instead.
@@ -210,7 +210,7 @@ class RequestedRun:
 
     @property
     def outcome_text(self) -> str:
-        """The error or the counts of a finished run."""
+        """The error or the row counts of a finished run."""
         if not self.future.done():
             return ""
         if self.future.cancelled():
@@ -230,10 +230,11 @@ class RequestedRun:
 
 
 class JobRuns:
-    """Queue of job runs, executed by one thread of this process in order of their requests.
+    """A queue of job runs, executed sequentially by one thread in this process.
 
-    The registry stores the runs; this class remembers the last request of each job since the server
-    started. Shutdown waits for the current run. After a kill the next process recovers the run.
+    The registry stores the runs; this class remembers the last request for each job since the
+    server started. Shutdown waits for the current run. If the server is killed, the next process
+    recovers the run.
     """
 
     def __init__(self) -> None:
@@ -245,7 +246,7 @@ class JobRuns:
         """Queue a run.
 
         Raises:
-            JobLeased: A run of this job is queued or running.
+            JobLeased: A run of this job is already queued or running.
         """
         with self._lock:
             previous = self._latest.get(job)
@@ -262,7 +263,7 @@ class JobRuns:
         return requested_run
 
     def last(self, job: str) -> RequestedRun | None:
-        """Return the last requested run of a job since the server started."""
+        """Return the run last requested for a job since the server started."""
         with self._lock:
             return self._latest.get(job)
 

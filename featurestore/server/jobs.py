@@ -1,4 +1,4 @@
-"""Jobs and monitors: records of status, runs and windows, REST routes and pages."""
+"""Jobs and monitors: status, run and window records, REST routes and pages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _MAX_RUNS = 100
 
 @dataclass(frozen=True)
 class JobWindow:
-    """A window of a job; ``state`` is "done", "failed", "stale" or "due"."""
+    """A job window; ``state`` is "done", "failed", "stale" or "due"."""
 
     window: Window
     state: str
 
 
 def status_record(job_status: service.JobStatus) -> dict[str, Any]:
-    """Return the status of a job as a record."""
+    """Convert a job status to a record."""
     last_run = job_status.last
     return {
         "name": job_status.name,
@@ -60,7 +60,7 @@ def status_record(job_status: service.JobStatus) -> dict[str, Any]:
 
 
 def run_record(job_run: Run) -> dict[str, Any]:
-    """Return a run as a record, without the path of its log."""
+    """Convert a run to a record, without the path of its log."""
     return {
         "run_id": job_run.run_id,
         "job": job_run.job,
@@ -110,7 +110,7 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[Jo
 
 @api.get("")
 def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
-    """List the jobs with their status."""
+    """List all jobs with their status."""
     return items(
         lambda count, skipped: list(store.get_jobs(limit=count, offset=skipped)),
         status_record,
@@ -129,7 +129,7 @@ def get_job(store: Store, name: Name) -> dict[str, Any]:
 
 @api.get("/{name}/runs")
 def list_runs(store: Store, name: Name, limit: Limit = 100) -> Items:
-    """List the last runs of a job, newest first."""
+    """List the newest runs of a job, newest first."""
     service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
         job_runs = runs.of_job(connection, name, last=limit)[::-1]
@@ -144,7 +144,7 @@ def list_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """List the jobs with their status."""
+    """List all jobs with their status."""
     current_page = load_page(
         lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
         number=number,
@@ -164,7 +164,7 @@ def list_page(
 def job_page(
     request: Request, store: Store, full_store: FullStore, name: str, format: str = "html"
 ) -> Response:
-    """Show the windows of a job and its runs, newest first."""
+    """Display the windows of a job and its runs, newest first."""
     job = service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
         job_runs = runs.of_job(connection, name, last=_MAX_RUNS)[::-1]
@@ -188,12 +188,12 @@ def job_page(
 
 @pages.get("/{name}/runs/{run_id}/log")
 def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
-    """Show the log of a run, unless it contains hidden names."""
+    """Display the log of a run, unless it contains hidden names."""
     no_log = JobNotFound(f"Run {run_id!r} of job {name!r} has no log.")
     with store.session.registry.reading() as connection:
         run = runs.find(connection, run_id)
     log = run.log if run is not None and run.job == name else None
-    # A manipulated registry must not expose other files of the machine.
+    # A manipulated registry must not expose other files on the machine.
     if log is None or not files.lies_below(log, store.session.logs_path) or not files.exists(log):
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")
@@ -205,7 +205,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
 
 @monitor_pages.get("")
 def list_monitors(request: Request, store: Store, format: str = "html") -> Response:
-    """List the monitors with their last findings."""
+    """List all monitors with their last findings."""
     monitors = store.get_monitors()
     if format == "csv":
         summaries = [each._summary() for each in monitors]
@@ -223,7 +223,7 @@ def monitor_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Show the findings of a monitor, newest window first."""
+    """Display the findings of a monitor, newest window first."""
     current_page = load_page(
         lambda limit, offset: store.get_monitor_history(name, limit=limit, offset=offset),
         number=number,
@@ -258,7 +258,7 @@ def accept(
 
 
 def _findings_file(name: str, reports: list[MonitorReport]) -> Response:
-    """Return a CSV file with a row for each finding."""
+    """Return a CSV file with one row per finding."""
     columns = ["window_start", "window_end", "rows", "kind", "subject", "measure"]
     columns += ["value", "low", "high", "out", "alarm", "text"]
     rows: list[list[object]] = []

@@ -1,4 +1,4 @@
-"""Lineage graphs of a store or around a node, also at the level of features."""
+"""Lineage graphs of an entire store or around a node, optionally for single features."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from featurestore.store import FeatureStore
 Edges = list[tuple[Node, Node]]
 Arguments = ParamSpec("Arguments")
 T = TypeVar("T")
-# Limits the number of manifests to open.
+# Limits the number of manifests that are opened.
 _MAX_DATASETS = 100
-# Nodes between an input and its output do not count as steps.
+# Nodes between an input and its output, which do not count as steps.
 _UNCOUNTED_KINDS = ("job", "experiment")
 
 
 class FeatureSteps:
-    """Lineage around a feature; ``columns`` maps datasets and views to its column names there.
+    """Lineage of a single feature; ``columns`` maps datasets and views to derived column names.
 
-    Retrieval plans, view definitions, window jobs and queries of SQL jobs contain column names.
-    Otherwise, as for jobs in Python, the edge refers to the complete group or dataset.
+    Retrieval plans, view definitions, window jobs and the queries of SQL jobs contain column names.
+    In other cases, such as Python jobs, an edge refers to the complete group or dataset.
     """
 
     def __init__(self, store: FeatureStore) -> None:
@@ -60,12 +60,12 @@ class FeatureSteps:
         *args: Arguments.args,
         **kwargs: Arguments.kwargs,
     ) -> T:
-        """Run a registry query; its connection is released before files are read."""
+        """Run a registry query and release its connection before files are read."""
         with self._store.session.registry.reading() as connection:
             return query(connection, *args, **kwargs)
 
     def sources(self, node: Node) -> Edges:
-        """Return the edges that lead to a node."""
+        """Return the incoming edges of a node."""
         if node.kind != "feature":
             return [] if node.kind == "job" else self._query(steps.sources, node)
         group, column = node.parts
@@ -81,7 +81,7 @@ class FeatureSteps:
         return edges
 
     def results(self, node: Node) -> Edges:
-        """Return the edges that leave a node."""
+        """Return the outgoing edges of a node."""
         if node.kind == "feature":
             return [*self._groups(node), *self._datasets(node), *self._views(node)]
         if node.kind == "job":
@@ -90,7 +90,7 @@ class FeatureSteps:
         return [edge for edge in edges if edge[1].kind != "model" or self._needs_feature(edge[1])]
 
     def _needs_feature(self, model: Node) -> bool:
-        """Return True if a model needs the feature."""
+        """Return True if the feature is an input of a model."""
         spec = models.get(self._store, model.name, model.version).spec
         dataset = Node("training_dataset", spec.dataset["name"], spec.dataset["version"])
         inputs = {column.name for column in spec.inputs}
@@ -99,7 +99,7 @@ class FeatureSteps:
         )
 
     def _feature(self, origin: Origin) -> Node:
-        """Return the feature of an origin; without a version, that of the latest version."""
+        """Return the feature node of an origin; without a version, the latest version is used."""
         group, version = origin.group
         if version is None:
             version = self._query(featuregroups.versions, group)[-1]
@@ -123,7 +123,7 @@ class FeatureSteps:
         return edges
 
     def _columns_of(self, target: Node, job: str) -> ColumnOrigins | None:
-        """Return the origins of the columns of a group, None if its job does not reveal them."""
+        """Return the origins of the columns in a group, None if its job does not define them."""
         registered = self._query(jobs.find, job)
         if registered is None or target.kind != "featuregroup" or target.version is None:
             return None
@@ -199,7 +199,7 @@ def _contains(node: Node, origins: Iterable[Origin]) -> bool:
 
 
 def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
-    """Return the graph of the store, truncated to ``limit`` nodes."""
+    """Return the lineage graph of the entire store, truncated to ``limit`` nodes."""
     with store.session.registry.reading() as connection:
         rows = overview.edges(connection, limit=limit + 1)
         lone_groups = overview.groups(connection, GroupFilter(), limit=limit)
@@ -214,7 +214,7 @@ def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
 def graph_around(
     store: FeatureStore, focus: Node, *, up: int = 3, down: int = 3, limit: int = MAX_NODES
 ) -> Graph:
-    """Return the graph around a node: ``up`` steps upstream and ``down`` steps downstream."""
+    """Return the graph around a node, ``up`` steps upstream and ``down`` steps downstream."""
     feature = FeatureSteps(store)
     if focus.kind == "feature":
         before = _walk(focus, up, feature.sources, limit)
@@ -234,7 +234,7 @@ def graph_around(
 
 
 def filter_kinds(graph: Graph, kinds: Collection[str]) -> Graph:
-    """Return the graph of some kinds of nodes; edges bridge the removed nodes."""
+    """Return the graph with only some kinds of nodes; edges bridge the removed nodes."""
     if not kinds:
         return graph
     following: dict[Node, list[Node]] = {}
@@ -250,7 +250,7 @@ def filter_kinds(graph: Graph, kinds: Collection[str]) -> Graph:
 
 
 def split_isolated(graph: Graph, focus: Node | None) -> tuple[list[Node], Graph]:
-    """Return the nodes without edges, and the graph without them."""
+    """Split a graph into nodes without edges and the remaining graph."""
     touched = {node for edge in graph.edges for node in edge} | {focus}
     connected = [node for node in graph.nodes if node in touched]
     isolated = [node for node in graph.nodes if node not in touched]
@@ -262,7 +262,7 @@ def split_isolated(graph: Graph, focus: Node | None) -> tuple[list[Node], Graph]
 def _nearest_of_kinds(
     node: Node, following: Mapping[Node, Iterable[Node]], kinds: Collection[str]
 ) -> list[Node]:
-    """Return the nearest descendants of some kinds."""
+    """Return the nearest descendants that have one of the kinds."""
     nearest, visited, waiting = [], {node}, deque(following.get(node, ()))
     while waiting:
         candidate = waiting.popleft()
@@ -279,7 +279,7 @@ def _nearest_of_kinds(
 def _walk(
     focus: Node, depth: int, step: Callable[[Node], list[tuple[Node, Node]]], limit: int
 ) -> list[tuple[Node, Node]]:
-    """Return the edges within some steps of a node, without counting jobs and experiments."""
+    """Return the edges within ``depth`` steps of a node; jobs and experiments are not steps."""
     edges: list[tuple[Node, Node]] = []
     visited = {focus}
     waiting = deque([(focus, 0)])

@@ -1,4 +1,4 @@
-"""Nodes and graphs of lineage, and their edges in the registry."""
+"""Nodes and graphs of lineage, and queries for their edges in the registry."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PAGES = {
     "experiment": "/experiments?name={name}",
 }
 _SOURCE_PREFIX = "source:"
-# Sources other than groups are stored with their folder below the location.
+# Sources other than groups are stored with their folder relative to the location.
 _FOLDERS = {
     FEATUREVIEWS: "feature_view",
     TRAININGDATASETS: "training_dataset",
@@ -50,9 +50,9 @@ def kind_label(kind: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class Node:
-    """A node of lineage; jobs, experiments and sources have no version.
+    """A lineage node; jobs, experiments and sources have no version.
 
-    The key of a feature contains its group: ``feature:weather.temp@1``.
+    The key of a feature includes its group: ``feature:weather.temp@1``.
     """
 
     kind: str
@@ -61,17 +61,17 @@ class Node:
 
     @property
     def key(self) -> str:
-        """Key of the node in URLs: ``featuregroup:weather@1``."""
+        """The key of the node in URLs, such as ``featuregroup:weather@1``."""
         return f"{self.kind}:{self.label}"
 
     @property
     def label(self) -> str:
-        """Name and version."""
+        """The name and version to display."""
         return self.name if self.version is None else f"{self.name}@{self.version}"
 
     @property
     def page(self) -> str | None:
-        """URL path of the page of the node, None without a page."""
+        """The URL path of the node's page, None if it has no page."""
         pattern = _PAGES.get(self.kind)
         if pattern is None:
             return None
@@ -80,13 +80,13 @@ class Node:
 
     @property
     def parts(self) -> tuple[str, str]:
-        """Group and column of a feature."""
+        """The group and column of a feature."""
         group, _, column = self.name.partition(".")
         return group, column
 
     @classmethod
     def parse(cls, key: str) -> Node | None:
-        """Parse a key; None if it is invalid.
+        """Parse a key; return None if it is invalid.
 
         >>> Node.parse("featuregroup:weather@1")
         Node(kind='featuregroup', name='weather', version=1)
@@ -105,9 +105,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes and edges from inputs to outputs; ``truncated``: nodes beyond the limit are missing.
+    """Nodes, and edges from inputs to outputs; ``truncated`` if nodes beyond the limit are missing.
 
-    ``columns`` maps datasets and views to the columns that are derived from a feature.
+    ``columns`` maps datasets and views to their columns that are derived from a feature.
     """
 
     nodes: tuple[Node, ...]
@@ -124,7 +124,7 @@ class Graph:
         truncated: bool,
         columns: Mapping[Node, tuple[str, ...]] | None = None,
     ) -> Graph:
-        """Build a graph from nodes and the edges between them; other edges are dropped."""
+        """Build a graph from nodes and the edges between them; other edges are omitted."""
         shown_nodes = list(nodes)
         node_set = set(shown_nodes)
         inner_edges = [
@@ -150,7 +150,7 @@ class Graph:
 
 
 def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
-    """Return the edges that lead to a node."""
+    """Return the incoming edges of a node."""
     if node.kind == "source":
         return []
     column = "job" if node.kind == "job" else "name"
@@ -164,7 +164,7 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
 
 
 def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
-    """Return the edges that leave a node."""
+    """Return the outgoing edges of a node."""
     if node.kind == "job":
         rows = overview.edges(connection, limit=MAX_NODES, matching={"job": node.name})
     else:
@@ -199,7 +199,7 @@ def edges_of(
     connection: Connection,
     rows: Iterable[tuple[str, str, int, str | None, str, int | None]],
 ) -> list[tuple[Node, Node]]:
-    """Convert rows to edges; a job is a node between its input and its output."""
+    """Convert rows to edges; a job becomes a node between its input and its output."""
     edges: dict[tuple[Node, Node], None] = {}
     for kind, name, version, job, source, source_version in rows:
         target, origin = Node(kind, name, version), _source_node(connection, source, source_version)
@@ -212,7 +212,7 @@ def edges_of(
 
 
 def _source_name(node: Node) -> str:
-    """Return the name under which lineage stores a node as a source."""
+    """Return the source name that lineage rows contain for a node."""
     if node.kind == "source":
         return f"{_SOURCE_PREFIX}{node.name}"
     for folder, kind in _FOLDERS.items():

@@ -1,4 +1,4 @@
-"""Lineage page and REST route, and the layered drawing of a lineage graph (Sugiyama's method)."""
+"""Lineage page and REST route, and the layered layout of lineage graphs (Sugiyama's method)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Steps = Annotated[int, Query(ge=0, le=20)]
 
 @dataclass(frozen=True, order=True)
 class Bend:
-    """Virtual node of an edge in a layer that it passes."""
+    """A virtual node that an edge has in each layer it passes through."""
 
     before: Node
     after: Node
@@ -43,10 +43,10 @@ Links = dict[Item, list[Item]]
 def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
     """Draw a graph as SVG; each node links to ``address`` followed by its key.
 
-    The layer of a node is the longest path to it from a node without sources; edges that close a
-    cycle are ignored. An edge over several layers has a bend in each of them, with its own position
-    between the nodes, so that it does not cross them. Within a layer, nodes and bends are ordered
-    by the barycenter of their neighbors, which avoids most crossings.
+    The layer of a node is the length of the longest path to it from a node without sources; edges
+    that close a cycle are ignored. An edge across several layers has a bend in each of them, with
+    its own position between the nodes, so that it does not cross nodes. Nodes and bends within a
+    layer are ordered by the barycenter of their neighbors, which avoids most crossings.
     """
     layers, before, after = _arrange_with_bends(graph)
     middles = _place_items(layers, before)
@@ -78,7 +78,7 @@ def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
 
 
 def arrange(graph: Graph) -> list[list[Node]]:
-    """Return the layers of a graph, each from top to bottom.
+    """Return the layers of a graph, with the nodes in each from top to bottom.
 
     >>> a, b, c = (Node("featuregroup", name, 1) for name in "abc")
     >>> arrange(Graph((c, b, a), ((a, b), (b, c), (a, c)))) == [[a], [b], [c]]
@@ -119,7 +119,7 @@ def _nodes_of(layer: Iterable[Item]) -> list[Node]:
 
 
 def _depths(graph: Graph) -> dict[Node, int]:
-    """Return the layer of each node by a depth-first search over its sources."""
+    """Return the layer of each node, computed by a depth-first search over its sources."""
     sources: dict[Node, list[Node]] = {}
     for before, after in graph.edges:
         sources.setdefault(after, []).append(before)
@@ -159,7 +159,7 @@ def _order_by_neighbors(
 
 
 def _place_items(layers: Iterable[list[Item]], before: Links) -> dict[Item, float]:
-    """Return the vertical center of each item: near its predecessors, below the item above."""
+    """Return the vertical center of each item: close to its predecessors, below the item above."""
     heights: dict[Item, float] = {}
     for layer in layers:
         free = float(_MARGIN)
@@ -173,7 +173,7 @@ def _place_items(layers: Iterable[list[Item]], before: Links) -> dict[Item, floa
 
 
 def _edge(before: tuple[int, float], after: tuple[int, float], end: Item) -> Markup:
-    """Draw the line between two items; a line to a bend continues through the layer."""
+    """Draw the line between two items; a line to a bend continues through its layer."""
     start_x, end_x = before[0] + _WIDTH, after[0]
     bend = max(abs(end_x - start_x) // 2, 30)
     line = Markup("M{} {:.0f}C{} {:.0f} {} {:.0f} {} {:.0f}").format(
@@ -243,7 +243,7 @@ def lineage_page(
     up: Steps = 3,
     down: Steps = 3,
 ) -> HTMLResponse:
-    """Show the lineage graph of the store or around a node."""
+    """Display the lineage graph of the entire store or around a node."""
     focus = None
     if node:
         focus = Node.parse(node)

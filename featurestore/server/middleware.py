@@ -1,4 +1,4 @@
-"""Middleware: size and time limits, entity tags, security headers, cross-site checks."""
+"""Middleware: size and time limits, entity tags, security headers and cross-site checks."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TAGGED = ("application/json", "text/html")
 
 @contextmanager
 def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
-    """Interrupt the queries of the block after some seconds.
+    """Interrupt the queries in the block after a number of seconds.
 
     Raises:
         QueryEnded: The time limit was exceeded.
     """
     thread = threading.get_ident()
     finished = threading.Event()
-    # Guarantees that no later query of this thread is interrupted.
+    # Ensures that no later query in this thread is interrupted.
     lock = threading.Lock()
 
     def watch() -> None:
@@ -67,13 +67,13 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
 
 
 class BodyLimit:
-    """Middleware that rejects bodies of more than ``max_bytes`` bytes and bodies that arrive slowly.
+    """Middleware that rejects request bodies that are too large or arrive too slowly.
 
     Args:
         app: The next application.
-        max_bytes: Maximum size of a body in bytes.
-        max_bytes_by_type: Other maximum sizes by content type, for bodies that are streamed to disk.
-        seconds: Time for a body to arrive, plus one second per ``MIN_BYTES_PER_SECOND`` bytes.
+        max_bytes: The maximum size of a body in bytes.
+        max_bytes_by_type: Other size limits by content type, for bodies that are streamed to disk.
+        seconds: The time for a body to arrive, plus one second per ``MIN_BYTES_PER_SECOND`` bytes.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class BodyLimit:
 
 
 class AddressLimit:
-    """Middleware that rejects URLs of more than ``max_bytes`` bytes of path and query."""
+    """Middleware that rejects URLs whose path and query exceed ``max_bytes`` bytes."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
@@ -119,7 +119,7 @@ class AddressLimit:
 
 
 class TimeLimit:
-    """Middleware that limits the time of requests, except for content types with their own limits."""
+    """Middleware with a time limit for requests, except for content types with their own limits."""
 
     def __init__(self, app: ASGIApp, *, seconds: float, exempt_types: Collection[bytes]) -> None:
         self._app = app
@@ -148,7 +148,7 @@ async def _refuse(send: Send, status: int, detail: str) -> None:
 
 
 class _CountedBody:
-    """Receive callable that counts the bytes of a body and enforces its limits."""
+    """A receive callable that counts the bytes of a body and enforces its limits."""
 
     def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
         self._receive = receive
@@ -175,7 +175,7 @@ class _CountedBody:
 class EntityTags:
     """Middleware that adds an ETag to JSON and HTML responses and returns 304 if it matches.
 
-    Streams and files are passed through.
+    Streams and files are not changed.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -190,7 +190,7 @@ class EntityTags:
 
 
 class _BufferedResponse:
-    """Send callable that buffers a taggable response until its body is complete."""
+    """A send callable that buffers a JSON or HTML response until its body is complete."""
 
     def __init__(self, send: Send, known_tags: str) -> None:
         self._send = send

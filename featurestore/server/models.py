@@ -18,7 +18,7 @@ pages = APIRouter(prefix="/models")
 
 
 def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:
-    """Return versions of models by name, newest version first."""
+    """List model versions, ordered by name, newest version first."""
     with store.session.registry.reading() as connection:
         versions_by_name = index.every(connection)
     versions_by_name.sort(key=lambda each: (each[0], -each[1]))
@@ -27,7 +27,7 @@ def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:
 
 
 def get(store: FeatureStore, name: str, version: int | None = None) -> Model:
-    """Return a version of a model, by default the latest; ModelNotFound lists the models."""
+    """Return a model version, by default the latest; raise ModelNotFound if it does not exist."""
     return Model(store.session, catalog.get(store.session, name, version))
 
 
@@ -38,7 +38,7 @@ def versions(store: FeatureStore, name: str) -> list[int]:
 
 
 def summarize(model: Model) -> dict[str, Any]:
-    """Return the summary of a model."""
+    """Return a summary of a model."""
     record = model.to_json()
     return {name: record[name] for name in COLUMNS}
 
@@ -73,7 +73,7 @@ def latest(store: Store, name: str) -> RedirectResponse:
 
 @pages.get("/{name}/{version}")
 def model_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the stage, training dataset, inputs and outputs of a model."""
+    """Display the stage, training dataset, inputs and outputs of a model."""
     model = get(store, name, version)
     return page(
         request,

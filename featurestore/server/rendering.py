@@ -1,4 +1,4 @@
-"""Rendering of pages and CSV files: templates, filters, list pages, Markdown."""
+"""Rendering of pages and CSV files: templates, filters, paginated lists and Markdown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _parser() -> MarkdownIt:
 
 @dataclass(frozen=True)
 class ListPage(Generic[T]):
-    """A page of a list; ``more``: there is a next page."""
+    """One page of a list; ``more`` is True if there is a next page."""
 
     items: list[T]
     number: int
@@ -63,7 +63,7 @@ class ListPage(Generic[T]):
 
 
 def load_page(read: Callable[[int, int], list[T]], *, number: int, size: int) -> ListPage[T]:
-    """Load a page of a list; ``read`` takes limit and offset."""
+    """Load one page of a list; ``read`` takes limit and offset."""
     entries = read(size + 1, (number - 1) * size)
     return ListPage(entries[:size], number, len(entries) > size)
 
@@ -74,8 +74,8 @@ def page(request: Request, template: str, **values: Any) -> HTMLResponse:
 
 
 def error_page(request: Request, status: int, problem: Mapping[str, object]) -> HTMLResponse:
-    """Render the page of an error."""
-    # The error may be an exceeded time limit: its page needs more time.
+    """Render an error page."""
+    # The error may be an exceeded time limit, so rendering its page needs additional time.
     with time_limit(None):
         return _render(
             request, "error.html", status, {"problem": problem, "title": problem["title"]}
@@ -101,7 +101,7 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def file_name(text: str) -> str:
-    r"""Return a safe name for a download, without control characters and path separators.
+    r"""Return a safe file name for a download, without control characters and path separators.
 
     >>> file_name('of_visits-v1-train'), file_name('../a"\r\nSet-Cookie: b')
     ('of_visits-v1-train', '_a_Set-Cookie_b')
@@ -110,12 +110,12 @@ def file_name(text: str) -> str:
 
 
 def csv_of(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
-    """Return attributes of objects as a CSV download, with a column for each attribute."""
+    """Return attributes of objects as a CSV download, with one column per attribute."""
     return csv_file(name, columns, map(attrgetter(*columns), items))
 
 
 def statistics_file(name: str, statistics: Statistics | None) -> Response:
-    """Return the statistics of columns as a CSV download."""
+    """Return column statistics as a CSV download."""
     rows = []
     for column in statistics.columns if statistics is not None else ():
         row = [
@@ -131,7 +131,7 @@ def statistics_file(name: str, statistics: Statistics | None) -> Response:
 
 
 def _cell(value: object) -> str:
-    """Return a value as a CSV cell; a quote protects strings that a spreadsheet would evaluate.
+    """Format a CSV cell; a leading quote protects strings that a spreadsheet would evaluate.
 
     >>> _cell("=1+1"), _cell(-4711), _cell(None), _cell(0.1 / 3)
     ("'=1+1", '-4711', '', '0.03333333333333333')
@@ -168,7 +168,7 @@ def _render(
 
 
 def _form_field(visitor: Visitor | None) -> Markup:
-    """Return the hidden form token field of all forms (CSRF protection)."""
+    """Render the hidden CSRF token field that all forms contain."""
     if visitor is None or visitor.cookie is None:
         return Markup("")
     return Markup('<input type="hidden" name="form_token" value="{}">').format(
@@ -202,7 +202,7 @@ def _environment() -> Environment:
 
 
 def line(value: object) -> str:
-    r"""Return a text on one line with escaped control characters.
+    r"""Return a string on one line with escaped control characters.
 
     >>> line("no such\ncolumn\x00")
     'no such column\\u0000'
@@ -211,7 +211,7 @@ def line(value: object) -> str:
 
 
 def highlight(value: object, text: str) -> Markup:
-    """Return a text with all occurrences of another text highlighted.
+    """Return a string with all occurrences of a substring highlighted.
 
     >>> highlight("Amounts", "am")
     Markup('<mark>Am</mark>ounts')
@@ -244,7 +244,7 @@ def number(value: object) -> str:
 
 
 def statistic(value: object, column: ColumnStatistics) -> str:
-    """Format a number, text or time of column statistics on one short line."""
+    """Format a number, string or time in column statistics on one short line."""
     if value is None:
         return ""
     if column.kind == "time":
@@ -264,14 +264,14 @@ def short(value: object) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction in per cent."""
+    """Format a fraction as a percentage."""
     if value is None:
         return ""
     return "0 %" if value == 0 else f"{100 * value:.2g} %"
 
 
 def when(value: object) -> str:
-    """Format a time in UTC, to the second.
+    """Format a time in UTC with second precision.
 
     >>> when(datetime(2013, 1, 1, 6, tzinfo=UTC))
     '2013-01-01 06:00:00'
@@ -295,7 +295,7 @@ def ago(value: datetime | None) -> str:
 
 
 def with_query(request: Request, **changed: object) -> str:
-    """Return the query of a request with changed arguments; None removes an argument."""
+    """Return the query string of a request with changed parameters; None removes one."""
     arguments = [item for item in request.query_params.multi_items() if item[0] not in changed]
     arguments += [(name, str(value)) for name, value in changed.items() if value is not None]
     return f"?{urlencode(arguments)}" if arguments else request.url.path

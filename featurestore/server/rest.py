@@ -1,4 +1,4 @@
-"""The REST interface: parameters, values as JSON, and errors as problem details (RFC 9457)."""
+"""The REST interface: parameters, JSON values, and errors as problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CONFLICTS = (
     errors.UserExists,
     errors.WriteConflict,
 )
-# The request is valid, but the store is damaged or misconfigured: the operator has to act.
+# The request is valid, but the store is damaged or misconfigured, which the operator must fix.
 _SERVER_FAULTS = (
     errors.EngineError,
     errors.StorageError,
@@ -85,7 +85,7 @@ def _non_finite_text(value: float) -> str:
 
 
 class Problem(BaseModel):
-    """An error (RFC 9457); ``hint`` suggests a fix."""
+    """An error (RFC 9457); ``hint`` suggests a solution."""
 
     type: str
     title: str
@@ -106,7 +106,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 
 class Items(BaseModel):
-    """A page of a list; ``next`` is the offset of the next page."""
+    """One page of a list; ``next`` is the offset of the next page."""
 
     items: list[dict[str, Any]]
     next: int | None = Field(description="Offset of the next page; null: this is the last page.")
@@ -125,14 +125,14 @@ def items(
     limit: int,
     offset: int,
 ) -> Items:
-    """Return a page of a list; ``read`` takes limit and offset."""
+    """Return one page of a list; ``read`` takes limit and offset."""
     entries = read(limit + 1, offset)
     next_offset = offset + limit if len(entries) > limit else None
     return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)
 
 
 def status_of(error: FeatureStoreError) -> int:
-    """Return the HTTP status of an error.
+    """Return the HTTP status for an error.
 
     >>> status_of(errors.FeatureGroupNotFound("no such group")), status_of(errors.InvalidSql("?"))
     (404, 400)
@@ -162,7 +162,7 @@ def _status_of_access(error: FeatureStoreError) -> int | None:
 
 
 def problem_details(error: FeatureStoreError) -> dict[str, Any]:
-    """Return an error as a problem object with type, status, detail and hint.
+    """Convert an error to a problem object with type, status, detail and hint.
 
     >>> problem_details(errors.InvalidName("'9a' is not a name.", hint="a9"))["hint"]
     'a9'
@@ -179,7 +179,7 @@ def problem_details(error: FeatureStoreError) -> dict[str, Any]:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Register handlers for all errors of an application."""
+    """Register handlers for all errors in an application."""
     app.add_exception_handler(FeatureStoreError, _handle_store_error)
     app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
     app.add_exception_handler(RoutingError, _handle_routing_error)
@@ -192,7 +192,7 @@ def _error_response(request: Request, status: int, details: dict[str, object]) -
         response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
     else:
         response = error_page(request, status, details)
-    # Unexpected errors are handled outside of the middleware that adds these headers.
+    # Unexpected errors are handled outside the middleware that adds these headers.
     response.headers.update(HEADERS)
     return response
 
@@ -201,15 +201,15 @@ def _handle_store_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeatureStoreError)
     details = _without_location(request, problem_details(error))
     if request.app.state.settings.auth and details["status"] == 404:
-        # Missing and hidden objects must not be distinguishable.
+        # Missing and hidden objects must be indistinguishable.
         details["detail"] = f"{details['detail']} (not found or not allowed)"
     return _error_response(request, status_of(error), details)
 
 
 def _without_location(request: Request, details: dict[str, object]) -> dict[str, object]:
-    """Make paths relative to the store, so that responses do not reveal paths of the machine.
+    """Make paths relative to the store, so that responses do not reveal paths on the machine.
 
-    The log of the server contains the absolute paths.
+    The server log contains the absolute paths.
     """
     location = str(request.app.state.store.location).rstrip("/")
     shortened: dict[str, object] = {}

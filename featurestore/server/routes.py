@@ -1,4 +1,4 @@
-"""All routes of the server: the REST interface and the pages."""
+"""The list of all routes: the REST interface and the pages."""
 
 from __future__ import annotations
 

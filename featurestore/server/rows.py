@@ -1,4 +1,4 @@
-"""Rows as Arrow IPC streams that are computed batch by batch and stop with the client."""
+"""Rows as Arrow IPC streams, which are computed in batches and stop if the client disconnects."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class ReadGroup(_Strict):
 class ReadFeatures(_Strict):
     """Join features to labels, which are uploaded or a feature group.
 
-    A feature is a reference, ``{"window": ...}`` as written by window_to_json, or
-    ``{"on_demand": {name, sql}}``.
+    A feature is a reference, ``{"window": ...}`` as returned by window_to_json, or ``{"on_demand":
+    {name, sql}}``.
     """
 
     kind: Literal["features"]
@@ -92,7 +92,7 @@ class Sample(_Strict):
 
 
 class Step(_Strict):
-    """One step: exactly one of column selection, filter and sample."""
+    """One step: exactly one of column selection, filter or sample."""
 
     select: Names | None = None
     filter: str | None = None
@@ -100,7 +100,7 @@ class Step(_Strict):
 
 
 class Retrieval(_Strict):
-    """A retrieval; with ``answer`` "schema" only the schema is returned, with "count" the count."""
+    """A retrieval; ``answer`` "schema" requests only the schema, "count" the number of rows."""
 
     read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
     steps: list[Step] = Field(default_factory=list, max_length=100)
@@ -110,7 +110,7 @@ class Retrieval(_Strict):
 
 
 def check_conditions(retrieval: Retrieval, *, max_characters: int) -> None:
-    """Check the total length of all SQL of a retrieval.
+    """Check the total length of all SQL in a retrieval.
 
     Raises:
         LimitExceeded: The SQL is too long.
@@ -122,7 +122,7 @@ def check_conditions(retrieval: Retrieval, *, max_characters: int) -> None:
 
 
 def check_sql(*texts: str, max_characters: int) -> None:
-    """Check the total length of SQL texts.
+    """Check the total length of SQL strings.
 
     Raises:
         LimitExceeded: The SQL is too long.
@@ -142,7 +142,7 @@ def _sql_of(feature: Mapping[str, Any]) -> str:
 
 
 def build_frame(store: FeatureStore, retrieval: Retrieval, labels: object | None) -> FeatureFrame:
-    """Build the lazy frame of a retrieval; no row is read."""
+    """Build the lazy frame for a retrieval, without reading rows."""
     check_time()
     frame = _read_frame(store, retrieval.read, labels)
     for step in retrieval.steps:
@@ -223,7 +223,7 @@ BODY: dict[str, Any] = {
 
 
 def stream_chunks(frame: FeatureFrame, retrieval: Retrieval) -> Generator[bytes, None, None]:
-    """Yield the Arrow stream of a frame lazily, schema first."""
+    """Yield the Arrow stream of a frame lazily, starting with the schema."""
     if retrieval.answer == "count":
         row_count = pa.table({COUNT_COLUMN: pa.array([frame.count()], pa.int64())})
         yield from ipc_chunks(row_count.schema, row_count.to_batches())
@@ -262,17 +262,18 @@ class ChunkProducer:
         self._seconds = seconds
         self._cleanup = cleanup
         self._thread: int | None = None
-        # Guards _thread: a worker thread that already runs another request must not be interrupted.
+        # Protects _thread: a worker thread that already handles another request must not be
+        # interrupted.
         self._lock = threading.Lock()
         self._first: bytes | None = None
 
     @property
     def seconds(self) -> float:
-        """Time limit of one chunk, both to compute and to send it."""
+        """The time limit for a chunk, both to compute and to send it."""
         return self._seconds
 
     async def begin(self) -> None:
-        """Compute the first chunk, so that errors become an error response.
+        """Compute the first chunk, so that errors are returned as an error response.
 
         Raises:
             FeatureStoreError: The retrieval failed.
@@ -284,7 +285,7 @@ class ChunkProducer:
             raise
 
     async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the chunks; the caller has to call ``end`` afterwards.
+        """Yield the chunks; the caller must call ``end`` afterwards.
 
         Raises:
             QueryEnded: A chunk took too long.
@@ -302,10 +303,10 @@ class ChunkProducer:
         await asyncio.shield(asyncio.to_thread(self._close))
 
     async def _next_chunk(self) -> bytes | None:
-        """Return the next chunk.
+        """Return the next chunk, None at the end.
 
         Raises:
-            QueryEnded: It took too long, or the client disconnected.
+            QueryEnded: The chunk took too long, or the client disconnected.
         """
         computation = asyncio.ensure_future(asyncio.to_thread(self._compute_chunk))
         deadline = time.monotonic() + self._seconds
@@ -317,7 +318,7 @@ class ChunkProducer:
                 ):
                     self._interrupt_query()
         finally:
-            # On cancellation, as at shutdown, wait until the worker thread has stopped.
+            # On cancellation, such as at shutdown, wait until the worker thread has stopped.
             while not computation.done():
                 self._interrupt_query()
                 with suppress(asyncio.CancelledError):
@@ -350,7 +351,7 @@ class ChunkProducer:
 
 
 class ArrowResponse(StreamingResponse):
-    """Streaming response of a ChunkProducer; a client that stops reading is disconnected."""
+    """Streaming response with a ChunkProducer; a client that stops reading is disconnected."""
 
     def __init__(self, chunks: ChunkProducer) -> None:
         super().__init__(chunks.stream(), media_type=MEDIA_TYPE)
@@ -365,14 +366,14 @@ class ArrowResponse(StreamingResponse):
         except ClientDisconnected:
             _log.info("a client disconnected before the end of its response")
         except (QueryEnded, TimeoutError) as error:
-            # The missing end of the stream shows the client that rows are missing.
+            # The missing end-of-stream marker indicates to the client that rows are missing.
             _log.warning("a row stream was aborted: %s", error or "the client stopped reading")
         finally:
             await self._producer.end()
 
 
 async def received_upload(request: Request, settings: Settings) -> Upload:
-    """Receive the complete upload of a request."""
+    """Receive a complete request body as an upload."""
     return await receive_upload(request.stream(), max_bytes=settings.upload)
 
 

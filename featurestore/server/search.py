@@ -29,7 +29,7 @@ view_pages = APIRouter(prefix="/views")
 _COLUMNS = ["name", "version", "description"]
 basket_pages = APIRouter(prefix="/basket")
 _MAX_SUGGESTED_FEATURES = 50
-# Kinds that are searched by name only: category in the registry and URL pattern.
+# Kinds that are searched only by name: category in the registry and URL pattern.
 _SEARCHED_BY_NAME = {
     "training dataset": (overview.DATASET, "/datasets/{}"),
     "feature view": (overview.VIEW, "/views/{}"),
@@ -55,7 +55,7 @@ _MAX_SUGGESTIONS = 8
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A match: the field and text that matched, and the URL of the page."""
+    """A match: the field and the string that matched, and the URL of its page."""
 
     kind: str
     name: str
@@ -72,7 +72,7 @@ def search(
     filters: SearchFilter | None = None,
     limit: int = 100,
 ) -> list[SearchResult]:
-    """Return the matches of a text: at most ``limit`` of groups and of each other kind."""
+    """Search for a string; return at most ``limit`` matches of groups and of each other kind."""
     if not text.strip():
         return []
     filters = filters or SearchFilter()
@@ -122,7 +122,7 @@ def find(
     ] = "",
     limit: Limit = 100,
 ) -> Items:
-    """Search names, features, descriptions and tags; at most ``limit`` matches of each kind."""
+    """Search names, features, descriptions and tags; return up to ``limit`` matches of each kind."""
     age = parse_duration(changed_within, argument="changed_within") if changed_within else None
     search_filter = SearchFilter(tag=tag, owner=owner, changed_within=age)
     results = search(store, q, kind=kind, filters=search_filter, limit=limit)
@@ -150,7 +150,7 @@ def search_page(
     owner: str = "",
     fresh: str = "",
 ) -> HTMLResponse:
-    """Show the results of a search."""
+    """Display search results."""
     kind = kind if kind in KINDS else ""
     search_filter = SearchFilter(tag=tag, owner=owner, changed_within=AGES.get(fresh))
     results = search(store, q, kind=kind, filters=search_filter, limit=_MAX_RESULTS)
@@ -178,7 +178,7 @@ def search_page(
 
 @pages.get("/suggestions")
 def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
-    """Show the first results of a search below the search field."""
+    """Display the first search results below the search field."""
     by_address: dict[str, SearchResult] = {}
     for result in search(store, q, limit=_MAX_SUGGESTIONS):
         by_address.setdefault(result.address, result)
@@ -210,7 +210,7 @@ def list_features(
 
 @dataclass(frozen=True)
 class JoinedGroup:
-    """A group of the basket and its selected features."""
+    """A group in the basket with its selected features."""
 
     group: FeatureGroup
     features: list[str]
@@ -223,7 +223,7 @@ def basket_page(
     feature: Annotated[list[str] | None, Query()] = None,
     q: str = "",
 ) -> HTMLResponse:
-    """Show join keys, plan and code for the selected features."""
+    """Display join keys, plan and code for the selected features."""
     selected = list(dict.fromkeys(feature or []))
     plan, refusal = None, None
     joined: list[JoinedGroup] = []
@@ -293,6 +293,6 @@ def latest(store: Store, name: str) -> RedirectResponse:
 
 @view_pages.get("/{name}/{version}")
 def view_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the features, groups and labels of a view."""
+    """Display the features, groups and labels of a view."""
     view = store.get_feature_view(name, version=version)
     return page(request, "view.html", title=f"{name} v{version}", view=view)

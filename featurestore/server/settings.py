@@ -1,4 +1,4 @@
-"""Settings of the server; accepted hosts, cross-site checks and security headers."""
+"""Server settings; accepted hosts, cross-site checks and security headers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from featurestore.errors import ConfigurationError
 
 API = "/api/v1"
-# All resources come from this server; inline scripts and styles are forbidden.
+# All resources are served by this server; inline scripts and styles are forbidden.
 POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -33,7 +33,7 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8787
-# The server never starts Spark: rows are read in this process, and Spark jobs run elsewhere.
+# The server never starts Spark: it reads rows in its own process and does not run Spark jobs.
 SPARK = "spark"
 
 
@@ -42,11 +42,11 @@ class Provider:
     """An OpenID Connect provider for sign-in.
 
     Args:
-        issuer: Issuer URL, equal to the ``iss`` claim of its tokens.
-        client: Client id of this server.
+        issuer: The issuer URL, equal to the ``iss`` claim in its tokens.
+        client: The client id of this server.
         secret: Reference to the client secret: "env:NAME" or "file:path".
-        label: Display name.
-        role: Role of users who sign in for the first time; None: an admin has to add them.
+        label: The display name.
+        role: The role of users who sign in for the first time; None: an admin must add users.
     """
 
     issuer: str
@@ -63,23 +63,23 @@ class ServerSettings:
     Args:
         host: Address to listen on; without ``auth`` only a loopback address.
         port: Port to listen on.
-        auth: Require sign-in or a token; without it, every request has all permissions.
-        names: Accepted host names; empty with ``auth``: any.
-        certificate: File of the TLS certificate with its chain; None: plain HTTP.
-        key: File of the private key of the certificate.
-        behind_proxy: A proxy on this machine terminates TLS and sends the client address.
+        auth: Require sign-in or a token; if False, all requests have all permissions.
+        names: Accepted host names; if empty, any host name is accepted with ``auth``.
+        certificate: File with the TLS certificate chain; None: plain HTTP.
+        key: File with the private key of the certificate.
+        behind_proxy: Whether a proxy on this machine terminates TLS and sends the client address.
         body: Maximum size of a request body in bytes.
         upload: Maximum size of uploaded rows (labels, writes) in bytes; they are stored on disk.
-        seconds: Time limit for the next rows of a stream, both to compute and to send them.
-        query_seconds: Time limit of a page or REST response, including queries, parsing, planning
+        seconds: Time limit for each chunk of a row stream, both to compute and to send it.
+        query_seconds: Time limit for a page or REST response, including queries, parsing, planning
             and rendering; uploads and row streams are limited by ``seconds`` instead.
         provider: OpenID Connect provider for sign-in.
         rows: Maximum number of rows of a group on a page or in a REST response.
-        answer: Maximum Arrow size of these rows in bytes; pages show the rows that fit.
-        page: Number of lines of a list on one page.
-        url: Maximum size of path and query of a URL in bytes.
-        condition: Maximum number of characters of SQL in one request, over all conditions.
-        windows: Maximum number of windows of one plan or backfill of a job in the browser.
+        answer: Maximum Arrow size of these rows in bytes; pages display the rows that fit.
+        page: Number of list entries per page.
+        url: Maximum size of the path and query of a URL in bytes.
+        condition: Maximum number of SQL characters in one request, in all conditions together.
+        windows: Maximum number of windows in a job plan or backfill in the browser.
     """
 
     host: str = DEFAULT_HOST
@@ -103,14 +103,14 @@ class ServerSettings:
 
     @property
     def address(self) -> str:
-        """URL of the server."""
+        """The URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "http" if self.certificate is None else "https"
         return f"{scheme}://{host}:{self.port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is reachable from this machine only.
+    """Return True if an address is only reachable from this machine.
 
     >>> is_loopback("::1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -124,7 +124,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Reject an address that is reachable from the network: reading needs no sign-in there.
+    """Reject an address that is reachable from the network, since reading would need no sign-in.
 
     Raises:
         ConfigurationError: The address is not a loopback address.
@@ -160,9 +160,9 @@ def known_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
 
 
 def is_cross_site(method: str, headers: Mapping[str, str]) -> bool:
-    """Return True if a page of another site caused a browser to send an unsafe request.
+    """Return True if another site made the browser send an unsafe request.
 
-    Browsers send ``Sec-Fetch-Site`` or ``Origin``. Programs send neither and are allowed.
+    Browsers send ``Sec-Fetch-Site`` or ``Origin``. Programs send neither header and are allowed.
 
     >>> is_cross_site("POST", {"sec-fetch-site": "cross-site"})
     True

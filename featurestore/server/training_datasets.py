@@ -52,7 +52,7 @@ _COLUMNS = ["name", "version", "rows", "format", "created", "description"]
 def lines(
     store: FeatureStore, *, text: str = "", newest_first: bool = False, limit: int, offset: int = 0
 ) -> list[DatasetLine]:
-    """Return a page of the list of dataset versions."""
+    """Return one page of the dataset list."""
     with store.session.registry.reading() as connection:
         return overview.datasets(
             connection, text=text, newest_first=newest_first, limit=limit, offset=offset
@@ -104,7 +104,7 @@ def definition(dataset: TrainingDataset) -> dict[str, Any]:
 
 
 def sources(dataset: TrainingDataset) -> list[dict[str, Any]]:
-    """Return the pinned versions of the source groups of a dataset."""
+    """Return the pinned versions of a dataset's source groups."""
     return [
         {
             "text": source_text(source),
@@ -116,9 +116,9 @@ def sources(dataset: TrainingDataset) -> list[dict[str, Any]]:
 
 
 def file_response(dataset: TrainingDataset, path: str, range_header: str) -> StreamingResponse:
-    """Return a file of the manifest, with its SHA-256 as ETag.
+    """Return a file in the manifest, with its SHA-256 as ETag.
 
-    Only open ranges (``bytes=1000-``) are supported; HTTP allows a server to ignore others.
+    Only open ranges (``bytes=1000-``) are supported; HTTP allows a server to ignore other ranges.
 
     Raises:
         TrainingDatasetNotFound: The manifest does not contain the file.
@@ -166,7 +166,7 @@ def list_datasets(
 
 @api.get("/{name}")
 def get_latest(store: Store, name: Name) -> dict[str, Any]:
-    """Return the latest version of a dataset and the list of its versions."""
+    """Return the latest version of a dataset and the list of all versions."""
     dataset = store.get_training_dataset(name)
     return record({**definition(dataset), "versions": versions(store, name)})
 
@@ -185,7 +185,7 @@ def get_statistics(store: Store, name: Name, version: Version, split: Split) -> 
 
 @api.get("/{name}/{version}/manifest")
 def get_manifest(store: Store, name: Name, version: Version) -> Response:
-    """Return the stored manifest; its files can be downloaded by their paths."""
+    """Return the stored manifest; the files it lists can be downloaded by path."""
     manifest = store.get_training_dataset(name, version=version).manifest
     return Response(manifest.to_bytes(), media_type="application/json")
 
@@ -198,7 +198,7 @@ def get_file(
     version: Version,
     path: Annotated[str, Path(max_length=1000, description="Path of a file in the manifest.")],
 ) -> StreamingResponse:
-    """Download a file of a version, or the bytes from an offset (``Range: bytes=1000-``)."""
+    """Download a file of a version, optionally from an offset (``Range: bytes=1000-``)."""
     dataset = store.get_training_dataset(name, version=version)
     return file_response(dataset, path, request.headers.get("range", ""))
 
@@ -245,7 +245,7 @@ def dataset_page(
     split: str = "",
     format: str = "html",
 ) -> Response:
-    """Show splits, columns, sources, and the statistics of a split."""
+    """Display splits, columns, sources, and the statistics of a split."""
     dataset = store.get_training_dataset(name, version=version)
     common = _common_values(store, name, version)
     split_name = dataset.manifest.split(split or dataset.splits[0]).name
@@ -277,13 +277,13 @@ def dataset_page(
 
 @pages.get("/{name}/{version}/verify")
 def verify_page(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Show the form that starts a verification."""
+    """Display the form that starts a verification."""
     return _verify_page(request, store, name, version, verify=False)
 
 
 @pages.post("/{name}/{version}/verify")
 def start_verification(request: Request, store: Store, name: str, version: int) -> HTMLResponse:
-    """Verify all files against the manifest and show the differences."""
+    """Verify all files against the manifest and display the differences."""
     return _verify_page(request, store, name, version, verify=True)
 
 
@@ -306,7 +306,7 @@ def _verify_page(
 def diff_page(
     request: Request, store: Store, name: str, version: int, against: int | None = None
 ) -> HTMLResponse:
-    """Show the differences between another version and this one."""
+    """Display the differences between another version and this one."""
     dataset = store.get_training_dataset(name, version=version)
     report = None
     if against is not None:

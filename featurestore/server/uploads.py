@@ -1,4 +1,4 @@
-"""Uploads: a line of JSON, then rows as an Arrow stream, decompressed to plain batches on disk."""
+"""Uploads: a JSON line, then rows as an Arrow stream, which are decompressed to a file on disk."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
 _WRITE_BYTES = 8 << 20
 _WRITE_BATCHES = 256
 _SLICE_ROWS = 65_536
-# View types by name, as older releases of pyarrow lack them: each value points to its bytes.
+# View types by name, since older pyarrow releases do not have them: each value is a reference to
+# bytes.
 _VIEWS = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 _LIST_VIEW = "list_view<"
-# Limits the number of uploads that are unpacked concurrently.
+# Limits the number of uploads that are decompressed concurrently.
 _TURNS = threading.BoundedSemaphore(4)
 _MAX_LINE_BYTES = 4 << 20
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 _IDLE_SECONDS = 60.0
-# Error types of pydantic for numbers and lengths out of range.
+# pydantic error types for numbers and lengths out of range.
 _RANGE_ERRORS = {"greater_than_equal", "less_than_equal", "int_parsing_size"}
 _LENGTH_ERRORS = {"string_too_long", "too_long"}
 
@@ -42,9 +43,9 @@ def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int
     """Write the rows of a stream to a file without compression, dictionaries and small batches.
 
     Args:
-        reader: A stream that passed ``check_messages``.
-        file: Destination of the Arrow stream.
-        max_bytes: Maximum size of the rows in bytes.
+        reader: A stream that was checked with ``check_messages``.
+        file: The file to which the Arrow stream is written.
+        max_bytes: The maximum size of the rows in bytes.
 
     Raises:
         LimitExceeded: The rows or a single row exceed a limit.
@@ -67,7 +68,7 @@ def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int
 
 
 def shares_values(schema: pa.Schema) -> bool:
-    """Return True if values of a column can share bytes through dictionaries or views."""
+    """Return True if values in a column can share bytes through dictionaries or views."""
     type_pairs = [(field.type, _plain_field(field).type) for field in schema]
     return any(
         data_type != plain_type or _LIST_VIEW in str(data_type)
@@ -76,7 +77,7 @@ def shares_values(schema: pa.Schema) -> bool:
 
 
 def _plain_type(data_type: pa.DataType) -> pa.DataType:
-    """Return a type without dictionaries and string views."""
+    """Return a type with dictionaries and string views replaced by plain types."""
     if str(data_type) in _VIEWS:
         return _VIEWS[str(data_type)]
     if isinstance(data_type, pa.BaseExtensionType):
@@ -106,7 +107,7 @@ def _plain_batches(
     reader: pa.RecordBatchReader, schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     for batch in reader:
-        # Offsets and lengths are untrusted: they must not point outside of the buffers.
+        # Offsets and lengths are untrusted and must not point outside the buffers.
         batch.validate()
         for column in batch.columns:
             _check_views(column, max_bytes)
@@ -142,10 +143,10 @@ def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch
 
 
 def _check_views(array: pa.Array, max_bytes: int) -> None:
-    """Reject views whose values have more than ``max_bytes`` bytes because they share memory.
+    """Reject views that share memory so that their values exceed ``max_bytes`` bytes.
 
-    Runs before full validation: validating a million views of one string takes as long as
-    validating a million strings.
+    This runs before full validation, since validating a million views of one string takes as long
+    as validating a million strings.
     """
     if isinstance(array, pa.ExtensionArray):
         _check_views(array.storage, max_bytes)
@@ -172,7 +173,7 @@ def _is_list(data_type: pa.DataType) -> bool:
 
 
 def _max_decoded_bytes(array: pa.Array) -> int:
-    """Return an upper bound of the size of an array without dictionaries and views."""
+    """Return an upper bound for the size of an array without dictionaries and views."""
     if len(array) == 0:
         return 0
     if str(array.type) in _VIEWS:
@@ -191,7 +192,7 @@ def _max_decoded_bytes(array: pa.Array) -> int:
 
 
 def _max_value_bytes(values: pa.Array) -> int:
-    """Return the size of the longest value of a dictionary in bytes."""
+    """Return the size of the longest value in a dictionary in bytes."""
     if len(values) == 0:
         return 0
     data_type = values.type
@@ -210,9 +211,9 @@ def _max_value_bytes(values: pa.Array) -> int:
 
 @dataclass
 class Upload:
-    """The JSON line and the temporary file of the rows; None if the client sent no rows.
+    """The JSON line and the temporary file with the rows; None if the client sent no rows.
 
-    The file has no name, so the operating system removes it with the process.
+    The file has no name, so the operating system removes it when the process ends.
     """
 
     line: bytes
@@ -239,12 +240,12 @@ class Upload:
     def table(self) -> pa.Table | None:
         """Return the rows, memory-mapped from the file.
 
-        Rows with compression, dictionaries or many small batches are first written to a second
+        Rows with compression, dictionaries or many small batches are first rewritten to a second
         file as plain values.
 
         Raises:
             InvalidArgument: The rows are not an Arrow stream.
-            LimitExceeded: The unpacked rows exceed a limit.
+            LimitExceeded: The decompressed rows exceed a limit.
         """
         if self.file is None:
             return None
@@ -261,7 +262,7 @@ class Upload:
                 reader = pa.ipc.open_stream(_map_file(unpacked))
             batches = []
             for batch in reader:
-                # Offsets and lengths are untrusted: they must not point outside of the buffers.
+                # Offsets and lengths are untrusted and must not point outside the buffers.
                 batch.validate(full=True)
                 batches.append(batch)
             return pa.Table.from_batches(batches, reader.schema)
@@ -269,7 +270,7 @@ class Upload:
             raise InvalidArgument(f"The rows are not an Arrow stream: {error}.") from error
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the temporary file."""
         if self.file is not None:
             self.file.close()
             self.file = None

@@ -1,4 +1,4 @@
-"""Writes to feature groups by REST: request models and routes; all writes are audited."""
+"""Feature group writes through REST: request models and routes; all writes are audited."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ReceivedUpload = Annotated[Upload, Depends(received_upload)]
 
 
 class NewGroup(BaseModel, extra="forbid"):
-    """Arguments of ``create_featuregroup``; with ``may_exist`` of ``get_or_create_featuregroup``."""
+    """Arguments of ``create_featuregroup``, or ``get_or_create_featuregroup`` if ``may_exist``."""
 
     may_exist: bool = False
     primary_key: Names = Field(default_factory=list)
@@ -69,26 +69,26 @@ class Insert(BaseModel, extra="forbid"):
 
 
 class Deletion(BaseModel, extra="forbid"):
-    """Rows to delete: those for which a condition is true."""
+    """A condition that selects the rows to delete."""
 
     where: str
 
 
 class Tag(BaseModel, extra="forbid"):
-    """A tag to set, or to remove where it has no value."""
+    """A tag to set; without a value it is removed."""
 
     key: str = Field(max_length=200)
     value: str | None = Field(default=None, max_length=2000)
 
 
 def commit_record(commit: Commit) -> dict[str, Any]:
-    """Return a commit as a JSON record."""
+    """Convert a commit to a JSON record."""
     record: dict[str, Any] = jsonable(vars(commit))
     return record
 
 
 def require_rows(rows: object | None) -> object:
-    """Return the uploaded rows; a write without rows is an error."""
+    """Return the uploaded rows; raise an error if a write has no rows."""
     if rows is None:
         raise InvalidArgument("The request body has no rows.")
     return rows
@@ -97,7 +97,7 @@ def require_rows(rows: object | None) -> object:
 def creatable_store(
     name: Name, store: Store, full_store: FullStore, visitor: CurrentVisitor
 ) -> FeatureStore:
-    """Return the unfiltered store if the visitor is allowed to create a version of a group."""
+    """Return the unfiltered store if the visitor may create a version of a group."""
     if visitor is not None:
         visitor.check(visitors.WRITER, name)
         is_hidden = not store.get_latest_featuregroup_version(name)
@@ -109,7 +109,7 @@ def creatable_store(
 def writable_store(
     name: Name, version: Version, store: Store, full_store: FullStore, visitor: CurrentVisitor
 ) -> FeatureStore:
-    """Return the unfiltered store if the visitor is allowed to write to a group."""
+    """Return the unfiltered store if the visitor may write to a group."""
     store.featuregroup(name, version=version)
     if visitor is not None:
         visitor.check(visitors.WRITER, name)
@@ -127,7 +127,7 @@ def create(
     """Create a feature group, or its next version, from the uploaded rows."""
     with _parsed_request(upload, NewGroup) as request:
         group_record = request.create(full_store, name, require_rows(upload.table()))
-        # With may_exist the group may be older, and its first commit may have another author.
+        # If the group already existed, its first commit may have another author.
         first_commit = {} if request.may_exist else {"delta_version": 1}
         log_change(full_store, visitor, audit_log.CREATE, name, group_record | first_commit)
         return group_record
@@ -172,7 +172,7 @@ def delete_rows(
 def tag(
     name: Name, version: Version, full_store: WritableStore, visitor: CurrentVisitor, new_tag: Tag
 ) -> dict[str, str]:
-    """Set a tag, or remove it without a value, and return all tags."""
+    """Set a tag, or remove it if it has no value, and return all tags."""
     if new_tag.value is None:
         full_store.remove_featuregroup_tag(name, new_tag.key, version=version)
     else:
@@ -183,7 +183,7 @@ def tag(
 
 @contextmanager
 def _parsed_request(upload: Upload, model: type[RequestModel]) -> Iterator[RequestModel]:
-    """Yield the parsed line of an upload, and remove the uploaded rows at the end."""
+    """Yield the parsed JSON line of an upload, and remove the uploaded rows at the end."""
     try:
         yield upload.parse_line(model)
     finally:

@@ -1,4 +1,4 @@
-"""Stores on HDFS, through hdfs-native."""
+"""A storage for stores on HDFS, based on hdfs-native."""
 
 from featurestore_connectors.hdfs.storage import HdfsStorage
 

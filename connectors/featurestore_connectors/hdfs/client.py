@@ -1,13 +1,14 @@
-"""Clients of HDFS: their settings, their errors, and their behavior in forked processes.
+"""HDFS clients: settings, errors, and behavior in forked processes.
 
-A client has threads, which a child made by ``fork`` does not inherit. The child opens its own
-client, and must never release the parent's, because that would wait for those threads. So all users
-of a file system share one client, which lives until the process ends: a reader that is garbage
-collected in the child is never the last reference to it. Connections to datanodes outlive all
-clients by three seconds: until they have expired, a child would share them with its parent.
+A client has threads, which a child created with ``fork`` does not inherit. The child opens a
+separate client and must never release the client of its parent, because that would wait for those
+threads. Therefore all users of a file system share one client until the process ends, so that
+garbage collection of a reader in the child never releases the last reference. Connections to
+datanodes remain open for three seconds after their last use, and until then a child would share
+them with its parent.
 
-Namenodes respond with the name of a Java class and a text. Only the class goes into an error, since
-the text may contain a stack of the server.
+Namenodes return the name of a Java exception class and a message. Only the class is included in
+errors, since the message may contain a server stack trace.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from featurestore.storage.failures import RetryPolicy
 _CONNECTIONS_EXPIRE_SECONDS = 3.2
 _CONNECT_TIMEOUT = 10
 _PREFIXES = ("dfs.", "fs.", "hadoop.")
-# The text of an error of hdfs-native: its kind, then the Java class of the namenode's response.
+# The format of hdfs-native error messages: the kind, then the Java class in the namenode's
+# response.
 _KIND = re.compile(r'(?P<kind>\w+)(?:\("(?:[\w$]+\.)*(?P<name>[\w$]+)", ")?')
 _TRANSIENT_KINDS = (
     "BlocksNotFound",
@@ -70,10 +72,10 @@ _connections_expired_at = 0.0
 
 
 def open_client(root: str, options: Mapping[str, str]) -> Any:
-    """Return the client of a file system.
+    """Open a client for a file system.
 
     Raises:
-        ConfigurationError: An option is not a setting of Hadoop; its value is not shown.
+        ConfigurationError: An option is not a Hadoop setting; its value is not included.
         StorageError: The settings contain no namenode.
     """
     try:
@@ -94,7 +96,7 @@ def open_client(root: str, options: Mapping[str, str]) -> Any:
     try:
         client = Client(root, settings)
     except (RuntimeError, ValueError, OSError) as error:
-        # Not chained: its text may contain a setting.
+        # The cause is not chained: its message may contain a setting.
         raise StorageError(
             f"Cannot open {root!r}: {type(error).__name__}.",
             hint="hdfs://host:port/path, or hdfs://<cluster>/path with $HADOOP_CONF_DIR, where "
@@ -104,12 +106,12 @@ def open_client(root: str, options: Mapping[str, str]) -> Any:
 
 
 def check_namenode(root: str) -> None:
-    """Connect once to the namenode in a root; nothing happens for a cluster.
+    """Connect to the namenode in a root URI once; do nothing if the URI contains a cluster name.
 
-    hdfs-native waits long for an unreachable namenode and has no timeout.
+    hdfs-native has no timeout and waits a long time for an unreachable namenode.
 
     Raises:
-        OSError: It cannot be reached.
+        OSError: The namenode is unreachable.
     """
     address = urlsplit(root)
     if address.hostname is not None and address.port is not None:
@@ -119,7 +121,7 @@ def check_namenode(root: str) -> None:
 
 @contextmanager
 def recorded_use() -> Iterator[None]:
-    """Record at the end of the block that a client was used just now."""
+    """Record the time at the end of the block as the last use of a client."""
     global _last_used
     try:
         yield
@@ -138,21 +140,21 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 
 class LostResponseError(OSError):
-    """The source of a rename does not exist: it was renamed, or its folder was removed."""
+    """The source of a rename is missing: it was already renamed, or its folder was removed."""
 
 
 def client_errors() -> tuple[type[Exception], ...]:
-    """Return the error classes of hdfs-native."""
+    """Return the error classes that hdfs-native raises."""
     return (OSError, RuntimeError)
 
 
 @contextmanager
 def missing_below_files() -> Iterator[None]:
-    """Raise FileNotFoundError for a path that leads through a file."""
+    """Raise FileNotFoundError if a parent directory in a path is a file."""
     try:
         yield
     except RuntimeError as error:
-        # Some calls report it as a refused permission.
+        # Some calls report this as a permission error.
         name = _kind_and_class(error)[1]
         refused = name == "AccessControlException" and "is not a directory" in str(error).lower()
         if not refused and name != "ParentNotDirectoryException":
@@ -161,7 +163,7 @@ def missing_below_files() -> Iterator[None]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True if a failed call may succeed when it is repeated."""
+    """Return True if a retry of the failed call may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, FileExistsError | IsADirectoryError)
     kind, name = _kind_and_class(error)
@@ -169,7 +171,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def failure(action: str, uri: str, error: BaseException) -> StorageError:
-    """Return the error for a call that failed permanently."""
+    """Return the error to raise for a call that failed permanently."""
     kind, name = _kind_and_class(error)
     if isinstance(error, FileExistsError | IsADirectoryError):
         reason, hint = "there is a folder of that name", "choose another name"
@@ -185,7 +187,7 @@ def failure(action: str, uri: str, error: BaseException) -> StorageError:
 
 
 def _kind_and_class(error: BaseException) -> tuple[str, str]:
-    """Return the kind of an error and the class of the namenode's response, "" without one."""
+    """Return the error kind, and the Java class in the namenode's response ("" without one)."""
     match = _KIND.match(str(error))
     if isinstance(error, OSError) or match is None:
         return type(error).__name__, ""

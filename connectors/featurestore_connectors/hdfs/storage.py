@@ -1,8 +1,8 @@
-"""Files in HDFS, written under a temporary name in the same folder and renamed.
+"""Files in HDFS, which are written under a temporary name in the same folder and then renamed.
 
-A rename without overwrite corresponds to a conditional put of object stores: the namenode decides
-which writer is first. HDFS shows a file while it is written, so its temporary name starts with a
-dot.
+A rename without overwriting corresponds to a conditional put in object stores: the namenode
+determines which writer is first. HDFS shows files while they are written, so temporary names start
+with a dot.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.tmp")
-# Ranges with smaller gaps are read as one.
+# Ranges with smaller gaps are read together.
 _COALESCED_BYTES = 256 << 10
 _CHUNK_BYTES = 4 << 20
 _PARALLEL_READS = 8
@@ -49,15 +49,16 @@ _FIRST_CHECK_DELAY = 0.005
 
 
 class HdfsStorage:
-    """Files of an HDFS, below its root.
+    """The files in an HDFS file system, relative to its root.
 
-    HDFS has times in milliseconds and no tag: an object that replaces one of the same size in the
-    same millisecond has the same ``etag``. Writing takes longer than that.
+    HDFS times have millisecond precision, and there are no entity tags: an object that replaces
+    another one of the same size in the same millisecond has the same ``etag``. Writing takes longer
+    than that.
 
     Args:
         root: The URI of the file system, such as "hdfs://namenode:8020".
-        options: Settings of Hadoop's client from ``storage_options=``; others come from
-            ``$HADOOP_CONF_DIR``.
+        options: Hadoop client settings from ``storage_options=``; missing settings are read from
+        ``$HADOOP_CONF_DIR``.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
@@ -114,14 +115,14 @@ class HdfsStorage:
                     file.write(data)
                     file.publish(overwrite=False)
             except FileExistsError:
-                # The response to an earlier rename of this call may have been lost.
+                # The response to an earlier rename in this call may have been lost.
                 return self._has_content(name, data)
             except LostResponseError:
                 if not self._has_content(name, data):
                     raise
             return True
 
-        # Checked first: writing a file takes half a second, even in vain.
+        # The name is checked first, since writing a file takes half a second even if it fails.
         if self.find(name) is not None or not self._write(name, call):
             raise FileExistsError(f"There is {self.root + path!r} already.")
 
@@ -189,7 +190,8 @@ class HdfsStorage:
 
     def remove_below(self, folder: str) -> int:
         count = sum(1 for _ in self.list(check_name(folder)))
-        # An object of that name is not a folder. The folder's temporary files are removed, too.
+        # If an object has this name, it is not a folder. Temporary files in the folder are also
+        # removed.
         if self.find(folder) is None:
             delete = partial(self._client.delete, self._path(folder), recursive=True)
             with suppress(FileNotFoundError):
@@ -214,7 +216,7 @@ class HdfsStorage:
                 yield from self.list(name, after=after)
 
     def _reader(self, path: str, end: int) -> Any:
-        """Open a file that has at least ``end`` bytes."""
+        """Open a file and check that it has at least ``end`` bytes."""
         reader = self._client.read(path)
         if end > len(reader):
             _check_complete(reader, self._client.get_file_info(path).length)
@@ -246,7 +248,7 @@ class HdfsStorage:
             ) from None
 
     def _list(self, folder: str, *, recursive: bool = False) -> Sequence[Any]:
-        """Return the status of a folder's entries, or of all below it; empty without a folder."""
+        """Return the status of entries in a folder, optionally recursive; empty if it is missing."""
         path = self._path(folder) if folder else "/"
 
         def call() -> Sequence[Any]:
@@ -258,17 +260,17 @@ class HdfsStorage:
             return []
 
     def _entries(self, folder: str) -> Sequence[Any]:
-        """Return the status of a folder's entries, in the order of the names of all below it."""
+        """Return the status of entries in a folder, ordered by the full names of objects below."""
         entries = [
             entry
             for entry in self._list(folder)
-            # The list of a file is the file itself.
+            # Listing a file returns the file itself.
             if entry.path != f"/{folder}" and not _is_temporary(entry)
         ]
         return sorted(entries, key=lambda entry: entry.path + "/" * entry.isdir)
 
     def _has_objects(self, path: str) -> bool:
-        """Return True if a folder has an object below it: empty folders do not count."""
+        """Return True if there is an object below a folder; empty folders do not count."""
         return next(self.list(path[1:]), None) is not None
 
     def _has_content(self, name: str, data: bytes) -> bool:
@@ -279,7 +281,7 @@ class HdfsStorage:
 
 
 class _TemporaryFile:
-    """A new file under a temporary name in its folder; removed unless it is published."""
+    """A new file with a temporary name in its target folder; it is removed unless published."""
 
     def __init__(self, client: Any, path: str) -> None:
         self._client = client
@@ -296,24 +298,24 @@ class _TemporaryFile:
         return len(data)
 
     def publish(self, *, overwrite: bool) -> None:
-        """Close the file, which completes it, and rename it; may be repeated.
+        """Close the file, which completes it, and rename it; may be called again.
 
         Raises:
-            FileExistsError: The name is taken.
-            LostResponseError: The temporary file does not exist; it may have been renamed.
+            FileExistsError: The target already exists.
+            LostResponseError: The temporary file does not exist; it may already have been renamed.
         """
         self._file.close()
         try:
             self._wait_until_complete()
             self._client.rename(self._temporary, self._path, overwrite)
         except FileNotFoundError:
-            # hdfs-native repeats a rename whose response was lost.
+            # hdfs-native retries a rename whose response was lost.
             if not overwrite or not self._is_renamed():
                 raise LostResponseError(f"{self._temporary} is gone") from None
         self._published = True
 
     def _wait_until_complete(self) -> None:
-        """Wait until readers get all bytes: a namenode may close a file slightly earlier."""
+        """Wait until readers see all bytes: the namenode may report the file as closed before."""
         for attempt in range(_COMPLETION_CHECKS):
             reader = self._client.read(self._temporary)
             if len(reader) == self._size:
@@ -344,7 +346,7 @@ class _TemporaryFile:
 
 
 class _NamedErrors:
-    """A writer whose errors name the object."""
+    """A writer that adds the object name to error messages."""
 
     def __init__(self, file: _TemporaryFile, uri: str) -> None:
         self._file = file
@@ -358,16 +360,16 @@ class _NamedErrors:
 
 
 def _check_complete(reader: Any, size: int) -> None:
-    """Raise a transient error unless an open file has the size that the namenode reports.
+    """Raise a transient error unless an open file has the size reported by the namenode.
 
-    A file may be closed before its last block is known; until then readers get fewer bytes.
+    A file may be closed before its last block is known, and until then readers see fewer bytes.
     """
     if len(reader) != size:
         raise OSError(f"{len(reader)} bytes can be read of {size}")
 
 
 def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Return ranges of an open file: neighbors in one read, distant ranges in parallel."""
+    """Read ranges of an open file: adjacent ranges together, distant ranges in parallel."""
     merged = _merge(ranges)
     starts = [start for start, _ in merged]
     with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(merged), 1))) as pool:
@@ -384,7 +386,7 @@ def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
 
 
 def _merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge ranges (first byte and length) with small gaps; the result ascends."""
+    """Merge ranges (first byte and length) that are separated by small gaps, in ascending order."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(ranges):
         if length <= 0:

@@ -1,4 +1,4 @@
-"""Changes of users, tokens, roles and private groups, written to the audit log and access.json."""
+"""Changes to users, tokens, roles and private groups, recorded in the audit log and access.json."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_LABEL_LENGTH = 200
 
 @contextmanager
 def access_transaction(session: Session) -> Iterator[Connection]:
-    """Yield a connection for a change and write the new state to access.json.
+    """Yield a connection for a change, and then write the new state to access.json.
 
     Changes are serialized by a lock; otherwise the file could miss a concurrent change.
     """
@@ -50,7 +50,7 @@ def access_transaction(session: Session) -> Iterator[Connection]:
 
 
 def check_user_name(name: str) -> str:
-    """Validate the name of a user; e-mail addresses are valid.
+    """Validate a user name, which may be an e-mail address.
 
     >>> check_user_name("ann@example.org")
     'ann@example.org'
@@ -73,10 +73,10 @@ def add_user(
     issuer: str | None = None,
     subject: str | None = None,
 ) -> User:
-    """Add a user; without a password the user signs in with a provider or a token.
+    """Add a user; without a password the user can only sign in with a provider or a token.
 
     Raises:
-        UserExists: The name is taken.
+        UserExists: The user name already exists.
     """
     check_user_name(name)
     visitors.check_role(role)
@@ -94,7 +94,7 @@ def add_user(
 
 
 def remove_user(session: Session, actor: Actor, name: str) -> None:
-    """Remove a user with tokens, roles and sign-ins.
+    """Remove a user with all tokens, roles and sign-ins.
 
     Raises:
         UserNotFound: The user does not exist.
@@ -109,7 +109,7 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
 
 
 def set_role(session: Session, actor: Actor, name: str, role: str) -> None:
-    """Change the role of a user on the store."""
+    """Set the role of a user on the store."""
     visitors.check_role(role)
     with access_transaction(session) as connection:
         user = get_user(connection, name)
@@ -120,7 +120,7 @@ def set_role(session: Session, actor: Actor, name: str, role: str) -> None:
 
 
 def set_password(session: Session, actor: Actor, name: str, password: str) -> None:
-    """Change the password of a user and sign out all browsers."""
+    """Change the password of a user and end all of the user's browser sessions."""
     hashed = hash_password(password)
     with access_transaction(session) as connection:
         get_user(connection, name)
@@ -142,10 +142,10 @@ def make_token(
 
     Args:
         session: Session of the store.
-        actor: Creator, for the audit log.
-        name: User whose permissions the token has, limited by the scope.
+        actor: The user who creates the token, for the audit log.
+        name: The user whose permissions the token has, limited by the scope.
         scope: "read", "write" or "admin".
-        label: Purpose of the token.
+        label: The purpose of the token.
         expires: Lifetime; None: valid until it is revoked.
     """
     visitors.check_scope(scope)
@@ -167,10 +167,10 @@ def make_token(
 def revoke_token(
     session: Session, actor: Actor, identifier: str, *, owner: str | None = None
 ) -> None:
-    """Revoke a token; with ``owner`` only if it belongs to this user.
+    """Revoke a token, optionally only if it belongs to ``owner``.
 
     Raises:
-        TokenNotFound: No token has this id.
+        TokenNotFound: The token does not exist.
     """
     with access_transaction(session) as connection:
         if not access.remove_token(connection, identifier, user=owner):
@@ -179,7 +179,7 @@ def revoke_token(
 
 
 def set_private(session: Session, actor: Actor, group: str, private: bool) -> None:
-    """Make a group readable only for users with a role on it, or for all readers of the store."""
+    """Restrict reading of a group to users with a role on it, or allow it for all readers."""
     with access_transaction(session) as connection:
         _check_group(connection, group)
         access.set_private(connection, group, private)
@@ -188,7 +188,7 @@ def set_private(session: Session, actor: Actor, group: str, private: bool) -> No
 
 
 def set_group_role(session: Session, actor: Actor, group: str, name: str, role: str | None) -> None:
-    """Set the role of a user on a group ("admin": owner); None removes it."""
+    """Set the role of a user on a group ("admin" is the owner); None removes it."""
     if role is not None:
         visitors.check_role(role, of_group=True)
     with access_transaction(session) as connection:
@@ -200,7 +200,7 @@ def set_group_role(session: Session, actor: Actor, group: str, name: str, role: 
 
 
 def get_user(connection: Connection, name: str) -> User:
-    """Return a user; UserNotFound lists the existing users."""
+    """Return a user; raise UserNotFound, with the existing users, if the name is unknown."""
     matching_user = access.find_user(connection, name)
     if matching_user is not None:
         return matching_user

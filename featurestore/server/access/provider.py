@@ -1,4 +1,4 @@
-"""Sign-in with an OpenID Connect provider: authorization code flow with PKCE, by Authlib.
+"""Sign-in with an OpenID Connect provider: authorization code flow with PKCE, using Authlib.
 
 https://openid.net/specs/openid-connect-core-1_0.html#CodeFlowAuth
 """
@@ -41,7 +41,7 @@ _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 @dataclass(frozen=True)
 class Attempt:
-    """State of a sign-in attempt, stored in a cookie during the redirect to the provider."""
+    """The state of a sign-in attempt, stored in a cookie during the redirect to the provider."""
 
     state: str
     nonce: str
@@ -54,7 +54,7 @@ class Attempt:
 
     @classmethod
     def from_text(cls, text: str) -> Attempt:
-        """Parse the cookie of an attempt.
+        """Parse the cookie of a sign-in attempt.
 
         Raises:
             NotSignedIn: The cookie is missing or damaged.
@@ -64,7 +64,7 @@ class Attempt:
         except (ValueError, TypeError, RecursionError):
             raise NotSignedIn("This browser has no sign-in in progress.") from None
         secrets = (attempt.state, attempt.nonce, attempt.verifier)
-        # Libraries do not compare an empty state or nonce.
+        # Libraries do not reject an empty state or nonce.
         has_secrets = all(
             isinstance(each, str) and len(each) >= _MIN_SECRET_LENGTH for each in secrets
         )
@@ -74,7 +74,7 @@ class Attempt:
 
 
 class ProviderClient:
-    """Client of a provider; reads the metadata of the provider at the first sign-in."""
+    """Client for a provider, whose metadata is requested at the first sign-in."""
 
     def __init__(self, session: Session, provider: Provider) -> None:
         self._session = session
@@ -84,7 +84,7 @@ class ProviderClient:
         self._secret = _client_secret(session, provider)
 
     def begin(self, redirect_uri: str, following: str) -> tuple[str, Attempt]:
-        """Return the authorization URL of the provider and the attempt to store in the browser."""
+        """Return the authorization URL of the provider, and the attempt to store in a cookie."""
         attempt = Attempt(new_secret(), new_secret(), new_secret(), following)
         with self._oauth_session(redirect_uri) as client:
             address, _ = client.create_authorization_url(
@@ -96,12 +96,12 @@ class ProviderClient:
         return address, attempt
 
     def finish(self, redirect_uri: str, attempt: Attempt, response_address: str) -> str:
-        """Return the user of a provider response; adds the user if the provider has a default role.
+        """Return the user in a provider response; add the user if the provider has a default role.
 
         Args:
-            redirect_uri: URL of this server to which the provider redirects.
-            attempt: The attempt from the cookie of the browser.
-            response_address: URL of the redirect, with its query.
+            redirect_uri: The URL on this server to which the provider redirects.
+            attempt: The attempt in the browser's cookie.
+            response_address: The URL of the redirect, including its query.
 
         Raises:
             NotSignedIn: The provider refused, or its response belongs to another attempt.
@@ -114,7 +114,8 @@ class ProviderClient:
         try:
             with self._oauth_session(redirect_uri) as client:
                 client.state = attempt.state
-                # Redirects are disabled: code, verifier and secret must reach only the provider.
+                # Redirects are disabled, so that code, verifier and secret are sent only to the
+                # provider.
                 token = client.fetch_token(
                     self._metadata()["token_endpoint"],
                     authorization_response=response_address,
@@ -146,7 +147,7 @@ class ProviderClient:
             )
 
     def _claims(self, client: OAuth2Session, token: dict[str, Any], nonce: str) -> dict[str, Any]:
-        """Return the validated claims of an ID token."""
+        """Validate an ID token and return its claims."""
         from authlib.oidc.core import CodeIDToken
         from joserfc import jwt
         from joserfc.jwk import KeySet
@@ -214,10 +215,10 @@ class ProviderClient:
         )
 
     def _metadata(self) -> dict[str, Any]:
-        """Return the metadata of the provider, cached after the first request.
+        """Return the provider metadata, which is cached after the first request.
 
         Raises:
-            ConfigurationError: The provider is unreachable or names another issuer.
+            ConfigurationError: The provider is unreachable or its metadata contains another issuer.
         """
         if self._cached_metadata is None:
             import requests
@@ -244,7 +245,7 @@ class ProviderClient:
 
 
 def _check_address(address: str) -> None:
-    """Require https for a provider, except on this machine.
+    """Require https for a provider that is not on this machine.
 
     Raises:
         ConfigurationError: The address is neither https nor on this machine.
@@ -264,7 +265,7 @@ def _client_secret(session: Session, provider: Provider) -> str:
         "name": _SECRET_CONTEXT_NAME,
         "uri": provider.issuer,
     }
-    # The operator sets issuer and secret together, so the secret is allowed for this issuer.
+    # The operator configures issuer and secret together, so the secret is allowed for this issuer.
     allow_secret(reference, **secret_context)
     try:
         return resolve_secret(reference, **secret_context)

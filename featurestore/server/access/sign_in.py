@@ -1,4 +1,4 @@
-"""Sign-in by password: failures of an account and of an address delay the next attempt."""
+"""Password sign-in: failed attempts, counted by account and by address, delay the next attempt."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from featurestore.server.access.visitors import digest, is_password, new_secret
 from featurestore.session import Session
 
 _COOKIE_LIFETIME = timedelta(hours=12)
-# Failures are forgotten after this time.
+# Failures are no longer counted after this time.
 _FAILURE_WINDOW = timedelta(hours=1)
-# The allowed failures of one account from one address, from one address, and of one account.
+# Allowed failures per account and address, per address, and per account.
 _PAIR_LIMIT, _ADDRESS_LIMIT, _ACCOUNT_LIMIT = 5, 30, 100
-# The wait after the last allowed failure; each further failure doubles it.
+# The delay after the last allowed failure; each further failure doubles it.
 _FIRST_WAIT, _LONGEST_WAIT = timedelta(seconds=30), timedelta(minutes=15)
 _MAX_NAME_LENGTH = 127
 _CLOCK_SKEW = timedelta(minutes=1)
-# Seconds for which an attempt waits for the attempts before it from its address.
+# The seconds that an attempt waits for previous attempts from the same address.
 _TURN_SECONDS = 10.0
 _TURNS = [threading.Lock() for _ in range(64)]
 
@@ -37,12 +37,12 @@ _TURNS = [threading.Lock() for _ in range(64)]
 def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
     """Check a password and return the cookie of a new browser session.
 
-    Only failures count. An attempt is recorded as failed before the password is checked, so that
-    attempts in parallel count, and the record of a success is removed.
+    Only failures are counted. An attempt is recorded as failed before the password is checked, so
+    that parallel attempts are counted; after a success the record is removed.
 
     Raises:
         TooManyAttempts: Too many attempts failed; the password was not checked.
-        NotSignedIn: The name or the password is wrong; the error does not say which.
+        NotSignedIn: The name or the password is wrong; the error does not reveal which.
     """
     name = name.strip().lower()[:_MAX_NAME_LENGTH]
     attempt_key = _attempt_key(name, address)
@@ -55,14 +55,14 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
             raise NotSignedIn("The name or the password is wrong.")
         with session.registry.transaction() as connection:
             access.remove_attempt(connection, attempt_id)
-            # Failures of other accounts from the address remain: one known password must not
+            # Failures of other accounts at the address are not removed: one known password must not
             # reset the count of guesses for others.
             access.remove_attempts(connection, attempt_key)
     return start_browser_session(session, user.name, "password")
 
 
 def start_browser_session(session: Session, name: str, method: str) -> str:
-    """Start the browser session of an authenticated user and return its cookie."""
+    """Start a browser session for an authenticated user and return its cookie."""
     cookie = new_secret()
     with session.registry.transaction() as connection:
         access.put_sign_in(connection, digest(cookie), name, utc_now() + _COOKIE_LIFETIME)
@@ -71,13 +71,13 @@ def start_browser_session(session: Session, name: str, method: str) -> str:
 
 
 def sign_out(session: Session, cookie: str) -> None:
-    """End the browser session of a cookie."""
+    """End the browser session that a cookie identifies."""
     with session.registry.transaction() as connection:
         access.remove_sign_in(connection, digest(cookie))
 
 
 def wait_after(failures: int, allowed: int) -> timedelta:
-    """Return how long the next attempt waits after the last of some failures.
+    """Return the delay before the next attempt after a number of failures.
 
     >>> [int(wait_after(count, 5).total_seconds()) for count in (4, 5, 6, 7, 10, 10_000)]
     [0, 30, 60, 120, 900, 900]
@@ -89,7 +89,7 @@ def wait_after(failures: int, allowed: int) -> timedelta:
 
 
 def network_of(address: str) -> str:
-    """Return the network that one customer usually has: the address, or an IPv6 /64 network.
+    """Return the network that one customer usually has: the address, or its IPv6 /64 network.
 
     >>> network_of("192.0.2.7"), network_of("2001:db8::1:2"), network_of("testclient")
     ('192.0.2.7', '2001:db8::/64', 'testclient')
@@ -104,10 +104,10 @@ def network_of(address: str) -> str:
 
 
 def _attempt_key(name: str, address: str) -> str:
-    """Return the key under which attempts of an account from an address are counted.
+    """Return the key for counting attempts on an account from an address.
 
-    Names and addresses are hashed: people type passwords into the field of the name, and no
-    character of a name can be a wildcard of a search.
+    Names and addresses are hashed, because users may type passwords into the name field, and
+    characters in names must not act as wildcards in a search.
     """
     return f"{_short_hash(name)} {_short_hash(network_of(address))}"
 
@@ -118,7 +118,7 @@ def _short_hash(text: str) -> str:
 
 @contextmanager
 def _take_turn(address: str) -> Iterator[None]:
-    """Serialize attempts from one address, so that successful attempts never count as failures."""
+    """Serialize attempts from one address, so that successful attempts do not count as failures."""
     turn_lock = _TURNS[int(_short_hash(network_of(address)), 16) % len(_TURNS)]
     if not turn_lock.acquire(timeout=_TURN_SECONDS):
         raise _too_many(timedelta(seconds=_TURN_SECONDS))
@@ -129,7 +129,7 @@ def _take_turn(address: str) -> Iterator[None]:
 
 
 def _record_attempt(session: Session, attempt_key: str) -> int:
-    """Record an attempt as failed and return its id; raises TooManyAttempts during a wait."""
+    """Record an attempt as failed and return its id; raise TooManyAttempts during a delay."""
     with session.registry.transaction() as connection:
         lock(connection, "sign in")
         wait = _remaining_wait(connection, attempt_key)
@@ -139,10 +139,10 @@ def _record_attempt(session: Session, attempt_key: str) -> int:
 
 
 def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
-    """Return the remaining wait of an account at an address.
+    """Return the remaining delay for an account at an address.
 
-    One account at one address adds at most ``_PAIR_LIMIT`` failures to the counts of the address
-    and of the account elsewhere: users who lock themselves out do not lock out others.
+    One account at one address adds at most ``_PAIR_LIMIT`` failures to the counts for the address
+    and for the account elsewhere, so users who lock themselves out do not lock out others.
     """
     now = utc_now()
     account, network = attempt_key.split(" ")

@@ -1,4 +1,4 @@
-"""Visitors of the server: their passwords and tokens, and their roles."""
+"""Visitors: authentication by password, token or cookie, and roles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hash_password(password: str) -> str:
 
 
 def is_password(hashed: str | None, password: str) -> bool:
-    """Return True if a password matches a hash; takes the same time if the hash is None."""
+    """Return True if a password matches a hash; takes the same time if there is no hash."""
     from argon2.exceptions import InvalidHashError, VerificationError
 
     if len(password) > _MAX_LENGTH:
@@ -68,12 +68,12 @@ def _dummy_hash() -> str:
 
 
 def new_secret() -> str:
-    """Return a secret of 256 random bits."""
+    """Generate a secret with 256 random bits."""
     return secrets.token_urlsafe(32)
 
 
 def digest(secret: str) -> str:
-    """Return the SHA-256 digest under which a secret is stored.
+    """Return the SHA-256 digest of a secret, which is stored instead of the secret.
 
     >>> digest("x")[:8]
     '2d711642'
@@ -82,20 +82,20 @@ def digest(secret: str) -> str:
 
 
 def form_token(cookie: str) -> str:
-    """Return the form token of a cookie, which other sites cannot compute."""
+    """Return the CSRF token for a cookie, which other sites cannot compute."""
     return digest(f"form of {cookie}")
 
 
 def is_form_token(cookie: str, token: str) -> bool:
-    """Return True if a token is the form token of a cookie."""
+    """Return True if a string is the CSRF token for a cookie."""
     return secrets.compare_digest(form_token(cookie).encode(), token.encode())
 
 
 NONE, READER, WRITER, ADMIN = "none", "reader", "writer", "admin"
-# Roles on the store; users with "none" read only groups on which they have a role. The admin of a
-# group is its owner.
+# Roles on the store; users with "none" can read only groups on which they have a role. The admin of
+# a group is its owner.
 ROLES = (NONE, READER, WRITER, ADMIN)
-# The highest role that a token of each scope can have.
+# The highest role that a token with each scope can have.
 SCOPES = {"read": READER, "write": WRITER, "admin": ADMIN}
 
 
@@ -143,7 +143,7 @@ def stronger(first: str, second: str) -> str:
 
 @dataclass(frozen=True)
 class Visitor:
-    """An authenticated user; ``role`` and ``groups`` are limited by the scope of a token."""
+    """An authenticated user; the scope of a token limits ``role`` and ``groups``."""
 
     name: str
     role: str
@@ -154,7 +154,7 @@ class Visitor:
 
     @property
     def actor(self) -> Actor:
-        """The visitor as an actor of the audit log."""
+        """The visitor as an actor in the audit log."""
         return Actor(self.name, self.sign_in_method)
 
     def may(self, needed: str, group: str | None = None) -> bool:
@@ -179,14 +179,14 @@ class Visitor:
 
 
 def visible_to(visitor: Visitor, full_store: FeatureStore, views: Views) -> FeatureStore:
-    """Return the store filtered to what a visitor is allowed to read."""
+    """Return the store filtered to the objects that a visitor may read."""
     reads_store = visitor.role != NONE
     registry = views.registry_for(granted=visitor.groups, reads_store=reads_store)
     return FeatureStore(replace(full_store.session, registry=registry))
 
 
 def visitor_from_token(session: Session, text: str) -> Visitor:
-    """Authenticate a token.
+    """Return the visitor that a token authenticates.
 
     Raises:
         NotSignedIn: The token is unknown, revoked or expired.
@@ -205,7 +205,7 @@ def visitor_from_token(session: Session, text: str) -> Visitor:
 
 
 def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
-    """Return the signed-in user of a cookie; None if the session has ended."""
+    """Return the user who is signed in with a cookie; None if the session has ended."""
     with session.registry.reading() as connection:
         user = access.find_sign_in(connection, digest(text))
         if user is None:
@@ -214,7 +214,7 @@ def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
 
 
 def check_has_users(session: Session) -> None:
-    """Require at least one user.
+    """Check that the store has at least one user.
 
     Raises:
         NotAllowed: The store has no users.

@@ -122,7 +122,7 @@ def find(
     ] = "",
     limit: Limit = 100,
 ) -> Items:
-    """Search names, features, descriptions and tags; return up to ``limit`` matches of each kind."""
+    """Search names, features, descriptions and tags; return ``limit`` matches of each kind."""
     age = parse_duration(changed_within, argument="changed_within") if changed_within else None
     search_filter = SearchFilter(tag=tag, owner=owner, changed_within=age)
     results = search(store, q, kind=kind, filters=search_filter, limit=limit)

@@ -248,7 +248,7 @@ class HdfsStorage:
             ) from None
 
     def _list(self, folder: str, *, recursive: bool = False) -> Sequence[Any]:
-        """Return the status of entries in a folder, optionally recursive; empty if it is missing."""
+        """Return the status of entries in a folder, optionally recursive; empty if missing."""
         path = self._path(folder) if folder else "/"
 
         def call() -> Sequence[Any]:

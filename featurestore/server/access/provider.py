@@ -96,7 +96,7 @@ class ProviderClient:
         return address, attempt
 
     def finish(self, redirect_uri: str, attempt: Attempt, response_address: str) -> str:
-        """Return the user in a provider response; add the user if the provider has a default role.
+        """Return the user in a provider response; add it if the provider has a default role.
 
         Args:
             redirect_uri: The URL on this server to which the provider redirects.

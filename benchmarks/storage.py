@@ -165,7 +165,7 @@ def measure_listing(stores: dict[str, FeatureStore], *, count: int) -> None:
             paths = [f"{folder}/part-{number:05d}" for number in range(count)]
             list(pool.map(storage_for(folder).replace, paths, repeat(b"")))
         start = time.perf_counter()
-        listed_count = sum(1 for _ in files.statuses_below(folder))
+        listed_count = sum(1 for _ in files.walk_with_status(folder))
         milliseconds = 1000 * (time.perf_counter() - start)
         print(f"{count:,} {storage_name:15} {milliseconds:9.1f}")
         REPORT.add("operation", f"list of {count:,} objects", storage_name, milliseconds, "ms")

@@ -23,7 +23,7 @@ from featurestore.errors import FeatureStoreError, MissingExtra
 from featurestore.plugins import plugin_names
 from featurestore.plugins.engine import find_engine
 from featurestore.storage import files, storage_for
-from featurestore.storage.connections import inspect as inspect_location
+from featurestore.storage.connections import check_location
 
 app = typer.Typer()
 registry_app = typer.Typer(help="The index of the store.", no_args_is_help=True)
@@ -173,7 +173,7 @@ def _store(options: Settings) -> Iterator[Check]:
 
 def _remote(location: str, registry: str | None) -> Iterator[Check]:
     """Check everything that a store at a URI needs."""
-    for inspection in inspect_location(location):
+    for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM
         yield Check(f"location: {inspection.check}", state, inspection.detail, inspection.hint)
     yield from _sessions(location)

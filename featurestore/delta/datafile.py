@@ -28,7 +28,7 @@ from featurestore.delta.schema import check_no_vector, refusal
 from featurestore.errors import FeatureStoreError, TableDamaged
 from featurestore.model.times import to_micros
 from featurestore.storage import files
-from featurestore.storage.location import absolute
+from featurestore.storage.location import make_absolute
 
 MICROS_OF_DAY = 86_400_000_000
 _MILLISECOND_DIGITS = 3
@@ -93,7 +93,7 @@ def file_path(path: str, log_path: str) -> str:
         UnsupportedTable: The file is outside of the table, as in a shallow clone.
         TableDamaged: The path is invalid.
     """
-    path = absolute(path)
+    path = make_absolute(path)
     if not isinstance(log_path, str) or "\0" in unquote(log_path):
         raise TableDamaged(
             f"The Delta log of {path} has the invalid path {log_path!r} of a file.",

@@ -20,7 +20,7 @@ from typing import Any
 from featurestore.errors import FeatureGroupNotFound, StorageError, TableDamaged, refusal_hint
 from featurestore.model.times import utc_now
 from featurestore.storage import files, storage_for
-from featurestore.storage.location import absolute
+from featurestore.storage.location import make_absolute
 
 _DELETION_SUFFIX = ".deleted"
 LOG_FOLDER = "_delta_log"
@@ -99,7 +99,7 @@ def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterat
     after = ""
     if last_version is not None and back is not None and back < last_version:
         after = f"{last_version - back:0{_VERSION_DIGITS}d}"
-    with files.listed_once(os.path.join(path, LOG_FOLDER), after=after):
+    with files.cached_listing(os.path.join(path, LOG_FOLDER), after=after):
         yield
 
 
@@ -161,7 +161,7 @@ def latest_version(path: str) -> int:
 
     A known log is not listed again: only the successors of the last known version are checked.
     """
-    path = absolute(path)
+    path = make_absolute(path)
     last_version = _LAST_VERSIONS.get(path)
     if storage_for(path).prefers_listing:
         return _latest_listed(path, last_version)

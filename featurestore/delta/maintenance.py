@@ -30,7 +30,7 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import FeatureStoreError, VersionNotFound, VersionVacuumed
 from featurestore.model.times import utc_now
 from featurestore.storage import files, storage_for
-from featurestore.storage.location import absolute
+from featurestore.storage.location import make_absolute
 
 _SHOWN_RANGES = 10
 _FILES_PER_TIER = 8
@@ -81,7 +81,7 @@ def remove_unneeded_files(
     # A writer may have taken longer than _LONGEST_WRITE and have committed just now.
     candidates -= _added_between(path, latest + 1, latest_version(path))
     # Another vacuum may have removed some of the files.
-    removed = [file for file in sorted(candidates) if files.remove(file, below=absolute(path))]
+    removed = [file for file in sorted(candidates) if files.remove(file, below=make_absolute(path))]
     orphaned = datetime.fromtimestamp(orphaned_before(retain), UTC)
     storage_for(path).remove_unfinished(path, before=orphaned)
     return removed
@@ -96,7 +96,7 @@ def _unneeded_files(
     abandoned = orphaned_before(retain)
     return {
         file
-        for file in files.walk(absolute(path), enter=_holds_data)
+        for file in files.walk(make_absolute(path), enter=_holds_data)
         if file.endswith(".parquet")
         and file not in needed
         and (file in committed or modified(file) < abandoned)
@@ -159,7 +159,7 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
     checked_files = snapshot.files if data_files is None else list(data_files)
     listed_sizes: Mapping[str, int] = {}
     if len(checked_files) > 1:
-        listed_sizes = files.listed_sizes(snapshot.path)
+        listed_sizes = files.list_sizes(snapshot.path)
     for file in checked_files:
         try:
             size = listed_sizes.get(file.path)
@@ -209,7 +209,7 @@ def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed |
 
 def _table_of(file: str) -> str | None:
     """Return the directory of the table of a data file, if any."""
-    folder = os.path.dirname(absolute(file))
+    folder = os.path.dirname(make_absolute(file))
     while folder != os.path.dirname(folder):
         if log.is_delta_table(folder):
             return folder

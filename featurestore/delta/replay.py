@@ -88,7 +88,7 @@ def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
 
 
 def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
-    file = parquet.ParquetFile(files.open_whole(path))
+    file = parquet.ParquetFile(files.open_complete(path))
     names = set(file.schema_arrow.names)
     kinds = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
     actions = file.read(columns=kinds)

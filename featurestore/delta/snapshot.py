@@ -40,7 +40,7 @@ from featurestore.delta.schema import (
 )
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 from featurestore.storage import storage_for
-from featurestore.storage.location import absolute
+from featurestore.storage.location import make_absolute
 
 _log = logging.getLogger("featurestore.delta")
 # Cached snapshots, and the most versions between a cached snapshot and one based on it.
@@ -120,7 +120,7 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
         TableDamaged: The log is missing or unreadable; the message names the file.
         UnsupportedTable: The table uses unsupported features; the message names them.
     """
-    path = absolute(path)
+    path = make_absolute(path)
     with log.cached_listing(path):
         return _read(path, version)
 

@@ -20,7 +20,7 @@ from featurestore.registry import experiments as index
 from featurestore.registry.hidden import words_of
 from featurestore.registry.stored_errors import shown, unlisted
 from featurestore.storage import files
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -50,7 +50,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
             directory_of(session, record), _without_private_names(session, record)
         )
     ids = " and ".join(repr(record.id) for record in records)
-    with after_publication(f"Run {ids}"), session.registry.transaction() as connection:
+    with warn_after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
             index.put(connection, record)
 

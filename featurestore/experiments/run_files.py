@@ -321,7 +321,7 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
     for relative, digest in record.files.items():
         if not any(relative == each or relative.startswith(f"{each}/") for each in below):
             continue
-        path = files.inside(directory, relative)
+        path = files.resolve_inside(directory, relative)
         if not files.exists(path):
             raise damaged_file(path, "it is missing")
         if files.sha256(path) != digest:
@@ -334,9 +334,9 @@ def check_own_files(directory: str, relative: str) -> None:
     Raises:
         StorageError: The path, or one below it, is a symbolic link or leads outside.
     """
-    top = files.inside(directory, relative)
+    top = files.resolve_inside(directory, relative)
     for path in files.walk(top):
-        files.inside(directory, _relative(path, directory))
+        files.resolve_inside(directory, _relative(path, directory))
 
 
 def check_tensorboard(directory: str) -> None:

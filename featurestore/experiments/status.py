@@ -19,7 +19,7 @@ from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
 from featurestore.storage.appending import last_lines
-from featurestore.storage.supervised import exit_text
+from featurestore.storage.supervised import describe_exit
 
 if TYPE_CHECKING:
     from featurestore.experiments.tasks import Task
@@ -142,20 +142,20 @@ def driving(directory: str) -> Iterator[None]:
             hint="wait for its end, or end the process that drives it",
         )
     path = os.path.join(directory, _LOCK)
-    handle = locks.hold(path)
+    handle = locks.acquire_lock(path)
     _locked_paths.add(path)
     try:
         yield
     finally:
         files.remove(path, below=directory)
         _locked_paths.discard(path)
-        locks.release(handle)
+        locks.release_lock(handle)
 
 
 def is_driven(directory: str) -> bool:
     """Return True if a live process drives a run."""
     path = os.path.join(directory, _LOCK)
-    return path in _locked_paths or locks.is_held(path)
+    return path in _locked_paths or locks.is_locked(path)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def evaluate_attempt(
     >>> evaluate_attempt([0, 0], [done, done], team).state
     'finished'
     """
-    exit_texts = tuple("stopped" if each is None else exit_text(each) for each in exits)
+    exit_texts = tuple("stopped" if each is None else describe_exit(each) for each in exits)
     final_statuses = tuple(statuses)
     first = final_statuses[0]
     if team[0].role == CHIEF and exits[0] == 0 and first is not None:

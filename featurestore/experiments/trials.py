@@ -24,7 +24,7 @@ from featurestore.plugins.launcher import Gang, Launcher, RunningGang
 from featurestore.plugins.worker_port import Peer, Received, WorkerPort
 from featurestore.session import Session
 from featurestore.storage.appending import last_lines
-from featurestore.storage.supervised import exit_text
+from featurestore.storage.supervised import describe_exit
 
 
 @dataclass(frozen=True)
@@ -302,7 +302,7 @@ class TrialPool:
         assert slot.trial is not None
         tries = len(slot.trial.attempts) + 1
         can_retry = tries <= int(slot.trial.settings["retries"])
-        reason = f"its worker was lost: {exit_text(status)}"
+        reason = f"its worker was lost: {describe_exit(status)}"
         record = self._save_attempt(slot, "running" if can_retry else "failed", reason=reason)
         if can_retry:
             self.unfinished.append(replace(record, ended=None, reason=None))
@@ -314,7 +314,9 @@ class TrialPool:
         if self._early_deaths < _MAX_EARLY_DEATHS:
             return
         log_tail = "\n".join(last_lines(slot.log, 15))
-        raise RunFailed(f"Workers end before they begin a trial: {exit_text(status)}\n{log_tail}")
+        raise RunFailed(
+            f"Workers end before they begin a trial: {describe_exit(status)}\n{log_tail}"
+        )
 
     def _start_worker(self, server: TrialServer) -> None:
         key = self._next_key

@@ -30,7 +30,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 
 _TABLE, _PARTS_DIRECTORY = "rows", "parts"
 # Sources of frames that were passed to other libraries: their rows stay until the process ends.
@@ -181,7 +181,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
         assert version is not None  # None is only returned for repeated transactions
         run.committed_version = version
         description = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
-        with after_publication(description):
+        with warn_after_publication(description):
             with session.registry.transaction() as connection:
                 featuregroups.advance(connection, spec.name, spec.version, delta_version=version)
                 groups.add_lineage(connection, spec, commits.commit_of(path, version))

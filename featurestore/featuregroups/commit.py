@@ -37,7 +37,7 @@ from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
 from featurestore.session import Session
 from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
-from featurestore.storage.failures import after_publication, warn_published
+from featurestore.storage.failures import warn_after_publication, warn_published
 from featurestore.validation import audit, quarantine_schema
 from featurestore.validation.checks import NULL_KEYS
 
@@ -306,11 +306,11 @@ def _register(
     except (FeatureStoreError, OSError, ValueError) as error:
         warn_published(title, error)
         return Commit(delta_version, UNKNOWN, utc_now(), str(batch.mode), run_id=run.run_id)
-    with after_publication(title):
+    with warn_after_publication(title):
         _update_registry(session, batch, group, commit, declared)
         run.registered = True
     if batch.spec.statistics:
-        with after_publication(title):
+        with warn_after_publication(title):
             count_commit(session, batch, group, commit)
     return commit
 

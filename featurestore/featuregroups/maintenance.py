@@ -28,7 +28,7 @@ from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pi
 from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.usersql import fix_clock, predicate
 
 
@@ -42,7 +42,7 @@ def advance(
 ) -> None:
     """Register the Delta version of a commit without rows, and the metadata of the group."""
     run.committed_version = delta_version
-    with after_publication(version_title(spec, delta_version)):
+    with warn_after_publication(version_title(spec, delta_version)):
         with session.registry.transaction() as connection:
             featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
             if meta is not None:
@@ -72,7 +72,7 @@ def compact_when_due(
     if spec.compact is None:
         return None
     delta_version = None
-    with after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
+    with warn_after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
         below = size_to_merge_below(read_snapshot(path))
         if below is not None:
             with suppress(WriteConflict):
@@ -175,7 +175,9 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
             with session.registry.transaction() as connection:
                 groups.forget(connection, name, version)
             record_deletion(session.featuregroup_path(name, version))
-            with after_publication(f"The deletion of feature group {name!r} version {version}"):
+            with warn_after_publication(
+                f"The deletion of feature group {name!r} version {version}"
+            ):
                 groups.remove_files(session.paths, name, version)
                 run.registered = True
         reclaim_run.registered = True

@@ -27,7 +27,7 @@ from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 
 MOST_DIGITS = 38
 # The digits before and behind the point of a column of decimals.
@@ -104,7 +104,7 @@ def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
     version = session.engine.widen_columns(group.path, pa.schema(columns))
     if version is None:
         return
-    with after_publication(f"Delta version {version} of feature group {spec.name!r}"):
+    with warn_after_publication(f"Delta version {version} of feature group {spec.name!r}"):
         wider = group.spec.with_wider_decimals(pa.schema(columns))
         with session.registry.transaction() as connection:
             featuregroups.advance(

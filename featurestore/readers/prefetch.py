@@ -409,7 +409,7 @@ class RangedShardFiles(ShardFiles):
     @cached_property
     def _source(self) -> _Source:
         return _Source(
-            tuple(files.inside(self.directory, shard.path) for shard in self.split.shards),
+            tuple(files.resolve_inside(self.directory, shard.path) for shard in self.split.shards),
             self.first_rows,
             self.manifest.block_rows,
             self.record_bytes,

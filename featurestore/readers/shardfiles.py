@@ -215,9 +215,9 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless every shard of a split has its size in the manifest."""
     if storage_for(directory).prefers_listing:
-        sizes = files.listed_sizes(os.path.join(directory, split.name))
+        sizes = files.list_sizes(os.path.join(directory, split.name))
         for shard in split.shards:
-            _check_size(shard, files.inside(directory, shard.path), sizes)
+            _check_size(shard, files.resolve_inside(directory, shard.path), sizes)
         return
 
     def check(shards: Sequence[ManifestShard]) -> None:
@@ -237,7 +237,7 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
 
 def check_shard(directory: str, shard: ManifestShard) -> None:
     """Raise DatasetDamaged unless a shard exists with its size in the manifest."""
-    path = files.inside(directory, shard.path)
+    path = files.resolve_inside(directory, shard.path)
     try:
         size = files.status(path).size
     except OSError as error:

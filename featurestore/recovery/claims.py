@@ -85,7 +85,7 @@ def revoke(path: str, *, certain: bool) -> bool:
         return True
     if certain:
         return True
-    published_at = files.last_written(path + _OUTCOME)
+    published_at = files.last_write_time(path + _OUTCOME)
     return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
 
 

@@ -72,14 +72,14 @@ _process_owners: dict[str, _Owner] = {}
 _owners_lock = threading.Lock()
 
 
-def _forget_parent() -> None:
+def _reset_after_fork() -> None:
     """Reset the state after ``fork``: a child does not own the locks of its parent."""
     global _owners_lock
     _owners_lock = threading.Lock()
     _process_owners.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def this_process(location: str) -> str:
@@ -101,7 +101,7 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
         if _is_this_process(owner):
             return True
     if match[1] == _machine_id(location):
-        return locks.is_held(_lock_file(location, owner))
+        return locks.is_locked(_lock_file(location, owner))
     last_heartbeat = intents.last_heartbeat(connection, owner)
     return (
         last_heartbeat is not None
@@ -180,7 +180,7 @@ def other_processes(location: str) -> list[str]:
         match = _NAME.fullmatch(name)
         if match is None or match[1] != machine_id or _is_this_process(name):
             continue
-        if locks.is_held(_lock_file(location, name)):
+        if locks.is_locked(_lock_file(location, name)):
             names.append(name)
     return names
 
@@ -195,7 +195,7 @@ def _current_owner(location: str) -> _Owner:
         return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
     name = f"{host}.{os.getpid()}.{_machine_id(location)}.{secrets.token_hex(4)}"
-    handle = locks.hold(_lock_file(location, name))
+    handle = locks.acquire_lock(_lock_file(location, name))
     owner = _Owner(name, location, os.getpid(), handle)
     _process_owners[location] = owner
     atexit.register(_remove_lock_file, owner)
@@ -312,9 +312,9 @@ def is_expired(location: str, run: str, *paths: str, now: datetime | None = None
         paths: Objects of the write, and folders that it writes to.
         now: The time of the store's server, if known; reading it takes several requests.
     """
-    last_written = files.last_written(_lease_path(location, run))
+    last_written = files.last_write_time(_lease_path(location, run))
     for path in paths:
-        written_at = files.last_written(path)
+        written_at = files.last_write_time(path)
         if written_at is not None and (last_written is None or written_at > last_written):
             last_written = written_at
     if last_written is None:

@@ -196,7 +196,7 @@ def open_registry(
         RegistryTooNew: The registry was written by a newer release of the feature store.
         RegistryError: The database cannot be opened.
     """
-    registry = _open(directory, url, read_only, durable=durable, adopt=adopt)
+    registry = _open_existing(directory, url, read_only, durable=durable, adopt=adopt)
     try:
         if revision(registry) != head_revision():
             upgrade(registry)
@@ -206,7 +206,7 @@ def open_registry(
     return registry
 
 
-def _open(
+def _open_existing(
     directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
 ) -> Registry:
     parsed = _parsed(directory, url)
@@ -216,7 +216,7 @@ def _open(
     if read_only:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
-        files.copy_together([_file(directory) + ending for ending in SQLITE_FILES], copy)
+        files.copy_consistently([_file(directory) + ending for ending in SQLITE_FILES], copy)
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry

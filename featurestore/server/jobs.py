@@ -194,7 +194,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
         run = runs.find(connection, run_id)
     log = run.log if run is not None and run.job == name else None
     # A manipulated registry must not expose other files on the machine.
-    if log is None or not files.lies_below(log, store.session.logs_path) or not files.exists(log):
+    if log is None or not files.is_below(log, store.session.logs_path) or not files.exists(log):
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")
     if store.session.registry.is_hidden(text.replace(store.location, "")):

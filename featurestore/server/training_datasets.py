@@ -129,7 +129,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
             f"Training dataset {dataset.name!r} version {dataset.version} has no file {path!r}.",
             hint=f"its manifest lists {len(file_hashes):,} files",
         )
-    full_path = files.inside(dataset.path, path)
+    full_path = files.resolve_inside(dataset.path, path)
     size = files.size(full_path)
     headers = {"etag": f'"{file_hashes[path]}"', "accept-ranges": "bytes"}
     range_match = _OPEN_RANGE.fullmatch(range_header)

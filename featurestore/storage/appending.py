@@ -8,7 +8,7 @@ from io import FileIO
 from typing import IO
 
 from featurestore.storage import files
-from featurestore.storage.failures import reading, writing
+from featurestore.storage.failures import translate_read_errors, translate_write_errors
 
 
 class AppendedFile:
@@ -17,12 +17,12 @@ class AppendedFile:
     def __init__(self, path: str) -> None:
         self._path = path
         files.make_directory(os.path.dirname(path))
-        with writing(path):
+        with translate_write_errors(path):
             self._file = FileIO(path, "a")
 
     def write(self, data: bytes) -> int:
         """Append bytes with one system call."""
-        with writing(self._path):
+        with translate_write_errors(self._path):
             return self._file.write(data)
 
     def close(self) -> None:
@@ -40,25 +40,25 @@ class OverwrittenFile:
     def __init__(self, path: str, *, size: int) -> None:
         self._path, self._size = path, size
         files.make_directory(os.path.dirname(path))
-        with writing(path):
+        with translate_write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, data: bytes) -> None:
         """Overwrite the content with one system call."""
-        with writing(self._path):
+        with translate_write_errors(self._path):
             os.pwrite(self._descriptor, data.ljust(self._size), 0)
 
     def sync(self) -> None:
         """Sync the content to disk, so that other machines see it."""
-        with writing(self._path):
+        with translate_write_errors(self._path):
             os.fsync(self._descriptor)
 
 
 def open_log(path: str) -> IO[bytes]:
     """Open a file to which a process appends its output."""
     files.make_directory(os.path.dirname(path))
-    with writing(path):
+    with translate_write_errors(path):
         return open(path, "ab", buffering=0)
 
 
@@ -66,7 +66,7 @@ def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
     """Return up to ``max_bytes`` of a file from an offset; empty if the file does not exist."""
     if not os.path.exists(path):
         return b""
-    with reading(path), open(path, "rb") as file:
+    with translate_read_errors(path), open(path, "rb") as file:
         file.seek(offset)
         return file.read(max_bytes)
 

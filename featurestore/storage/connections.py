@@ -22,10 +22,10 @@ from featurestore.storage import settings
 from featurestore.storage.location import (
     OBJECT_STORES,
     Location,
+    add_owner,
     root_of,
     scheme_of,
     supported_schemes,
-    with_owner,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def use_options_for_owner(location: str, owner: str, options: Mapping[str, str])
 
     Connections of other owners to the same bucket are not changed.
     """
-    owned = with_owner(location, owner)
+    owned = add_owner(location, owner)
     use_options(owned, options)
     return owned
 
@@ -137,7 +137,7 @@ def options_of_connections() -> dict[str, dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check; ``hint`` says how to fix a failure."""
 
     check: str
@@ -146,7 +146,7 @@ class Finding:
     hint: str | None = None
 
 
-def inspect(location: str) -> Iterator[Finding]:
+def check_location(location: str) -> Iterator[CheckResult]:
     """Check that a URI supports all operations that a store needs.
 
     A probe object is written and removed at the end. If it cannot be written, the checks that need
@@ -156,33 +156,33 @@ def inspect(location: str) -> Iterator[Finding]:
         store, folder = object_store_for(location)
         next(iter(store.list(folder)), None)
     except FeatureStoreError as error:
-        yield Finding("reach", False, error.message, error.hint)
+        yield CheckResult("reach", False, error.message, error.hint)
         return
-    yield Finding("reach", True, f"{store.root} answers, and lists")
+    yield CheckResult("reach", True, f"{store.root} answers, and lists")
     probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
     try:
         store.put_new(probe, b"first")
     except StorageError as error:
-        yield Finding("write", False, error.message, error.hint)
+        yield CheckResult("write", False, error.message, error.hint)
         return
-    yield Finding("write", True, "objects can be written")
+    yield CheckResult("write", True, "objects can be written")
     try:
-        yield _conditional(store, probe)
-        yield _clock(store, probe)
+        yield _check_conditional_put(store, probe)
+        yield _check_clock(store, probe)
     finally:
         with suppress(StorageError):
             store.remove(probe)
-    yield _removal(store, probe)
+    yield _check_removal(store, probe)
 
 
-def _conditional(store: ObjectStore, probe: str) -> Finding:
+def _check_conditional_put(store: ObjectStore, probe: str) -> CheckResult:
     try:
         store.put_new(probe, b"second")
     except FileExistsError:
-        return Finding("conditional put", True, "a name is taken once only")
+        return CheckResult("conditional put", True, "a name is taken once only")
     except StorageError as error:
-        return Finding("conditional put", False, error.message, error.hint)
-    return Finding(
+        return CheckResult("conditional put", False, error.message, error.hint)
+    return CheckResult(
         "conditional put",
         False,
         "the server overwrites objects despite If-None-Match: writers would lose commits",
@@ -190,38 +190,38 @@ def _conditional(store: ObjectStore, probe: str) -> Finding:
     )
 
 
-def _clock(store: ObjectStore, probe: str) -> Finding:
+def _check_clock(store: ObjectStore, probe: str) -> CheckResult:
     try:
         stored = store.find(probe)
     except StorageError as error:
-        return Finding("read", False, error.message, error.hint)
+        return CheckResult("read", False, error.message, error.hint)
     if stored is None:
-        return Finding(
+        return CheckResult(
             "read", False, "the object just written does not exist", "try another server"
         )
     skew = time.time() - stored.modified.timestamp()
     detail = f"this machine and the server differ by {abs(skew):.0f} s"
     if abs(skew) > _MAX_SKEW_SECONDS:
-        return Finding("clock", False, detail, "set this machine's clock (NTP)")
-    return Finding("clock", True, detail)
+        return CheckResult("clock", False, detail, "set this machine's clock (NTP)")
+    return CheckResult("clock", True, detail)
 
 
-def _removal(store: ObjectStore, probe: str) -> Finding:
+def _check_removal(store: ObjectStore, probe: str) -> CheckResult:
     try:
         is_removed = store.find(probe) is None
     except StorageError as error:
-        return Finding("delete", False, error.message, error.hint)
+        return CheckResult("delete", False, error.message, error.hint)
     if is_removed:
-        return Finding("delete", True, "objects can be removed")
+        return CheckResult("delete", True, "objects can be removed")
     hint = "allow s3:DeleteObject on the prefix"
     if store.root.startswith("hdfs://"):
         hint = "allow this user to write in the folder: hdfs dfs -chmod, -chown"
-    return Finding("delete", False, f"{probe} could not be removed", hint)
+    return CheckResult("delete", False, f"{probe} could not be removed", hint)
 
 
-def _forget_parent() -> None:
+def _discard_inherited_connections() -> None:
     """Discard connections in a forked child: their threads and sockets belong to the parent."""
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_discard_inherited_connections)

@@ -35,7 +35,7 @@ _HINTS = {
 
 
 @contextmanager
-def writing(path: str) -> Iterator[None]:
+def translate_write_errors(path: str) -> Iterator[None]:
     """Raise StorageError, with the reason, for an OSError in the block that writes ``path``."""
     try:
         yield
@@ -49,7 +49,7 @@ def writing(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def translate_read_errors(path: str) -> Iterator[None]:
     """Raise StorageError, with the reason, for an OSError in the block that reads ``path``."""
     try:
         yield
@@ -62,7 +62,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def after_publication(subject: str) -> Iterator[None]:
+def warn_after_publication(subject: str) -> Iterator[None]:
     """Turn an error in the block into a warning that ``subject`` was published.
 
     An error would make the caller repeat a write that has already succeeded.
@@ -90,12 +90,12 @@ class RetryPolicy:
     Args:
         errors: Returns the error classes that its requests raise.
         is_transient: Returns True if a retry of the failed request may succeed.
-        failure: Returns the error to raise after a permanent failure of an action on an object.
+        to_error: Returns the error to raise after a permanent failure of an action on an object.
     """
 
     errors: Callable[[], tuple[type[Exception], ...]]
     is_transient: Callable[[BaseException], bool]
-    failure: Callable[[str, str, BaseException], StorageError]
+    to_error: Callable[[str, str, BaseException], StorageError]
 
 
 def with_retries(
@@ -119,16 +119,16 @@ def with_retries(
         try:
             return call()
         except FileNotFoundError as error:
-            if _code(error) == "NoSuchBucket":
-                raise failure(action, uri, error) from None
+            if _error_code(error) == "NoSuchBucket":
+                raise to_storage_error(action, uri, error) from None
             raise FileNotFoundError(f"{uri!r} does not exist.") from None
         except StorageError:
             raise
         except policy.errors() as error:
             attempt += 1
             if attempt == ATTEMPTS or not policy.is_transient(error):
-                raise policy.failure(action, uri, error) from None
-        pause(attempt)
+                raise policy.to_error(action, uri, error) from None
+        wait_before_retry(attempt)
 
 
 def request_errors() -> tuple[type[Exception], ...]:
@@ -138,7 +138,7 @@ def request_errors() -> tuple[type[Exception], ...]:
     return (BaseError, OSError)
 
 
-def pause(attempt: int) -> None:
+def wait_before_retry(attempt: int) -> None:
     """Wait before a retry, longer after each attempt."""
     longest = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
     time.sleep(random.uniform(0.5, 1) * longest)
@@ -146,20 +146,20 @@ def pause(attempt: int) -> None:
 
 def is_transient(error: BaseException) -> bool:
     """Return True if a retry of the failed request may succeed."""
-    status = _status(error)
+    status = _status_code(error)
     if status is None:
         return not isinstance(error, PermissionError)
     return status.startswith("5") or status in _TRANSIENT_STATUSES
 
 
-def failure(action: str, uri: str, error: BaseException) -> StorageError:
+def to_storage_error(action: str, uri: str, error: BaseException) -> StorageError:
     """Return the error to raise for a request that failed permanently."""
-    status = _status(error)
+    status = _status_code(error)
     if status is None:
         reason = f"the server cannot be reached or did not answer ({type(error).__name__})"
         hint = "check the endpoint and the network: featurestore doctor"
     else:
-        code = _code(error)
+        code = _error_code(error)
         reason = f"the server answered {status}"
         if code is not None:
             reason = f"{reason} ({code})"
@@ -167,14 +167,14 @@ def failure(action: str, uri: str, error: BaseException) -> StorageError:
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 
-def _status(error: BaseException) -> str | None:
+def _status_code(error: BaseException) -> str | None:
     match = _STATUS.search(str(error))
     return None if match is None else match["status"]
 
 
-def _code(error: BaseException) -> str | None:
+def _error_code(error: BaseException) -> str | None:
     match = _CODE.search(str(error))
     return None if match is None else match["code"]
 
 
-_OBJECT_STORES = RetryPolicy(request_errors, is_transient, failure)
+_OBJECT_STORES = RetryPolicy(request_errors, is_transient, to_storage_error)

@@ -21,7 +21,7 @@ from typing import IO, Any
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
 from featurestore.storage import local, storage_for
-from featurestore.storage.failures import reading, writing
+from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import Location, require_local, scheme_of
 
@@ -157,13 +157,13 @@ def rename(source: str, target: str) -> None:
     os.replace(source, target)
 
 
-def add_name(source: str, target: str) -> bool:
+def create_link(source: str, target: str) -> bool:
     """Create a hard link; return False if the file system does not support links.
 
     Both paths must be in the same file system.
     """
     storage = storage_for(source)
-    return storage is storage_for(target) and storage.add_name(source, target)
+    return storage is storage_for(target) and storage.create_link(source, target)
 
 
 def remove(path: str, *, below: str) -> bool:
@@ -181,10 +181,10 @@ def remove(path: str, *, below: str) -> bool:
         StorageError: The path is not below ``below``, or the system refuses the removal; as much of
         the directory as possible is removed.
     """
-    return storage_for(path).remove(path, _names_below(path, below), below=below)
+    return storage_for(path).remove(path, _relative_parts(path, below), below=below)
 
 
-def _names_below(path: str, below: str) -> list[str]:
+def _relative_parts(path: str, below: str) -> list[str]:
     """Return the parts of a path relative to a directory; refuse paths outside it."""
     root = os.path.join(below, "")
     names = path[len(root) :].split("/") if path.startswith(root) else []
@@ -198,7 +198,7 @@ def _names_below(path: str, below: str) -> list[str]:
 
 def read_bytes(path: str) -> bytes:
     """Return the content of a file."""
-    with reading(path):
+    with translate_read_errors(path):
         return storage_for(path).read(path)
 
 
@@ -223,13 +223,13 @@ def read_json(path: str) -> Any:
 
 def read_into(path: str, start: int, buffers: Sequence[memoryview]) -> None:
     """Fill buffers in order with the bytes of a file, starting at offset ``start``."""
-    with reading(path):
+    with translate_read_errors(path):
         storage_for(path).read_into(path, start, buffers)
 
 
 def read_chunks(path: str, *, start: int = 0) -> Iterator[bytes]:
     """Yield the bytes of a file in chunks, starting at offset ``start``."""
-    with reading(path):
+    with translate_read_errors(path):
         yield from storage_for(path).read_chunks(path, start=start)
 
 
@@ -241,13 +241,13 @@ def sha256(path: str) -> str:
     return digest.hexdigest()
 
 
-def open_whole(path: str) -> str | io.BytesIO:
+def open_complete(path: str) -> str | io.BytesIO:
     """Return a file for libraries that read complete files: the local path, or the content.
 
     Raises:
         OSError: The unchanged system error.
     """
-    return storage_for(path).open_whole(path)
+    return storage_for(path).open_complete(path)
 
 
 def open_ranges(path: str) -> str | IO[bytes]:
@@ -293,10 +293,10 @@ def is_same(first_path: str, second_path: str) -> bool:
     return storage is storage_for(second_path) and storage.is_same(first_path, second_path)
 
 
-def lies_below(path: str, directory: str) -> bool:
+def is_below(path: str, directory: str) -> bool:
     """Return True if a path is below a directory after symbolic links are resolved."""
     storage = storage_for(path)
-    return storage is storage_for(directory) and storage.lies_below(path, directory)
+    return storage is storage_for(directory) and storage.is_below(path, directory)
 
 
 def resolve(path: str) -> str:
@@ -304,7 +304,7 @@ def resolve(path: str) -> str:
     return storage_for(path).resolve(path)
 
 
-def inside(directory: str, relative: str) -> str:
+def resolve_inside(directory: str, relative: str) -> str:
     """Return the absolute path of a file whose relative path is stored in a directory's metadata.
 
     Raises:
@@ -335,7 +335,7 @@ def status(path: str) -> FileStatus:
 
 def size(path: str) -> int:
     """Return the size of a file in bytes."""
-    with reading(path):
+    with translate_read_errors(path):
         return status(path).size
 
 
@@ -344,7 +344,7 @@ def list_directory(path: str, *, after: str = "") -> list[str]:
 
     With ``after``, only greater names are listed; the directory must not have subdirectories.
     """
-    with reading(path):
+    with translate_read_errors(path):
         return storage_for(path).list_directory(path, after=after)
 
 
@@ -357,12 +357,12 @@ def walk(directory: str, *, enter: Callable[[str], bool] | None = None) -> Itera
     return storage_for(directory).walk(directory, enter=enter)
 
 
-def statuses_below(directory: str) -> Iterator[tuple[str, FileStatus]]:
+def walk_with_status(directory: str) -> Iterator[tuple[str, FileStatus]]:
     """Yield path and status of all files below a directory; skip files removed meanwhile."""
-    return storage_for(directory).statuses_below(directory)
+    return storage_for(directory).walk_with_status(directory)
 
 
-def listed_sizes(directory: str) -> dict[str, int]:
+def list_sizes(directory: str) -> dict[str, int]:
     """Return the file sizes below a directory by path, if listing it is cheap.
 
     Return an empty dict for a local directory, where checking single files costs less than a
@@ -371,24 +371,24 @@ def listed_sizes(directory: str) -> dict[str, int]:
     storage = storage_for(directory)
     if not storage.prefers_listing:
         return {}
-    return {path: status.size for path, status in storage.statuses_below(directory)}
+    return {path: status.size for path, status in storage.walk_with_status(directory)}
 
 
-def listed_once(directory: str, *, after: str = "") -> AbstractContextManager[None]:
+def cached_listing(directory: str, *, after: str = "") -> AbstractContextManager[None]:
     """List a directory once, and use this listing for lookups in this thread during the block.
 
     This has no effect for a local directory, or inside a block for the same directory whose listing
     already covers the same names.
     """
-    return storage_for(directory).listed_once(directory, after=after)
+    return storage_for(directory).cached_listing(directory, after=after)
 
 
-def last_written(path: str) -> datetime | None:
+def last_write_time(path: str) -> datetime | None:
     """Return the last write time of a file or of the newest file in a directory, None if missing.
 
     For a URI the time is from the clock of the server.
     """
-    return storage_for(path).last_written(path)
+    return storage_for(path).last_write_time(path)
 
 
 def current_time(location: str) -> datetime:
@@ -401,7 +401,7 @@ def current_time(location: str) -> datetime:
 
 def temporary_directory() -> str:
     """Create a temporary directory for this process; ``remove_temporary`` removes it."""
-    with writing(tempfile.gettempdir()):
+    with translate_write_errors(tempfile.gettempdir()):
         return tempfile.mkdtemp(prefix="featurestore-")
 
 
@@ -411,7 +411,7 @@ def remove_temporary(directory: str) -> None:
         remove(directory, below=os.path.dirname(directory))
 
 
-def copy_together(paths: Iterable[str], directory: str) -> None:
+def copy_consistently(paths: Iterable[str], directory: str) -> None:
     """Copy local files into a directory as a consistent set: retry if they change meanwhile.
 
     Missing files are skipped.
@@ -421,18 +421,18 @@ def copy_together(paths: Iterable[str], directory: str) -> None:
     """
     sources = list(paths)
     for _ in range(_COPY_ATTEMPTS):
-        before = [_stamp(path) for path in sources]
+        before = [_size_and_mtime(path) for path in sources]
         for path in sources:
-            with reading(path), suppress(FileNotFoundError):
+            with translate_read_errors(path), suppress(FileNotFoundError):
                 shutil.copyfile(path, os.path.join(directory, os.path.basename(path)))
-        if before == [_stamp(path) for path in sources]:
+        if before == [_size_and_mtime(path) for path in sources]:
             return
     raise StorageError(
         f"{sources[0]!r} changes all the time and cannot be copied.", hint="try again"
     )
 
 
-def _stamp(path: str) -> tuple[int, int] | None:
+def _size_and_mtime(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
     except OSError:

@@ -21,7 +21,7 @@ from typing import Any
 from featurestore.errors import StorageError, missing_extra
 from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
-from featurestore.storage.failures import writing
+from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import StoredObject
 from featurestore.storage.location import supported_schemes
 
@@ -51,12 +51,14 @@ def file_systems(guard: Guard) -> list[Any]:
     # the first one to every path, so each scheme has its own file system.
     systems = []
     for scheme in supported_schemes():
-        system = type("StorageFiles", (_Files, AbstractFileSystem), {"protocol": scheme})
+        system = type(
+            "StorageFiles", (_ReadOnlyFileSystem, AbstractFileSystem), {"protocol": scheme}
+        )
         systems.append(system(guard))
     return systems
 
 
-class _Files:
+class _ReadOnlyFileSystem:
     """The file system methods that DuckDB calls."""
 
     def __init__(self, guard: Guard) -> None:
@@ -65,11 +67,11 @@ class _Files:
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, path: str, mode: str = "rb", **_: object) -> _Handle:
+    def open(self, path: str, mode: str = "rb", **_: object) -> _SharedFile:
         with self._guard():
             if mode != "rb":
                 raise StorageError(f"{path!r} can only be read here.")
-            return _Handle(path, self._find(path).size, self._guard)
+            return _SharedFile(path, self._find(path).size, self._guard)
 
     def glob(self, path: str, **_: object) -> list[str]:
         """Return the file with an escaped path, without its scheme, as DuckDB expects."""
@@ -109,7 +111,7 @@ class _Files:
         return file
 
 
-class _Handle:
+class _SharedFile:
     """An open file that stores the position of each thread and the end of the last read."""
 
     closed = False
@@ -156,7 +158,7 @@ class Mirror:
     def __init__(self, uri: str) -> None:
         """List the files and create the local folder, which ``close`` removes."""
         self._uri = uri
-        statuses = files.statuses_below(uri)
+        statuses = files.walk_with_status(uri)
         self._sizes = {path[len(uri) + 1 :]: status.size for path, status in statuses}
         self.folder = files.temporary_directory()
 
@@ -174,7 +176,7 @@ class Mirror:
         missing_names = [
             name
             for name in names
-            if name in self._sizes and not os.path.exists(files.inside(self.folder, name))
+            if name in self._sizes and not os.path.exists(files.resolve_inside(self.folder, name))
         ]
         with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
             list(pool.map(self._fetch, missing_names))
@@ -184,8 +186,8 @@ class Mirror:
         files.remove_temporary(self.folder)
 
     def _fetch(self, name: str) -> None:
-        source, target = f"{self._uri}/{name}", files.inside(self.folder, name)
-        with writing(target):
+        source, target = f"{self._uri}/{name}", files.resolve_inside(self.folder, name)
+        with translate_write_errors(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             with open(target, "wb") as file:
                 for chunk in files.read_chunks(source):

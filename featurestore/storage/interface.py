@@ -110,7 +110,7 @@ class Storage(Protocol):
     def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes of a file in chunks, starting at offset ``start``."""
 
-    def open_whole(self, path: str) -> str | io.BytesIO:
+    def open_complete(self, path: str) -> str | io.BytesIO:
         """Return the local path, or the content, for libraries that read complete files."""
 
     def open_ranges(self, path: str) -> str | IO[bytes]:
@@ -137,7 +137,7 @@ class Storage(Protocol):
     def is_same(self, first_path: str, second_path: str) -> bool:
         """Return True if two paths refer to the same file or directory."""
 
-    def lies_below(self, path: str, directory: str) -> bool:
+    def is_below(self, path: str, directory: str) -> bool:
         """Return True if a path is below a directory after symbolic links are resolved."""
 
     def resolve(self, path: str) -> str:
@@ -152,13 +152,13 @@ class Storage(Protocol):
     def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
         """Yield the paths of all files below a directory; see ``files.walk``."""
 
-    def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
+    def walk_with_status(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
         """Yield path and status of all files below a directory; skip files removed meanwhile."""
 
-    def listed_once(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
-        """Use one listing of a directory for lookups in the block; see ``files.listed_once``."""
+    def cached_listing(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
+        """Use one listing of a directory for lookups in the block; see ``files.cached_listing``."""
 
-    def last_written(self, path: str) -> datetime | None:
+    def last_write_time(self, path: str) -> datetime | None:
         """Return the last write time of a file or a directory's newest file; None if missing."""
 
     def current_time(self, location: str) -> datetime:
@@ -183,7 +183,7 @@ class Storage(Protocol):
         In local directories no file is removed, since the writers' own cleanup does it.
         """
 
-    def add_name(self, source: str, target: str) -> bool:
+    def create_link(self, source: str, target: str) -> bool:
         """Create a hard link; return False if the storage does not support links."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from featurestore.errors import LocationNotWritable, StorageError
-from featurestore.storage.failures import after_publication, writing
+from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ class LocalStorage:
             ) from error
 
     def make_directory(self, path: str) -> None:
-        with writing(path):
+        with translate_write_errors(path):
             os.makedirs(path, exist_ok=True)
 
     def write_atomically(self, path: str, data: bytes) -> None:
         self._write(path, data, durable=True)
-        with after_publication(f"The file {path!r}"):
+        with warn_after_publication(f"The file {path!r}"):
             _sync_directory(os.path.dirname(path))
 
     def replace(self, path: str, data: bytes) -> None:
@@ -68,7 +68,7 @@ class LocalStorage:
         temporary = _temporary_path(path)
         self.make_directory(os.path.dirname(path))
         try:
-            with writing(path):
+            with translate_write_errors(path):
                 _write_file(temporary, data, durable=True)
                 try:
                     os.link(temporary, path)
@@ -80,7 +80,7 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
-        with after_publication(f"The file {path!r}"):
+        with warn_after_publication(f"The file {path!r}"):
             _sync_directory(os.path.dirname(path))
         return True
 
@@ -90,13 +90,13 @@ class LocalStorage:
         temporary = _temporary_path(path)
         try:
             with ExitStack() as resources:
-                with writing(path):
+                with translate_write_errors(path):
                     make_directory(folder)
                     file = resources.enter_context(open(temporary, "wb", buffering=0))
                 yield _EarlyWriteback(file)
-                with writing(path):
+                with translate_write_errors(path):
                     os.fsync(file.fileno())
-            with writing(path):
+            with translate_write_errors(path):
                 os.replace(temporary, path)
                 sync_path(folder)
         finally:
@@ -132,7 +132,7 @@ class LocalStorage:
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
-    def open_whole(self, path: str) -> str | io.BytesIO:
+    def open_complete(self, path: str) -> str | io.BytesIO:
         return path
 
     def open_ranges(self, path: str) -> str | IO[bytes]:
@@ -163,7 +163,7 @@ class LocalStorage:
         except OSError:
             return False
 
-    def lies_below(self, path: str, directory: str) -> bool:
+    def is_below(self, path: str, directory: str) -> bool:
         return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
 
     def resolve(self, path: str) -> str:
@@ -184,15 +184,15 @@ class LocalStorage:
             for name in sorted(names):
                 yield os.path.join(parent, name)
 
-    def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
+    def walk_with_status(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
         for path in self.walk(directory):
             with suppress(FileNotFoundError):  # a temporary file that was just renamed
                 yield path, self.status(path)
 
-    def listed_once(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
+    def cached_listing(self, directory: str, *, after: str = "") -> AbstractContextManager[None]:
         return nullcontext()
 
-    def last_written(self, path: str) -> datetime | None:
+    def last_write_time(self, path: str) -> datetime | None:
         paths = [path] if os.path.isfile(path) else list(self.walk(path))
         latest = max((os.stat(each).st_mtime for each in paths), default=None)
         return None if latest is None else datetime.fromtimestamp(latest, UTC)
@@ -215,7 +215,7 @@ class LocalStorage:
                 return False
             except OSError as error:
                 raise StorageError(
-                    f"Cannot remove {path!r}: {_refusal(error)}.",
+                    f"Cannot remove {path!r}: {_error_reason(error)}.",
                     hint="directories of a store are not symbolic links; check permissions",
                 ) from error
         return True
@@ -227,7 +227,7 @@ class LocalStorage:
     def remove_unfinished(self, directory: str, *, before: datetime) -> int:
         return 0
 
-    def add_name(self, source: str, target: str) -> bool:
+    def create_link(self, source: str, target: str) -> bool:
         try:
             os.link(source, target)
         except OSError:
@@ -238,7 +238,7 @@ class LocalStorage:
         self.make_directory(os.path.dirname(path))
         temporary = _temporary_path(path)
         try:
-            with writing(path):
+            with translate_write_errors(path):
                 _write_file(temporary, data, durable=durable)
                 os.replace(temporary, path)
         except StorageError:
@@ -299,7 +299,7 @@ def make_directory(path: str, *, durable: bool = True) -> None:
     while not os.path.isdir(missing):
         created.append(missing)
         missing = os.path.dirname(missing)
-    with writing(path):
+    with translate_write_errors(path):
         os.makedirs(path, exist_ok=True)
     if durable:
         for folder in reversed(created):
@@ -323,7 +323,7 @@ def sync(paths: Iterable[str]) -> None:
 
 def sync_path(path: str) -> None:
     """Sync a file or a directory to disk."""
-    with writing(path):
+    with translate_write_errors(path):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -351,7 +351,7 @@ def _remove_tree(name: str, parent: int) -> None:
         shutil.rmtree(name, dir_fd=parent)
 
 
-def _refusal(error: OSError) -> str:
+def _error_reason(error: OSError) -> str:
     """Return the reason of an error, and the name of the affected file."""
     if error.filename is None:
         return error.strerror or str(error)

@@ -53,7 +53,7 @@ class Location:
         scheme = _SCHEME_ALIASES.get(scheme, scheme)
         if match is None or not is_supported(scheme):
             raise UnsupportedLocation(
-                f"location={_without_password(text)!r} is not a location that the store supports.",
+                f"location={_strip_password(text)!r} is not a location that the store supports.",
                 hint="a directory of this machine, also one where another file system is mounted, "
                 "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
                 "credentials go into the environment or storage_options=",
@@ -123,7 +123,7 @@ def root_of(path: str) -> str:
     return f"{scheme}{_SEPARATOR}{tail.partition('/')[0]}"
 
 
-def absolute(path: str) -> str:
+def make_absolute(path: str) -> str:
     """Return the absolute form of a local path; return a URI unchanged.
 
     >>> absolute("s3://models/features")
@@ -146,22 +146,22 @@ def check_name(name: str) -> str:
     return name
 
 
-def with_owner(location: str, owner: str) -> str:
+def add_owner(location: str, owner: str) -> str:
     """Return a location with an owner before its bucket, replacing a previous owner.
 
     Each owner has a separate connection to the bucket, with separate options.
 
-    >>> with_owner("s3://models/features", "shop")
+    >>> add_owner("s3://models/features", "shop")
     's3://shop@models/features'
     """
-    scheme, _, tail = without_owner(location).partition(_SEPARATOR)
+    scheme, _, tail = remove_owner(location).partition(_SEPARATOR)
     return f"{scheme}{_SEPARATOR}{owner}@{tail}"
 
 
-def without_owner(path: str) -> str:
+def remove_owner(path: str) -> str:
     """Return a URI without the owner before its bucket.
 
-    >>> without_owner("s3://shop@models/features"), without_owner("s3://models/a@b")
+    >>> remove_owner("s3://shop@models/features"), remove_owner("s3://models/a@b")
     ('s3://models/features', 's3://models/a@b')
     """
     scheme, separator, tail = path.partition(_SEPARATOR)
@@ -179,5 +179,5 @@ def require_local(path: str, action: str, hint: str) -> None:
         raise UnsupportedLocation(f"{action} below {path} are not possible yet.", hint=hint)
 
 
-def _without_password(text: str) -> str:
+def _strip_password(text: str) -> str:
     return re.sub(r"//[^/]*@", "//***@", text)

@@ -16,7 +16,7 @@ from featurestore.storage import failures, files
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def hold(path: str) -> int:
+def acquire_lock(path: str) -> int:
     """Create a file, lock it, and return the file handle.
 
     The lock is released when the handle is closed or the process ends.
@@ -28,7 +28,7 @@ def hold(path: str) -> int:
     directory, name = os.path.split(path)
     files.make_directory(directory)
     temporary = os.path.join(directory, f".{name}")
-    with failures.writing(path):
+    with failures.translate_write_errors(path):
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             # The file is locked before it gets its name, so that no process sees it unlocked.
@@ -40,7 +40,7 @@ def hold(path: str) -> int:
     return handle
 
 
-def is_held(path: str) -> bool:
+def is_locked(path: str) -> bool:
     """Return True if another living process holds the lock on a file."""
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -56,7 +56,7 @@ def is_held(path: str) -> bool:
     return False
 
 
-def release(handle: int) -> None:
+def release_lock(handle: int) -> None:
     """Release this process's lock on a file."""
     os.close(handle)
 

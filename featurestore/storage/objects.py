@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import StorageError, missing_extra
 from featurestore.storage import failures
-from featurestore.storage.failures import reading, with_retries
+from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
-from featurestore.storage.location import check_name, without_owner
+from featurestore.storage.location import check_name, remove_owner
 from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class ObjectStorage:
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
         self.root = root
-        self._store = _connect(without_owner(root), options, _NO_RETRIES)
-        self._part_store = _connect(without_owner(root), options, _PART_RETRIES)
+        self._store = _connect(remove_owner(root), options, _NO_RETRIES)
+        self._part_store = _connect(remove_owner(root), options, _PART_RETRIES)
 
     def read(self, name: str) -> bytes:
         from obstore import get
@@ -67,7 +67,7 @@ class ObjectStorage:
         lengths = [length for _, length in ranges if length > 0]
 
         def call() -> list[Any]:
-            with _short_objects_refused(uri):
+            with _translate_range_panic(uri):
                 return get_ranges(
                     self._store,
                     name,
@@ -76,9 +76,9 @@ class ObjectStorage:
                     coalesce=_COALESCED_BYTES,
                 )
 
-        fetched = [bytes(each) for each in with_retries("read", uri, call)] if starts else []
-        if [len(each) for each in fetched] != lengths:
-            raise _object_too_short(uri)
+        fetched = [bytes(content) for content in with_retries("read", uri, call)] if starts else []
+        if [len(content) for content in fetched] != lengths:
+            raise _object_too_short_error(uri)
         remaining = iter(fetched)
         return [next(remaining) if length > 0 else b"" for _, length in ranges]
 
@@ -89,10 +89,10 @@ class ObjectStorage:
         end = start + total_bytes(buffers)
 
         def call() -> None:
-            with _short_objects_refused(uri):
+            with _translate_range_panic(uri):
                 response = get(self._store, name, options={"range": (start, end)})
                 if not fill(buffers, response.stream(min_chunk_size=1)):
-                    raise _object_too_short(uri)
+                    raise _object_too_short_error(uri)
 
         with_retries("read", uri, call)
 
@@ -119,8 +119,8 @@ class ObjectStorage:
             except failures.request_errors() as error:
                 # The object may already exist; then the next attempt finds its own bytes.
                 if attempt == failures.ATTEMPTS or not failures.is_transient(error):
-                    raise failures.failure("write", uri, error) from None
-            failures.pause(attempt)
+                    raise failures.to_storage_error("write", uri, error) from None
+            failures.wait_before_retry(attempt)
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
@@ -132,7 +132,7 @@ class ObjectStorage:
             self._send(name, file)
 
     def upload(self, name: str, path: str) -> None:
-        with reading(path), open(path, "rb") as file:
+        with translate_read_errors(path), open(path, "rb") as file:
             self._send(name, file)
 
     def copy(self, source: str, target: str) -> None:
@@ -146,7 +146,7 @@ class ObjectStorage:
 
         call = partial(list_with_delimiter, self._store, folder or None)
         result: Any = with_retries("list", self._folder_uri(folder), call)
-        paths = [*result["common_prefixes"], *(each["path"] for each in result["objects"])]
+        paths = [*result["common_prefixes"], *(entry["path"] for entry in result["objects"])]
         return sorted({path.rpartition("/")[2] for path in paths})
 
     def find(self, name: str) -> StoredObject | None:
@@ -192,14 +192,14 @@ class ObjectStorage:
                 return
             except failures.request_errors() as error:
                 if attempt == failures.ATTEMPTS or not failures.is_transient(error):
-                    raise failures.failure("list", uri, error) from None
-            failures.pause(attempt)
+                    raise failures.to_storage_error("list", uri, error) from None
+            failures.wait_before_retry(attempt)
 
     def _uri(self, name: str) -> str:
-        return f"{without_owner(self.root)}/{check_name(name)}"
+        return f"{remove_owner(self.root)}/{check_name(name)}"
 
     def _folder_uri(self, folder: str) -> str:
-        return self._uri(folder) if folder else without_owner(self.root)
+        return self._uri(folder) if folder else remove_owner(self.root)
 
     def _send(self, name: str, file: IO[bytes]) -> None:
         from obstore import put
@@ -239,8 +239,8 @@ class ObjectStorage:
             chunk_size=_LIST_PAGE,
         )
         for page in pages:
-            for each in page:
-                yield _to_stored_object(each)
+            for metadata in page:
+                yield _to_stored_object(metadata)
 
     def _delete(self, names: Sequence[str]) -> None:
         from obstore import delete
@@ -283,18 +283,18 @@ def _to_stored_object(metadata: Mapping[str, Any]) -> StoredObject:
 
 
 @contextmanager
-def _short_objects_refused(uri: str) -> Iterator[None]:
+def _translate_range_panic(uri: str) -> Iterator[None]:
     """Raise StorageError for the panic in obstore when an object is shorter than a range."""
     try:
         yield
     except BaseException as error:
         # The panic is not an Exception, and its class is private.
         if type(error).__name__ == "PanicException":
-            raise _object_too_short(uri) from None
+            raise _object_too_short_error(uri) from None
         raise
 
 
-def _object_too_short(uri: str) -> StorageError:
+def _object_too_short_error(uri: str) -> StorageError:
     return StorageError(f"Cannot read {uri!r}: it ends before the requested bytes.")
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.storage import files, local, storage_for
-from featurestore.storage.failures import after_publication, writing
+from featurestore.storage.failures import translate_write_errors, warn_after_publication
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,10 +92,10 @@ class Publication:
                 self._published = False
                 if isinstance(error, FileExistsError):
                     return False
-                with writing(target):
+                with translate_write_errors(target):
                     raise
         if self.durable:
-            with after_publication(target):
+            with warn_after_publication(target):
                 local.sync_path(os.path.dirname(target))
         return True
 

@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.paths import is_relative_path
 from featurestore.storage.connections import object_store_for
-from featurestore.storage.failures import writing
+from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import FileStatus, StoredObject, Writer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class RemoteStorage:
 
         A failed upload is logged and does not fail the block.
         """
-        with writing(tempfile.gettempdir()):
+        with translate_write_errors(tempfile.gettempdir()):
             folder = tempfile.mkdtemp(prefix="featurestore-")
         temporary = os.path.join(folder, os.path.basename(path))
         try:
@@ -139,7 +139,7 @@ class RemoteStorage:
             while pending:
                 yield pending.popleft().result()
 
-    def open_whole(self, path: str) -> str | io.BytesIO:
+    def open_complete(self, path: str) -> str | io.BytesIO:
         return io.BytesIO(self.read(path))
 
     def open_ranges(self, path: str) -> str | IO[bytes]:
@@ -150,13 +150,13 @@ class RemoteStorage:
             return True
         # A listing that covers the path contains the object itself; callers do not look up
         # subfolders.
-        return _listing_that_covers(path) is None and self.is_directory(path)
+        return _find_listing(path) is None and self.is_directory(path)
 
     def status(self, path: str) -> FileStatus:
         file = _find(path)
         if file is None:
             raise FileNotFoundError(f"{path!r} does not exist.")
-        return _status(file)
+        return _to_file_status(file)
 
     def is_readable(self, path: str) -> bool:
         return self.exists(path)
@@ -174,7 +174,7 @@ class RemoteStorage:
     def is_same(self, first_path: str, second_path: str) -> bool:
         return first_path == second_path
 
-    def lies_below(self, path: str, directory: str) -> bool:
+    def is_below(self, path: str, directory: str) -> bool:
         relative = path.removeprefix(f"{directory}/")
         return relative != path and is_relative_path(relative)
 
@@ -192,38 +192,43 @@ class RemoteStorage:
         store, name = object_store_for(path)
         if not after:
             return store.children(name)
-        return [each.name[len(name) + 1 :] for each in store.list(name, after=f"{name}/{after}")]
+        return [
+            listed_object.name[len(name) + 1 :]
+            for listed_object in store.list(name, after=f"{name}/{after}")
+        ]
 
     def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
-        for path, _ in self.statuses_below(directory):
+        for path, _ in self.walk_with_status(directory):
             folders = path[len(directory) + 1 :].split("/")[:-1]
             if enter is None or all(map(enter, folders)):
                 yield path
 
-    def statuses_below(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
+    def walk_with_status(self, directory: str) -> Iterator[tuple[str, FileStatus]]:
         store, name = object_store_for(directory)
         for file in store.list(name):
-            yield f"{store.root}/{file.name}", _status(file)
+            yield f"{store.root}/{file.name}", _to_file_status(file)
 
     @contextmanager
-    def listed_once(self, directory: str, *, after: str = "") -> Iterator[None]:
+    def cached_listing(self, directory: str, *, after: str = "") -> Iterator[None]:
         outer = _listing.get()
         if outer is not None and outer.folder == directory and outer.after <= after:
             yield
             return
         store, name = object_store_for(directory)
         listed_objects = store.list(name, after=f"{name}/{after}" if after else "")
-        objects = {f"{store.root}/{each.name}": each for each in listed_objects}
+        objects = {
+            f"{store.root}/{listed_object.name}": listed_object for listed_object in listed_objects
+        }
         token = _listing.set(_Listing(directory, after, objects))
         try:
             yield
         finally:
             _listing.reset(token)
 
-    def last_written(self, path: str) -> datetime | None:
+    def last_write_time(self, path: str) -> datetime | None:
         store, name = object_store_for(path)
         file = store.find(name)
-        times = [each.modified for each in store.list(name)]
+        times = [stored_object.modified for stored_object in store.list(name)]
         if file is not None:
             times.append(file.modified)
         return max(times, default=None)
@@ -253,7 +258,7 @@ class RemoteStorage:
         store, folder = object_store_for(directory)
         return store.remove_unfinished(folder, before=before)
 
-    def add_name(self, source: str, target: str) -> bool:
+    def create_link(self, source: str, target: str) -> bool:
         return False
 
 
@@ -285,21 +290,21 @@ class _Listing:
 _listing: ContextVar[_Listing | None] = ContextVar("listing", default=None)
 
 
-def _listing_that_covers(path: str) -> _Listing | None:
+def _find_listing(path: str) -> _Listing | None:
     listing = _listing.get()
     return listing if listing is not None and listing.covers(path) else None
 
 
 def _find(path: str) -> StoredObject | None:
     """Return name, size, time and tag of an object, None if it does not exist."""
-    listing = _listing_that_covers(path)
+    listing = _find_listing(path)
     if listing is not None:
         return listing.objects.get(path)
     store, name = object_store_for(path)
     return store.find(name) if name else None
 
 
-def _status(file: StoredObject) -> FileStatus:
+def _to_file_status(file: StoredObject) -> FileStatus:
     return FileStatus(file.size, int(file.modified.timestamp() * 1e9), file.etag)
 
 

@@ -23,7 +23,7 @@ from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model.manifest import ManifestFile, ManifestShard
 from featurestore.plugins.format import WrittenFile
 from featurestore.storage import files, storage_for
-from featurestore.storage.failures import writing
+from featurestore.storage.failures import translate_write_errors
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -64,14 +64,14 @@ class ShardCache:
         with ExitStack() as handles:
             while True:
                 self._fetch(directory, shard, copies)
-                handle = _open(target)
+                handle = _open_existing(target)
                 if handle is not None:
                     fcntl.flock(handle, fcntl.LOCK_SH)
                 if handle is None:
                     continue
                 # Another process may have evicted a copy before it was locked.
                 is_complete = all(_has_size(path, file.bytes) for file, path in copies)
-                if is_complete and _is_same(handle, target):
+                if is_complete and _refers_to(handle, target):
                     handles.callback(os.close, handle)
                     break
                 os.close(handle)
@@ -99,15 +99,15 @@ class ShardCache:
         self, directory: str, shard: ManifestShard, copies: list[tuple[ManifestFile, str]]
     ) -> None:
         with self._locked(shard.sha256):
-            has_fetched = False
+            was_fetched = False
             for file, path in copies:
                 if not _has_size(path, file.bytes):
-                    source = files.inside(directory, file.path)
-                    write_checked(files.read_chunks(source), path, sha256=file.sha256)
-                    has_fetched = True
+                    source = files.resolve_inside(directory, file.path)
+                    write_verified(files.read_chunks(source), path, sha256=file.sha256)
+                    was_fetched = True
             with suppress(FileNotFoundError):
                 os.utime(copies[-1][1])
-        if has_fetched:
+        if was_fetched:
             self._evict_oldest(keep=shard.sha256)
 
     @contextmanager
@@ -115,7 +115,7 @@ class ShardCache:
         """Lock a shard, so that only one process or thread on this machine fetches it."""
         locks = os.path.join(self.folder, _LOCKS)
         files.make_directory(locks)
-        with writing(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
+        with translate_write_errors(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
@@ -140,7 +140,7 @@ class ShardCache:
 
     def _evict(self, name: str) -> bool:
         """Remove a copy unless another process has locked it; return whether it was removed."""
-        handle = _open(os.path.join(self.folder, name[:_SHA256_DIGITS]))
+        handle = _open_existing(os.path.join(self.folder, name[:_SHA256_DIGITS]))
         try:
             if handle is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +159,7 @@ def default_cache() -> ShardCache:
     return ShardCache(os.path.join(caches, "featurestore", "shards"))
 
 
-def cache_at(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCache | None:
+def open_cache(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCache | None:
     """Return the cache in a local folder, None if ``folder`` is None.
 
     Raises:
@@ -182,13 +182,13 @@ def local_path(
     A copy may be evicted after the block ends; files opened in the block remain readable.
     """
     if cache is None and storage_for(directory).is_local:
-        yield files.inside(directory, shard.path)
+        yield files.resolve_inside(directory, shard.path)
         return
     with (cache or default_cache()).locked_copy(directory, shard) as path:
         yield path
 
 
-def write_checked(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
+def write_verified(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
     """Write chunks to a file, which appears only if their SHA-256 is as expected.
 
     Raises:
@@ -199,7 +199,7 @@ def write_checked(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
     temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
     digest, size = hashlib.sha256(), 0
     try:
-        with writing(target):
+        with translate_write_errors(target):
             with open(temporary, "xb") as file:
                 for chunk in chunks:
                     digest.update(chunk)
@@ -217,14 +217,14 @@ def write_checked(chunks: Iterator[bytes], target: str, *, sha256: str) -> None:
             os.remove(temporary)
 
 
-def _open(path: str) -> int | None:
+def _open_existing(path: str) -> int | None:
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
 
 
-def _is_same(handle: int, path: str) -> bool:
+def _refers_to(handle: int, path: str) -> bool:
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
@@ -265,7 +265,7 @@ class FileDigest:
         return self._sha256.hexdigest()
 
 
-def digest_of(path: str) -> FileDigest:
+def compute_digest(path: str) -> FileDigest:
     """Compute the digest of a file."""
     digest = FileDigest()
     for chunk in storage_for(path).read_chunks(path):
@@ -299,7 +299,7 @@ class ShardFile:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         count = 0
-        with writing(self._final):
+        with translate_write_errors(self._final):
             while count < len(view):
                 count += self._file.write(view[count:])
         self.size += len(view)

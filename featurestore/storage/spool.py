@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pyarrow as pa
 
 from featurestore.storage import files
-from featurestore.storage.failures import writing
+from featurestore.storage.failures import translate_write_errors
 
 _BUFFER_BYTES = 1 << 20
 
@@ -26,7 +26,7 @@ class BatchFile:
     def __init__(self, directory: str, schema: pa.Schema) -> None:
         files.make_directory(directory)
         with ExitStack() as resources:
-            with writing(directory):
+            with translate_write_errors(directory):
                 handle, self._path = tempfile.mkstemp(".arrow", "featurestore-rows-", directory)
                 os.close(handle)
                 resources.callback(self._unlink)
@@ -38,7 +38,7 @@ class BatchFile:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch."""
-        with writing(self._path):
+        with translate_write_errors(self._path):
             self._writer.write_batch(batch)
 
     def read(self) -> list[pa.RecordBatch]:
@@ -55,7 +55,7 @@ class BatchFile:
         self._resources.close()
 
     def _finish(self, open_file: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
-        with writing(self._path):
+        with translate_write_errors(self._path):
             self._writer.close()
             self._sink.flush()
             reader = pa.ipc.open_file(open_file(self._path))

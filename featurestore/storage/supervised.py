@@ -74,10 +74,10 @@ class SupervisedProcess:
             self._process.wait()
 
 
-def exit_text(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe an exit status in readable form.
 
-    >>> exit_text(-9), exit_text(3)
+    >>> describe_exit(-9), describe_exit(3)
     ('killed by SIGKILL', 'exit code 3')
     """
     if status >= 0:

@@ -29,17 +29,17 @@ _PAUSE_SECONDS = 0.01
 
 def main(command: list[str]) -> int:
     """Run a command until it ends and return its exit status, 128 plus the signal if killed."""
-    _control(_SET_SUBREAPER, 1)
+    _call_prctl(_SET_SUBREAPER, 1)
     command_input = _read(int.from_bytes(_read(8), "big"))
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, preexec_fn=_die_with_parent, start_new_session=True
+        command, stdin=subprocess.PIPE, preexec_fn=_request_death_signal, start_new_session=True
     )
-    threading.Thread(target=_end_with_caller, args=(process.pid,), daemon=True).start()
+    threading.Thread(target=_kill_after_caller, args=(process.pid,), daemon=True).start()
     try:
         process.communicate(command_input)
     except BrokenPipeError:
         process.wait()
-    end_descendants(process.pid)
+    kill_descendants(process.pid)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
@@ -55,14 +55,14 @@ def _read(size: int) -> bytes:
     return b"".join(chunks)
 
 
-def end_descendants(group: int) -> None:
+def kill_descendants(group: int) -> None:
     """Kill a process group and all descendants of this process, until none is left."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     empty_lists = 0
     # A process may get a new parent while the list is read, so one empty list is not enough.
     while empty_lists < _EMPTY_LISTS:
-        descendants = _descendants(os.getpid())
+        descendants = _list_descendants(os.getpid())
         empty_lists = 0 if descendants else empty_lists + 1
         for pid in descendants:
             with suppress(ProcessLookupError):
@@ -73,23 +73,23 @@ def end_descendants(group: int) -> None:
         time.sleep(_PAUSE_SECONDS)
 
 
-def _end_with_caller(group: int) -> None:
+def _kill_after_caller(group: int) -> None:
     os.read(0, 1)
-    end_descendants(group)
+    kill_descendants(group)
     os._exit(_KILLED)
 
 
-def _die_with_parent() -> None:
-    _control(_SET_DEATH_SIGNAL, signal.SIGKILL)
+def _request_death_signal() -> None:
+    _call_prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def _control(option: int, value: int) -> None:
+def _call_prctl(option: int, value: int) -> None:
     """Call the Linux function prctl."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _descendants(root: int) -> list[int]:
+def _list_descendants(root: int) -> list[int]:
     """Return the living descendants of a process that are listed in /proc."""
     children: dict[int, list[int]] = {}
     ended = set()

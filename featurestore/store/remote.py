@@ -22,7 +22,7 @@ from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
 from featurestore.storage import files
-from featurestore.storage.shards import write_checked
+from featurestore.storage.shards import write_verified
 from featurestore.store.connected import StoreBase
 from featurestore.store.facade import FeatureStore
 from featurestore.store.remote_handles import (
@@ -109,7 +109,9 @@ class RemoteTrainingDataset(TrainingDataset):
             return None
         with tempfile.TemporaryDirectory() as folder:
             content = self.client.file_chunks(f"{self._address}/files/{noted['path']}")
-            write_checked(content, files.inside(folder, noted["path"]), sha256=noted["sha256"])
+            write_verified(
+                content, files.resolve_inside(folder, noted["path"]), sha256=noted["sha256"]
+            )
             return read_registered(folder, self.manifest)
 
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:

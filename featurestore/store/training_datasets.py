@@ -111,7 +111,7 @@ class TrainingDatasetCalls(StoreBase):
         (1, 4)
         """
         from featurestore.model.requests import TrainingDatasetRequest
-        from featurestore.storage.failures import after_publication
+        from featurestore.storage.failures import warn_after_publication
         from featurestore.training.create import create
 
         request = TrainingDatasetRequest(
@@ -142,7 +142,7 @@ class TrainingDatasetCalls(StoreBase):
         )
         dataset = create(self._session, data, request, progress=progress)
         called = f"Training dataset {name!r} version {dataset.version}"
-        with after_publication(called):
+        with warn_after_publication(called):
             sys.stdout.write(f"{called}\n{dataset.roles!r}\n")
         return dataset
 

@@ -28,7 +28,7 @@ from featurestore.plugins.source import MicroBatch, StreamSource, Topic
 from featurestore.registry import featuregroups
 from featurestore.registry import jobs as registered_jobs
 from featurestore.session import Session
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
 from featurestore.streams.opening import (
     Position,
@@ -243,7 +243,7 @@ def _commit(
     )
     run.progress.add(committed)
     run.progress.seconds = time.monotonic() - run.started
-    with after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
+    with warn_after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
         _record_progress(run, topic, batch.end, committed=committed)
     _check_bad_records(run)
 

@@ -16,7 +16,7 @@ from featurestore.registry.artifacts import models
 from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import Annotations, read_annotations, write_annotations
 from featurestore.training.dataset import TrainingDataset
 
@@ -29,7 +29,7 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
     """
     with session.registry.reading() as connection:
         registration = training_datasets.get(connection, name, version)
-    return _open(session, registration)
+    return _open_existing(session, registration)
 
 
 def list_datasets(
@@ -44,7 +44,7 @@ def list_datasets(
     readable_datasets = []
     for registration in registrations:
         try:
-            readable_datasets.append(_open(session, registration))
+            readable_datasets.append(_open_existing(session, registration))
         except FeatureStoreError as error:
             warn_caller(
                 f"The training dataset {registration.name} version {registration.version} is skipped: "
@@ -80,7 +80,7 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
     with in_flight(session, kind="remove", name=name, version=version) as run:
         with session.registry.transaction() as connection:
             datasets.forget(connection, name, version)
-        with after_publication(f"The deletion of training dataset {name!r} version {version}"):
+        with warn_after_publication(f"The deletion of training dataset {name!r} version {version}"):
             datasets.remove_files(session.paths, name, version)
             datasets.release(session.paths, name, version)
             run.registered = True
@@ -101,7 +101,7 @@ def clean_all(session: Session) -> list[str]:
     return actions
 
 
-def _open(session: Session, registration: RegisteredDataset) -> TrainingDataset:
+def _open_existing(session: Session, registration: RegisteredDataset) -> TrainingDataset:
     directory = session.training_dataset_path(registration.name, registration.version)
     return TrainingDataset(
         directory, datasets.read(directory, registration.name, registration.version), session
@@ -164,7 +164,7 @@ def _write_annotations(
             annotations = replace(annotations, tags=tags)
         write_annotations(dataset.path, annotations)
     with (
-        after_publication(f"The annotations of training dataset {dataset.name!r}"),
+        warn_after_publication(f"The annotations of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,
     ):
         datasets.apply_annotations(connection, dataset.name, dataset.version, annotations)

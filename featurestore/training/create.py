@@ -37,7 +37,7 @@ from featurestore.registry.training_datasets import KIND
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files, storage_for
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import write_manifest
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
@@ -117,7 +117,7 @@ def create(
         )
         manifest = publish(manifest, request, run, directory=directory, sources=rows.sources)
         run.committed_version = run.version
-        with after_publication(f"Training dataset {request.name!r} version {run.version}"):
+        with warn_after_publication(f"Training dataset {request.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
                 datasets.register(connection, manifest)
             run.registered = True
@@ -324,7 +324,7 @@ class ExportProgress:
         assert self._report is not None
         interval = _URI_POLL_INTERVAL if storage_for(directory).prefers_listing else _POLL_INTERVAL
         while not stop.wait(interval):
-            size = sum(status.size for _, status in files.statuses_below(directory))
+            size = sum(status.size for _, status in files.walk_with_status(directory))
             self._report("write shards", min(rows, int(size / bytes_per_row)), rows)
 
 

@@ -20,7 +20,7 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.location import require_local
 from featurestore.storage.manifests import read_annotations, read_manifest
-from featurestore.storage.shards import DEFAULT_CACHE_BYTES, cache_at
+from featurestore.storage.shards import DEFAULT_CACHE_BYTES, open_cache
 from featurestore.training.model_inputs import ModelInputs
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class TrainingDataset(ModelInputs):
         Raises:
             InvalidSplit: Lists the available splits.
         """
-        return files.inside(self.path, self.manifest.split(split).name)
+        return files.resolve_inside(self.path, self.manifest.split(split).name)
 
     def url_of(self, split: str) -> str:
         """Return the directory of a split as a URL, as petastorm's own readers expect it.
@@ -365,7 +365,7 @@ class TrainingDataset(ModelInputs):
             from featurestore.training.export.split_statistics import count
 
             return count(self, split)
-        path = files.inside(self.path, entry["path"])
+        path = files.resolve_inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
                 f"The statistics {path!r} do not have the SHA-256 of the manifest.",
@@ -425,7 +425,7 @@ class TrainingDataset(ModelInputs):
             lanes=lanes,
             window_rows=window_rows,
             transform=resolve_transformations(self, transformed),
-            cache=cache_at(cache, cache_bytes),
+            cache=open_cache(cache, cache_bytes),
             class_weights=class_weights,
         )
 
@@ -457,7 +457,7 @@ class TrainingDataset(ModelInputs):
             self.manifest,
             state,
             transform=transform,
-            cache=cache_at(cache, cache_bytes),
+            cache=open_cache(cache, cache_bytes),
         )
 
     def petastorm_reader(

@@ -10,7 +10,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
-from featurestore.storage.shards import write_checked
+from featurestore.storage.shards import write_verified
 
 ByteReader = Callable[[str], Iterator[bytes]]
 """Yields the bytes of a file, by its path relative to the dataset."""
@@ -45,9 +45,9 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
     _check_directory(directory, [*expected_hashes, MANIFEST_FILE])
 
     def get(path: str) -> None:
-        target_path = files.inside(directory, path)
+        target_path = files.resolve_inside(directory, path)
         if not files.exists(target_path) or files.sha256(target_path) != expected_hashes[path]:
-            write_checked(read_bytes(path), target_path, sha256=expected_hashes[path])
+            write_verified(read_bytes(path), target_path, sha256=expected_hashes[path])
 
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
         # The first failure cancels the downloads that are still queued.

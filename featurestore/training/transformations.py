@@ -134,7 +134,7 @@ def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict
     entry = manifest.statistics.get(split)
     if entry is None:
         return {}
-    data = files.read_json(files.inside(directory, entry["path"]))
+    data = files.read_json(files.resolve_inside(directory, entry["path"]))
     return {column.name: column for column in Statistics.from_json(data).columns}
 
 
@@ -250,7 +250,7 @@ def resolve_transformations(
 
 
 def _read(directory: str, relative: str, sha256: str) -> Transformations:
-    path = files.inside(directory, relative)
+    path = files.resolve_inside(directory, relative)
     if not files.exists(path) or files.sha256(path) != sha256:
         raise DatasetDamaged(
             f"The transformations {path!r} do not have the expected SHA-256.",

@@ -23,7 +23,7 @@ from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, M
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest
-from featurestore.storage.shards import PIECE_BYTES, digest_of, is_temporary, local_path
+from featurestore.storage.shards import PIECE_BYTES, compute_digest, is_temporary, local_path
 from featurestore.training.export.assignment import SplitRule, assign_groups
 from featurestore.training.reading import split_batches
 from featurestore.transform.fitted import TRANSFORMATIONS
@@ -191,7 +191,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
         message = f"has {size:,} bytes where the manifest says {file.bytes:,}"
         yield Problem(file.path, message, min(size, file.bytes))
         return
-    digest = digest_of(path)
+    digest = compute_digest(path)
     if digest.hexdigest() == file.sha256:
         return
     owner = _shard_with_digest(manifest, digest.hexdigest())
@@ -237,7 +237,7 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Pro
 def _absence(directory: str, relative: str) -> str | None:
     """Return why a file cannot be checked; None if it can."""
     try:
-        path = files.inside(directory, relative)
+        path = files.resolve_inside(directory, relative)
     except StorageError as error:
         return error.message
     return None if files.exists(path) else "is missing"

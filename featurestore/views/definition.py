@@ -42,7 +42,7 @@ from featurestore.retrieval.resolve import find_spec, resolve
 from featurestore.retrieval.windows import aggregate_type
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication, make_directory
 from featurestore.training.export.assignment import as_columns
 from featurestore.transform.fit import chains_to_json
@@ -240,7 +240,7 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
                     hint="leave version= out to make the next one",
                 )
         run.committed_version = view.version
-        with after_publication(f"Feature view {view.name!r} version {view.version}"):
+        with warn_after_publication(f"Feature view {view.name!r} version {view.version}"):
             with session.registry.transaction() as connection:
                 views.register(connection, view)
             run.registered = True

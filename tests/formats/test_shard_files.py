@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore.storage.shards import ShardFile, digest_of
+from featurestore.storage.shards import ShardFile, compute_digest
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, piece: 
     written = file.written
     assert (written.path, written.bytes) == ("train/part", len(data))
     assert written.sha256 == hashlib.sha256(data).hexdigest()
-    assert list(written.prefixes) == digest_of(str(tmp_path / "train/part")).prefixes
+    assert list(written.prefixes) == compute_digest(str(tmp_path / "train/part")).prefixes
     assert os.listdir(tmp_path / "train") == ["part"]
 
 

@@ -66,7 +66,7 @@ def test_doctor_reports_missing_conditional_put(
 ) -> None:
     connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
-    found = {each.check: each for each in connections.inspect(f"{bucket}/a")}
+    found = {each.check: each for each in connections.check_location(f"{bucket}/a")}
     assert not found["conditional put"].passed
     assert "If-None-Match" in str(found["conditional put"].hint)
 

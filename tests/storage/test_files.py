@@ -93,17 +93,17 @@ def test_lists_have_files_and_their_statuses(root: str) -> None:
     assert names == ["_log/x", "a/1", "a/2", "b"]
     entered = files.walk(root, enter=lambda name: name != "_log")
     assert sorted(path[len(root) + 1 :] for path in entered) == ["a/1", "a/2", "b"]
-    sizes = {path[len(root) + 1 :]: status.size for path, status in files.statuses_below(root)}
+    sizes = {path[len(root) + 1 :]: status.size for path, status in files.walk_with_status(root)}
     assert sizes == {"_log/x": 6, "a/1": 3, "a/2": 3, "b": 1}
     assert files.is_directory(f"{root}/a")
     assert files.is_file(f"{root}/b")
     assert not files.exists(f"{root}/none")
     now = files.current_time(root)
     assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
-    written = files.last_written(f"{root}/a")
+    written = files.last_write_time(f"{root}/a")
     assert written is not None
     assert abs(now - written) < timedelta(minutes=1)
-    assert files.last_written(f"{root}/none") is None
+    assert files.last_write_time(f"{root}/none") is None
 
 
 def test_remove_refuses_paths_outside_and_removes_directories(root: str) -> None:

@@ -42,7 +42,7 @@ from featurestore.errors import (
 from featurestore.model.times import to_micros, utc_now
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta.files import NewFile
 
@@ -128,7 +128,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     while True:
         version += 1
         if _put(state.path, version, actions, publication):
-            with after_publication(f"Delta version {version} of {state.path}"):
+            with warn_after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version, durable=publication.durable)
             return version
         _check_conflicts(change, read_commit(commit_path(state.path, version)))

@@ -120,7 +120,7 @@ def check_namenode(root: str) -> None:
 
 
 @contextmanager
-def recorded_use() -> Iterator[None]:
+def record_use() -> Iterator[None]:
     """Record the time at the end of the block as the last use of a client."""
     global _last_used
     try:
@@ -129,14 +129,14 @@ def recorded_use() -> Iterator[None]:
         _last_used = time.monotonic()
 
 
-def _forget_parent() -> None:
+def _reset_after_fork() -> None:
     global _connections_expired_at
     _connections_expired_at = _last_used + _CONNECTIONS_EXPIRE_SECONDS
     _parents_clients.extend(_clients.values())
     _clients.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class LostResponseError(OSError):
@@ -149,13 +149,13 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def missing_below_files() -> Iterator[None]:
+def translate_permission_errors() -> Iterator[None]:
     """Raise FileNotFoundError if a parent directory in a path is a file."""
     try:
         yield
     except RuntimeError as error:
         # Some calls report this as a permission error.
-        name = _kind_and_class(error)[1]
+        name = _parse_error(error)[1]
         refused = name == "AccessControlException" and "is not a directory" in str(error).lower()
         if not refused and name != "ParentNotDirectoryException":
             raise
@@ -166,13 +166,13 @@ def is_transient(error: BaseException) -> bool:
     """Return True if a retry of the failed call may succeed."""
     if isinstance(error, OSError):
         return not isinstance(error, FileExistsError | IsADirectoryError)
-    kind, name = _kind_and_class(error)
+    kind, name = _parse_error(error)
     return kind in _TRANSIENT_KINDS or name in _TRANSIENT_CLASSES
 
 
-def failure(action: str, uri: str, error: BaseException) -> StorageError:
+def to_storage_error(action: str, uri: str, error: BaseException) -> StorageError:
     """Return the error to raise for a call that failed permanently."""
-    kind, name = _kind_and_class(error)
+    kind, name = _parse_error(error)
     if isinstance(error, FileExistsError | IsADirectoryError):
         reason, hint = "there is a folder of that name", "choose another name"
     elif isinstance(error, LostResponseError):
@@ -186,7 +186,7 @@ def failure(action: str, uri: str, error: BaseException) -> StorageError:
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 
-def _kind_and_class(error: BaseException) -> tuple[str, str]:
+def _parse_error(error: BaseException) -> tuple[str, str]:
     """Return the error kind, and the Java class in the namenode's response ("" without one)."""
     match = _KIND.match(str(error))
     if isinstance(error, OSError) or match is None:
@@ -194,4 +194,4 @@ def _kind_and_class(error: BaseException) -> tuple[str, str]:
     return match["kind"], match["name"] or ""
 
 
-POLICY = RetryPolicy(client_errors, is_transient, failure)
+POLICY = RetryPolicy(client_errors, is_transient, to_storage_error)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import StorageError
-from featurestore.storage.failures import reading, with_retries
+from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name
 from featurestore_connectors.hdfs.client import (
@@ -27,10 +27,10 @@ from featurestore_connectors.hdfs.client import (
     LostResponseError,
     check_namenode,
     client_errors,
-    failure,
-    missing_below_files,
     open_client,
-    recorded_use,
+    record_use,
+    to_storage_error,
+    translate_permission_errors,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class HdfsStorage:
     def writer(self, name: str) -> Iterator[Writer]:
         path = self._path(name)
         with self._write(name, partial(_TemporaryFile, self._client, path)) as file:
-            yield _NamedErrors(file, self.root + path)
+            yield _NamingWriter(file, self.root + path)
             self._write(name, partial(file.publish, overwrite=True))
 
     def upload(self, name: str, path: str) -> None:
@@ -143,7 +143,7 @@ class HdfsStorage:
                     file.write(chunk)
                 file.publish(overwrite=True)
 
-        with reading(path), open(path, "rb", buffering=0) as source:
+        with translate_read_errors(path), open(path, "rb", buffering=0) as source:
             self._write(name, call)
 
     def copy(self, source: str, target: str) -> None:
@@ -165,13 +165,13 @@ class HdfsStorage:
             if entry.isdir:
                 folders.append(entry.path)
             else:
-                names.append(_last_part(entry.path))
+                names.append(_base_name(entry.path))
         with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(folders), 1))) as pool:
             for path, has_objects in zip(
                 folders, pool.map(self._has_objects, folders), strict=True
             ):
                 if has_objects:
-                    names.append(_last_part(path))
+                    names.append(_base_name(path))
         return sorted(names)
 
     def find(self, name: str) -> StoredObject | None:
@@ -230,7 +230,7 @@ class HdfsStorage:
         def attempt() -> Result:
             if time.monotonic() > self._namenode_checked_until:
                 check_namenode(self.root)
-            with recorded_use(), missing_below_files():
+            with record_use(), translate_permission_errors():
                 result = call()
             self._namenode_checked_until = time.monotonic() + _NAMENODE_CHECK_INTERVAL
             return result
@@ -345,7 +345,7 @@ class _TemporaryFile:
                 self._client.delete(self._temporary)
 
 
-class _NamedErrors:
+class _NamingWriter:
     """A writer that adds the object name to error messages."""
 
     def __init__(self, file: _TemporaryFile, uri: str) -> None:
@@ -356,7 +356,7 @@ class _NamedErrors:
         try:
             return self._file.write(bytes(data))
         except client_errors() as error:
-            raise failure("write", self._uri, error) from None
+            raise to_storage_error("write", self._uri, error) from None
 
 
 def _check_complete(reader: Any, size: int) -> None:
@@ -370,7 +370,7 @@ def _check_complete(reader: Any, size: int) -> None:
 
 def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """Read ranges of an open file: adjacent ranges together, distant ranges in parallel."""
-    merged = _merge(ranges)
+    merged = _merge_ranges(ranges)
     starts = [start for start, _ in merged]
     with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(merged), 1))) as pool:
         chunks = list(pool.map(lambda merged_range: reader.read_range(*merged_range), merged))
@@ -385,7 +385,7 @@ def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     return [slice_of(start, length) for start, length in ranges]
 
 
-def _merge(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Merge ranges (first byte and length) that are separated by small gaps, in ascending order."""
     merged: list[tuple[int, int]] = []
     for start, length in sorted(ranges):
@@ -406,10 +406,10 @@ def _to_stored_object(info: Any) -> StoredObject:
 
 
 def _is_temporary(info: Any) -> bool:
-    return _TEMPORARY.fullmatch(_last_part(info.path)) is not None
+    return _TEMPORARY.fullmatch(_base_name(info.path)) is not None
 
 
-def _last_part(path: str) -> str:
+def _base_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 

@@ -29,7 +29,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.connections import delta_options
 from featurestore.storage.filesystem import Mirror
-from featurestore.storage.location import HDFS, without_owner
+from featurestore.storage.location import HDFS, remove_owner
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import (
@@ -52,7 +52,7 @@ class DeltaSource:
         with locations.storage_errors(self._config):
             if not log.is_delta_table(path):
                 raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: {without_owner(path)} is not a Delta table.",
+                    f"Source {self._config.name!r}: {remove_owner(path)} is not a Delta table.",
                     hint="a folder of Parquet files is a source by its path alone, without delta+",
                 )
             if isinstance(at, datetime):
@@ -82,7 +82,7 @@ class DeltaSnapshot(TypedColumns):
         self._version = version
         self._old_layout = polars.CompatLevel.oldest()
         self._mirror = _mirror_log(path) if path.startswith(f"{HDFS}:") else None
-        table_path = without_owner(path) if self._mirror is None else self._mirror.folder
+        table_path = remove_owner(path) if self._mirror is None else self._mirror.folder
         storage_options = delta_options(path) if self._mirror is None else None
         try:
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
@@ -91,7 +91,7 @@ class DeltaSnapshot(TypedColumns):
             self.close()
             raise self._refusal(error) from error
         self.identity = f"version {version}"
-        self.server = f"Delta table {without_owner(path)}"
+        self.server = f"Delta table {remove_owner(path)}"
 
     def tables(self) -> Sequence[SourceTable]:
         return [SourceTable(".")]
@@ -153,7 +153,7 @@ class DeltaSnapshot(TypedColumns):
     def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
         reason = one_line(str(error), None)
         subject = (
-            f"Source {self._config.name!r}, version {self._version} of {without_owner(self._path)}"
+            f"Source {self._config.name!r}, version {self._version} of {remove_owner(self._path)}"
         )
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(

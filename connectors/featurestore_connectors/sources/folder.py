@@ -38,7 +38,7 @@ from featurestore.plugins.source import (
 from featurestore.storage import files, storage_for
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import without_owner
+from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
@@ -108,7 +108,7 @@ class FolderSnapshot:
         self._bad_rows: list[BadRows] = []
         self.identity = locations.fingerprint(self._statuses)
         self.server = (
-            f"{without_owner(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
+            f"{remove_owner(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
         )
 
     @property

@@ -14,7 +14,7 @@ from featurestore.plugins.source import SourceConfig
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import Location, without_owner
+from featurestore.storage.location import Location, remove_owner
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # Settings that redirect requests: credentials of the environment are not sent to such servers.
@@ -118,7 +118,7 @@ def require_existing(config: SourceConfig, path: str) -> str:
         if not storage_for(path).is_local:
             hint = "check the bucket and what stands behind it"
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached: {without_owner(path)} does not exist.",
+            f"Source {config.name!r} cannot be reached: {remove_owner(path)} does not exist.",
             hint=hint,
         )
     return path
@@ -157,7 +157,7 @@ def below(root: str) -> dict[str, FileStatus]:
     if files.is_file(root):
         return {root: files.status(root)}
     if storage_for(root).prefers_listing:
-        listed = files.statuses_below(root)
+        listed = files.walk_with_status(root)
         start = len(root) + 1
         return {path: each for path, each in listed if all(map(_is_shown, path[start:].split("/")))}
     paths = files.walk(root, enter=_is_shown)
@@ -183,7 +183,7 @@ def fingerprint(statuses: Mapping[str, FileStatus]) -> str:
     """Return a hash of the names, sizes and times of files, and of the etags of objects."""
     digest = hashlib.sha256()
     for path, status in statuses.items():
-        line = f"{without_owner(path)} {status.size} {status.modified_ns}"
+        line = f"{remove_owner(path)} {status.size} {status.modified_ns}"
         if isinstance(status.inode, str):
             line = f"{line} {status.inode}"
         digest.update(f"{line}\n".encode())

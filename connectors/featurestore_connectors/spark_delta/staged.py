@@ -116,7 +116,7 @@ class StagedRelation(Relation):
         """The rows as their files have them; None where Spark alone reads them."""
         if not self.files.paths:
             return None
-        sizes = files.listed_sizes(self.files.folder)
+        sizes = files.list_sizes(self.files.folder)
         sized_files = tuple(
             (path, sizes.get(path) or files.size(path)) for path in self.files.paths
         )

@@ -293,7 +293,7 @@ def _linked(staged: Sequence[str], path: str) -> list[str] | None:
     names: list[str] = []
     for file in staged:
         name = f"part-{uuid.uuid4()}.parquet"
-        if not files.add_name(file, os.path.join(path, name)):
+        if not files.create_link(file, os.path.join(path, name)):
             for linked in names:
                 files.remove(os.path.join(path, linked), below=path)
             return None

@@ -32,7 +32,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.registry.artifacts import models as index
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.failures import after_publication
+from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication, make_directory
 from featurestore.transform.fitted import Transformations
 
@@ -73,7 +73,7 @@ class Model:
     @property
     def artifact(self) -> str:
         """The path of the model file or folder."""
-        return files.inside(self.path, self.spec.artifact)
+        return files.resolve_inside(self.path, self.spec.artifact)
 
     @property
     def flavor(self) -> str:
@@ -275,7 +275,9 @@ def publish(
                     f"Version {published_spec.version} of model {published_spec.name!r} exists already."
                 )
         run.committed_version = published_spec.version
-        with after_publication(f"Model {published_spec.name!r} version {published_spec.version}"):
+        with warn_after_publication(
+            f"Model {published_spec.name!r} version {published_spec.version}"
+        ):
             with session.registry.transaction() as connection:
                 index.add(connection, published_spec, annotations)
             run.registered = True
@@ -324,7 +326,7 @@ def describe(session: Session, spec: ModelSpec, annotations: ModelAnnotations) -
     """Change the annotations of a version: its file, then the registry."""
     directories.write_annotations(session.paths.model(spec.name, spec.version), annotations)
     subject = f"The annotations of model {spec.name!r} version {spec.version}"
-    with after_publication(subject), session.registry.transaction() as connection:
+    with warn_after_publication(subject), session.registry.transaction() as connection:
         index.add(connection, spec, annotations)
 
 

@@ -75,7 +75,7 @@ def code_in(path: str, flavor: str) -> list[str]:
     """
     library = importlib.import_module(flavor)
     try:
-        with zipfile.ZipFile(files.open_whole(path)) as archive:
+        with zipfile.ZipFile(files.open_complete(path)) as archive:
             config = json.loads(archive.read("config.json"))
             refused = _links_in(archive)
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError) as error:

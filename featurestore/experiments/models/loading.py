@@ -91,7 +91,7 @@ def flavor_of(path: str) -> Flavor:
 def _keras_flavor(path: str) -> Flavor:
     """Return the flavor of Keras that wrote a file."""
     try:
-        with zipfile.ZipFile(files.open_whole(path)) as archive:
+        with zipfile.ZipFile(files.open_complete(path)) as archive:
             metadata = json.loads(archive.read("metadata.json"))
         version = str(metadata["keras_version"])
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
@@ -149,7 +149,7 @@ def check_files(directory: str, spec: ModelSpec) -> None:
         ModelDamaged: A file is missing or changed.
     """
     for each in spec.files:
-        path = files.inside(directory, each.path)
+        path = files.resolve_inside(directory, each.path)
         if not files.exists(path) or files.sha256(path) != each.sha256:
             raise ModelDamaged(
                 f"{path!r} is not the file that was registered as model {spec.name!r} version "
@@ -168,7 +168,7 @@ def load_predictor(directory: str, content: bytes) -> Predict:
     """
     spec = ModelSpec.from_bytes(content, path=directory)
     check_files(directory, spec)
-    path = files.inside(directory, spec.artifact)
+    path = files.resolve_inside(directory, spec.artifact)
     return predictor(load_object(path, spec.flavor), spec.flavor, method=spec.method)
 
 

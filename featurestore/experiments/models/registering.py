@@ -71,7 +71,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
     """
     path = _artifact(run, request.artifact)
-    if files.lies_below(path, run.path):
+    if files.is_below(path, run.path):
         run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
     flavor = loading.flavor_of(path)
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
@@ -169,7 +169,7 @@ def _artifact_path(run: Run, artifact: str) -> str:
     if os.path.isabs(artifact):
         return os.path.abspath(artifact)
     run_files.check_own_files(run.path, artifact)
-    return files.inside(run.path, artifact)
+    return files.resolve_inside(run.path, artifact)
 
 
 def _dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:

@@ -351,7 +351,7 @@ def cluster_sample(
     source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
     sample = dataset.manifest.statistics.get(name, {}).get("sample")
     if sample is not None:
-        path = files.inside(dataset.path, sample["path"])
+        path = files.resolve_inside(dataset.path, sample["path"])
         return rows_from_bytes(files.read_bytes(path)), source
     return cluster_rows(_state(dataset, name)), source
 

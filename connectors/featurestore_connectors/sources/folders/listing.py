@@ -14,7 +14,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument, listing
 from featurestore.storage import files
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import without_owner
+from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
 
 # The folder name of null in Hive and Spark.
@@ -109,7 +109,7 @@ def split_by_format(
         return None
     if len(files_by_format) > 1:
         raise InvalidArgument(
-            f"{without_owner(files_root)} has files of several formats: {listing(sorted(files_by_format))}.",
+            f"{remove_owner(files_root)} has files of several formats: {listing(sorted(files_by_format))}.",
             hint=f"add_source(..., options={{'format': {sorted(files_by_format)[0]!r}}}) reads one of "
             "them",
         )

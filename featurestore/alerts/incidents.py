@@ -76,14 +76,14 @@ def update(
         ):
             overdue[family] = incident
     if started:
-        alerts.begin(connection, spec.name, started, now)
-        alerts.send(connection, "begin", spec.name, started, spec.alert)
+        alerts.add_incidents(connection, spec.name, started, now)
+        alerts.enqueue_alert(connection, "begin", spec.name, started, spec.alert)
     if ended:
         _end(connection, spec, ended, reason)
     if overdue:
-        alerts.remind(connection, overdue.values(), now)
+        alerts.record_reminders(connection, overdue.values(), now)
         reminders = {family: lines_now[family] for family in overdue}
-        alerts.send(connection, "reminder", spec.name, reminders, spec.alert)
+        alerts.enqueue_alert(connection, "reminder", spec.name, reminders, spec.alert)
 
 
 def end(connection: Connection, spec: JobSpec, families: Collection[str], *, reason: str) -> None:
@@ -97,12 +97,12 @@ def end(connection: Connection, spec: JobSpec, families: Collection[str], *, rea
 def _end(
     connection: Connection, spec: JobSpec, ended: Mapping[str, alerts.Incident], reason: str
 ) -> None:
-    alerts.end(connection, ended.values(), times.utc_now())
+    alerts.close_incidents(connection, ended.values(), times.utc_now())
     lines = {}
     for family, incident in ended.items():
         text = f"{family}, since {incident.began.isoformat()}"
         lines[family] = [f"{text}: {reason}" if reason else text]
-    alerts.send(connection, "end", spec.name, lines, spec.alert)
+    alerts.enqueue_alert(connection, "end", spec.name, lines, spec.alert)
 
 
 def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
@@ -121,7 +121,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
     with session.registry.reading() as connection:
         channels = {each.name: each for each in alerts.channels(connection)}
         untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
-        messages = alerts.waiting(connection, limit=_BATCH_SIZE, besides=untrusted)
+        messages = alerts.due_messages(connection, limit=_BATCH_SIZE, besides=untrusted)
     if untrusted:
         _log.info("channels that were not added on this machine: %s", ", ".join(untrusted))
     if not messages:
@@ -152,10 +152,10 @@ def _send(
         wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), LONGEST_WAIT)
         _log.warning("alert to %s was not delivered: %s", message.channel, error)
         with session.registry.transaction() as connection:
-            alerts.failed(connection, message, str(error), wait)
+            alerts.record_failed_delivery(connection, message, str(error), wait)
         return False
     with session.registry.transaction() as connection:
-        alerts.delivered(connection, message)
+        alerts.record_delivery(connection, message)
     return True
 
 
@@ -165,4 +165,4 @@ def _claim(session: Session, message: Outgoing, holder: str) -> bool:
             owner = message.holder.partition("/")[0]
             if liveness.is_alive(connection, session.location, owner):
                 return False
-        return alerts.take(connection, message, holder)
+        return alerts.claim_message(connection, message, holder)

@@ -93,7 +93,7 @@ def accept(
 ) -> None:
     """Accept windows out of bounds, up to the newest one; a lasting change starts a new baseline."""
     from featurestore.jobs.monitors import service
-    from featurestore.registry.audit_log import account
+    from featurestore.registry.audit_log import process_actor
 
     first = last = None
     if window is not None:
@@ -106,7 +106,7 @@ def accept(
         window=first,
         until=last,
         note=note,
-        actor=account("command line"),
+        actor=process_actor("command line"),
     )
     show_text(context, str(accepted), data=accepted.to_json())
 

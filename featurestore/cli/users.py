@@ -28,10 +28,10 @@ User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
 
 def command_line() -> Actor:
     """Return the account that runs the command."""
-    from featurestore.registry.audit_log import account
+    from featurestore.registry.audit_log import process_actor
     from featurestore.server.access.changes import COMMAND_LINE
 
-    return account(COMMAND_LINE)
+    return process_actor(COMMAND_LINE)
 
 
 @app.command(epilog="Example: featurestore user add ann --role admin")

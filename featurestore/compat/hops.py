@@ -138,7 +138,7 @@ def create_on_demand_featuregroup(
         f"{featuregroup!r} holds the rows that its query gives now; sql(...) runs one anew.",
         stacklevel=2,
     )
-    rows = fs.sql(_tables(sql_query))
+    rows = fs.sql(_replace_tables(sql_query))
     fs.create_featuregroup(
         rows, featuregroup, description=description, version=featuregroup_version
     )
@@ -178,7 +178,7 @@ def get_featuregroup(
 ) -> Any:
     """Return the rows of a feature group."""
     _check_store(featurestore, online=online)
-    return _converted(
+    return _convert_frame(
         fs.get_featuregroup(featuregroup, version=featuregroup_version), dataframe_type
     )
 
@@ -195,7 +195,7 @@ def get_featuregroup_partitions(
     for values in fs.get_featuregroup_partitions(featuregroup, version=featuregroup_version):
         pairs = [f"{column}={value}" for column, value in values.items()]
         rows.append(("/".join(pairs),))
-    return _converted(_rows(("partition",), rows), dataframe_type)
+    return _convert_frame(_rows_to_frame(("partition",), rows), dataframe_type)
 
 
 def get_featuregroups(featurestore: str | None = None) -> list[str]:
@@ -284,8 +284,8 @@ def get_feature(
     versions = {}
     if featuregroup is not None:
         versions[featuregroup] = featuregroup_version
-    (reference,) = _references([feature], versions)
-    return _converted(fs.get_feature(reference), dataframe_type)
+    (reference,) = _to_references([feature], versions)
+    return _convert_frame(fs.get_feature(reference), dataframe_type)
 
 
 def get_features(
@@ -301,12 +301,12 @@ def get_features(
     If ``join_key`` is None, it is a common primary key column, or else the first common column.
     """
     _check_store(featurestore, online=online)
-    references = _references(features, dict(featuregroups_version_dict or {}))
+    references = _to_references(features, dict(featuregroups_version_dict or {}))
     groups = list(dict.fromkeys([reference.split(".")[0] for reference in references]))
     if join_key is None and len(groups) > 1:
         join_key = _shared_column(groups)
     frame = fs.get_features(references, join_key=join_key, join="inner")
-    return _converted(frame, dataframe_type)
+    return _convert_frame(frame, dataframe_type)
 
 
 def get_features_list(featurestore: str | None = None) -> list[str]:
@@ -324,11 +324,11 @@ def sql(
     if described is not None:
         schema = fs.featuregroup(described[1], version=int(described[2])).schema
         columns = [(field.name, str(field.type)) for field in schema]
-        return _converted(_rows(("col_name", "data_type"), columns), dataframe_type)
+        return _convert_frame(_rows_to_frame(("col_name", "data_type"), columns), dataframe_type)
     if query.strip().rstrip(";").lower() == "show tables":
         names = [(name,) for name in get_featuregroups()]
-        return _converted(_rows(("tableName",), names), dataframe_type)
-    return _converted(fs.sql(_tables(query)), dataframe_type)
+        return _convert_frame(_rows_to_frame(("tableName",), names), dataframe_type)
+    return _convert_frame(fs.sql(_replace_tables(query)), dataframe_type)
 
 
 # -- training datasets ------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def get_training_dataset(
     """Return the rows of a training dataset."""
     _check_store(featurestore)
     dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
-    return _converted(dataset.read(dataset.splits[0]), dataframe_type)
+    return _convert_frame(dataset.read(dataset.splits[0]), dataframe_type)
 
 
 def get_training_dataset_path(
@@ -613,7 +613,7 @@ def _check_store(featurestore: str | None, *, online: bool = False) -> None:
         )
 
 
-def _references(features: Sequence[str], versions: Mapping[str, int]) -> list[str]:
+def _to_references(features: Sequence[str], versions: Mapping[str, int]) -> list[str]:
     """Convert feature names to references of this store, such as ``group@v1.feature``."""
     requested_columns = dict(versions)
     if not requested_columns:
@@ -624,23 +624,23 @@ def _references(features: Sequence[str], versions: Mapping[str, int]) -> list[st
     columns = {}
     for name, version in requested_columns.items():
         columns[f"{name}@v{version}"] = fs.featuregroup(name, version=version).schema.names
-    return [_reference(feature, columns) for feature in features]
+    return [_to_reference(feature, columns) for feature in features]
 
 
-def _reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
+def _to_reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
     matching_groups = _REFERENCE.fullmatch(feature)
     if matching_groups is not None:
         return f"{matching_groups[1]}@v{matching_groups[2]}.{matching_groups[3]}"
     if "." in feature:
         return feature
-    having = [group for group, names in columns.items() if feature in names]
-    if len(having) != 1:
+    groups_with_feature = [group for group, names in columns.items() if feature in names]
+    if len(groups_with_feature) != 1:
         raise InvalidArgument(
-            f"The feature {feature!r} is in {len(having)} of the feature groups "
+            f"The feature {feature!r} is in {len(groups_with_feature)} of the feature groups "
             f"{listing(columns)}.",
             hint=f"name its group and version: 'group_1.{feature}'",
         )
-    return f"{having[0]}.{feature}"
+    return f"{groups_with_feature[0]}.{feature}"
 
 
 def _shared_column(groups: Sequence[str]) -> str:
@@ -652,7 +652,7 @@ def _shared_column(groups: Sequence[str]) -> str:
         group = fs.featuregroup(name, version=int(version or 1))
         keys.update(group.primary_key)
         names = group.schema.names
-        shared = names if shared is None else [each for each in shared if each in names]
+        shared = names if shared is None else [column for column in shared if column in names]
     shared_columns = sorted(shared or [], key=lambda name: name not in keys)
     if not shared_columns:
         raise InvalidArgument(
@@ -662,42 +662,42 @@ def _shared_column(groups: Sequence[str]) -> str:
     return shared_columns[0]
 
 
-def _tables(query: str) -> str:
+def _replace_tables(query: str) -> str:
     """Replace the tables ``group_1`` in a query by versioned group names."""
     known_groups = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
 
-    def quoted(match: re.Match[str]) -> str:
+    def quote_table(match: re.Match[str]) -> str:
         if f"{match[2]}_{match[3]}".lower() not in known_groups:
             return match[0]
         return f'{match[1]} "{match[2].lower()}@v{match[3]}"'
 
-    return _TABLE.sub(quoted, query)
+    return _TABLE.sub(quote_table, query)
 
 
-def _rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Any:
+def _rows_to_frame(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Any:
     """Return rows of strings as a frame."""
     if not rows:
         return fs.sql(f"select {', '.join(f'null::text as {name}' for name in columns)} limit 0")
-    values = []
+    row_tuples = []
     for row in rows:
-        cells = [_text(cell) for cell in row]
-        values.append(f"({', '.join(cells)})")
-    return fs.sql(f"select * from (values {', '.join(values)}) as rows({', '.join(columns)})")
+        cells = [_quote(cell) for cell in row]
+        row_tuples.append(f"({', '.join(cells)})")
+    return fs.sql(f"select * from (values {', '.join(row_tuples)}) as rows({', '.join(columns)})")
 
 
-def _text(cell: str) -> str:
+def _quote(cell: str) -> str:
     doubled = cell.replace("'", "''")
     return f"'{doubled}'"
 
 
-def _converted(frame: Any, dataframe_type: str) -> Any:
+def _convert_frame(frame: Any, dataframe_type: str) -> Any:
     """Convert a frame to one of the dataframe types of hops."""
     if dataframe_type == "spark":
         if frame.session.engine.name == "spark":
             return frame.to_spark()
         return frame
     if dataframe_type == "python":
-        return [list(row.values()) for row in frame.to_arrow().to_pylist()]
+        return [list(row_values.values()) for row_values in frame.to_arrow().to_pylist()]
     if dataframe_type == "pandas":
         return frame.to_pandas()
     if dataframe_type == "numpy":

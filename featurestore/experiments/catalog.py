@@ -17,8 +17,8 @@ from featurestore.model.run_record import METRICS_FILE, MetricValue, RunRecord, 
 from featurestore.model.times import utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import experiments as index
-from featurestore.registry.hidden import words_of
-from featurestore.registry.stored_errors import shown, unlisted
+from featurestore.registry.hidden import extract_words
+from featurestore.registry.stored_errors import redact_names, restore_names
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 
@@ -52,7 +52,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     ids = " and ".join(repr(record.id) for record in records)
     with warn_after_publication(f"Run {ids}"), session.registry.transaction() as connection:
         for record in records:
-            index.put(connection, record)
+            index.register(connection, record)
 
 
 def load(session: Session, run_id: str) -> RunRecord:
@@ -63,7 +63,7 @@ def load(session: Session, run_id: str) -> RunRecord:
         RunDamaged: Its record cannot be read.
     """
     with session.registry.reading() as connection:
-        name = index.name_of(connection, run_id)
+        name = index.experiment_of_run(connection, run_id)
     return _readable_by_caller(
         session, record_files.read_run(record_files.run_directory(session.paths, name, run_id))
     )
@@ -102,11 +102,13 @@ def find(
 
 def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
     """Return a record whose reasons contain no names of other objects."""
-    allowed_words = words_of(json.dumps([record.name, record.params, record.settings], default=str))
+    allowed_words = extract_words(
+        json.dumps([record.name, record.params, record.settings], default=str)
+    )
     if record.dataset is not None:
-        allowed_words |= words_of(record.dataset.name)
+        allowed_words |= extract_words(record.dataset.name)
     return _map_reasons(
-        record, lambda text: unlisted(session.registry, text, allowed_names=allowed_words)
+        record, lambda text: redact_names(session.registry, text, allowed_names=allowed_words)
     )
 
 
@@ -115,7 +117,7 @@ def _readable_by_caller(session: Session, record: RunRecord) -> RunRecord:
 
     def show(text: str) -> str:
         with session.registry.reading() as connection:
-            return shown(connection, text)
+            return restore_names(connection, text)
 
     return _map_reasons(record, show)
 

@@ -27,7 +27,7 @@ from featurestore.registry import (
     training_datasets,
 )
 from featurestore.registry.artifacts import feature_views
-from featurestore.registry.overview import SearchFilter, groups_within, within
+from featurestore.registry.overview import SearchFilter, filter_group_names, filter_names
 from featurestore.registry.tables import check_search_text
 from featurestore.session import Session
 
@@ -77,7 +77,7 @@ class _Search:
     among: Collection[str] | None
 
     def candidates(self, field: str) -> Iterator[list[str]]:
-        return search_documents.candidates(
+        return search_documents.candidate_names(
             self.connection, featuregroups.KIND, field, self.text, among=self.among
         )
 
@@ -113,26 +113,33 @@ def search(
         check_count(limit, argument="limit", minimum=1)
     filters = filters or SearchFilter()
     with session.registry.reading() as connection:
-        among = groups_within(connection, filters)
+        among = filter_group_names(connection, filters)
         query = _Search(connection, text.strip().casefold(), filters, among)
         return list(islice(_matches(query, kind), limit))
 
 
 def _matches(query: _Search, kind: str | None) -> Iterator[Match]:
-    for phase in (_names, _features, _tags, _descriptions, _feature_descriptions, _aggregates):
+    for phase in (
+        _matching_names,
+        _features,
+        _tags,
+        _descriptions,
+        _feature_descriptions,
+        _aggregates,
+    ):
         for match in phase(query):
             if kind is None or match.kind == kind:
                 yield match
 
 
-def _names(query: _Search) -> Iterator[Match]:
+def _matching_names(query: _Search) -> Iterator[Match]:
     for name, version in featuregroups.latest_names(query.connection, containing=query.text):
         if query.among is None or name in query.among:
             yield Match(name, version, "name", name, name)
 
 
 def _features(query: _Search) -> Iterator[Match]:
-    for each in featuregroups.features_containing(query.connection, query.text, among=query.among):
+    for each in featuregroups.search_features(query.connection, query.text, among=query.among):
         yield Match(each.group, each.version, "feature", each.name, each.reference)
 
 
@@ -167,8 +174,8 @@ def _aggregates(query: _Search) -> Iterator[Match]:
     for kind, reference_format in _REFERENCE_FORMATS.items():
         among = query.among
         if kind != featuregroups.KIND:
-            among = within(query.connection, kind, query.filters)
-        candidates = search_documents.candidates(
+            among = filter_names(query.connection, kind, query.filters)
+        candidates = search_documents.candidate_names(
             query.connection, kind, search_documents.WINDOW, query.text, among=among
         )
         for names in candidates:

@@ -141,7 +141,7 @@ def _read_stream(
         if record.state == runs.DONE and record.delta_version is None:
             # Schedulers poll every few seconds: most runs read nothing and are removed.
             with session.registry.transaction() as connection:
-                runs.forget(connection, record.run_id)
+                runs.delete_run(connection, record.run_id)
             if record.log is not None:
                 files.remove(record.log, below=session.logs_path)
             return outcome
@@ -311,8 +311,8 @@ def _record_failure(run: JobRun, record: Run) -> None:
     """Record windows as failed; when their retries are used up, alert and run the job's command."""
     spec = run.spec
     with run.session.registry.transaction() as connection:
-        runs.failed(connection, spec.name, run.windows, run_id=record.run_id)
-        failed_windows = runs.windows_of(connection, spec.name, states=[runs.FAILED])
+        runs.record_failed_windows(connection, spec.name, run.windows, run_id=record.run_id)
+        failed_windows = runs.window_states(connection, spec.name, states=[runs.FAILED])
         tries = max(failed_windows[window].tries for window in run.windows)
         if tries > spec.retries:
             message = (
@@ -328,7 +328,7 @@ def _alert_stream_failure(run: JobRun, record: Run) -> None:
     """Alert the channels of a stream job whose retries are used up."""
     spec = run.spec
     with run.session.registry.transaction() as connection:
-        if runs.failures_in_a_row(connection, spec.name) > spec.retries:
+        if runs.count_consecutive_failures(connection, spec.name) > spec.retries:
             open_incidents = {incidents.FAILURE: [record.error or "it failed"]}
             incidents.update(connection, spec, open_incidents, families=[incidents.FAILURE])
 

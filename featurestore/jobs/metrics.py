@@ -155,7 +155,7 @@ class _StoreGauges:
         failed = self._gauge("job_failed_windows", "Windows that failed and are due", "job")
         now = times.utc_now()
         with self._session.registry.reading() as connection:
-            for job in jobs.every(connection, limit=MOST_LABELS):
+            for job in jobs.list_all(connection, limit=MOST_LABELS):
                 name = job.spec.name
                 last = runs.last(connection, name)
                 finished = runs.of_job(connection, name, state=runs.DONE, last=1)
@@ -165,7 +165,7 @@ class _StoreGauges:
                     duration.labels(name).set(last.seconds)
                 if job.watermark is not None:
                     watermark.labels(name).set((now - job.watermark).total_seconds())
-                states = runs.windows_of(connection, name, states=[runs.FAILED])
+                states = runs.window_states(connection, name, states=[runs.FAILED])
                 failed.labels(name).set(len(states))
 
     def _streams(self) -> None:
@@ -176,7 +176,7 @@ class _StoreGauges:
             "stream_last_commit_timestamp_seconds", "When records were committed last", "job"
         )
         with self._session.registry.reading() as connection:
-            for job in jobs.every(connection, limit=MOST_LABELS):
+            for job in jobs.list_all(connection, limit=MOST_LABELS):
                 status = jobs.stream_status(connection, job.spec.name)
                 if status is None:
                     continue
@@ -206,7 +206,7 @@ class _StoreGauges:
         )
         metrics_left = MOST_LABELS  # a monitor may have many metrics
         with self._session.registry.reading() as connection:
-            for job in jobs.every(connection, limit=MOST_LABELS):
+            for job in jobs.list_all(connection, limit=MOST_LABELS):
                 if job.spec.watched is None:
                     continue
                 report = reports.newest_monitor_report(connection, job.spec.name)
@@ -231,7 +231,7 @@ class _StoreGauges:
             "alert_messages", "Messages of the outbox, by state", "channel", "state"
         )
         with self._session.registry.reading() as connection:
-            message_counts = alerts.counts(connection)
+            message_counts = alerts.count_messages_by_channel(connection)
         for channel in sorted(message_counts)[:MOST_LABELS]:
             for state, count in message_counts[channel].items():
                 messages.labels(channel, state).set(count)

@@ -84,7 +84,7 @@ def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[s
     if all(spec.kind != "window" for spec in specs.values()):
         return dict(specs)
     with session.registry.reading() as connection:
-        target_names = {job.spec.target for job in jobs.every(connection)}
+        target_names = {job.spec.target for job in jobs.list_all(connection)}
     target_names.update([spec.target for spec in specs.values()])
     definitions = {}
     for name, spec in specs.items():

@@ -39,9 +39,9 @@ from featurestore.model.times import Window
 from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
 from featurestore.registry import jobs, reports, runs
-from featurestore.registry.hidden import words_of
+from featurestore.registry.hidden import extract_words
 from featurestore.registry.runs import Run
-from featurestore.registry.stored_errors import UnlistedTexts, unlisted, unlisted_hint
+from featurestore.registry.stored_errors import NameRedactor, redact_hint, redact_names
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training import catalog
@@ -135,7 +135,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
     )
     own_names = definition_words(spec)
     with (
-        UnlistedTexts(session.registry, allowed_names=own_names) as without_names,
+        NameRedactor(session.registry, allowed_names=own_names) as without_names,
         _logging_to(str(record.log), without_names=without_names),
     ):
         _log.info(
@@ -223,7 +223,7 @@ def record_computed(
     target_version: int | None,
 ) -> None:
     """Record windows as done and move the watermark to the first gap."""
-    runs.computed(
+    runs.record_computed_windows(
         connection,
         spec.name,
         windows,
@@ -233,7 +233,7 @@ def record_computed(
     )
     watermark = jobs.lock_watermark(connection, spec.name)
     states = [runs.DONE, runs.STALE]
-    computed = runs.windows_in(
+    computed = runs.find_windows(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
     )
     advanced = advanced_watermark(schedule_of(spec), watermark, computed.union(windows))
@@ -245,7 +245,7 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
     """Resolve the failure alerts of a job, and report rows that failed a lenient validation."""
     if not spec.alert:
         return
-    if not runs.windows_of(connection, spec.name, states=[runs.FAILED]):
+    if not runs.window_states(connection, spec.name, states=[runs.FAILED]):
         incidents.update(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
@@ -264,8 +264,8 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
         is_explained = False
     _log.error("failed: %s", text, exc_info=None if is_explained else error)
     own_names = definition_words(spec)
-    text = unlisted(session.registry, text, allowed_names=own_names)
-    hint = unlisted_hint(session.registry, hint, allowed_names=own_names)
+    text = redact_names(session.registry, text, allowed_names=own_names)
+    hint = redact_hint(session.registry, hint, allowed_names=own_names)
     with session.registry.transaction() as connection:
         runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=text, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
@@ -281,7 +281,7 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
 
 def definition_words(spec: JobSpec) -> frozenset[str]:
     """Return the names that an error of a job may contain: the words of its definition."""
-    return words_of(json.dumps(spec.to_json(), ensure_ascii=False))
+    return extract_words(json.dumps(spec.to_json(), ensure_ascii=False))
 
 
 def _peak_memory() -> int:

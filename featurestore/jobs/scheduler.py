@@ -106,7 +106,7 @@ class Scheduler:
         Errors of a job are logged and do not affect others.
         """
         with self._session.registry.reading() as connection:
-            active = {job.spec.name: job for job in jobs.every(connection) if not job.paused}
+            active = {job.spec.name: job for job in jobs.list_all(connection) if not job.paused}
         specs = [job.spec for job in active.values()]
         with ThreadPoolExecutor(self._options.workers, thread_name_prefix="job") as pool:
             for names in dependency_levels(specs):
@@ -146,7 +146,7 @@ class Scheduler:
         if job.paused or latest is None:
             return []
         with self._session.registry.reading() as connection:
-            failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
+            failed = runs.window_states(connection, job.spec.name, states=[runs.FAILED])
         to_run = []
         for window in windows_before_gap(find_due_windows(self._session, job), waiting):
             state = failed.get(window)
@@ -170,7 +170,7 @@ class Scheduler:
                 upstream_job = jobs.get(connection, name)
                 if upstream_job.paused:
                     continue
-                failed = runs.windows_of(connection, name, states=[runs.FAILED])
+                failed = runs.window_states(connection, name, states=[runs.FAILED])
             due = find_due_windows(self._session, upstream_job)
             waiting[name] = [window for window in due if window not in failed]
         return waiting

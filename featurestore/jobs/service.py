@@ -76,7 +76,7 @@ class JobStatus:
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
     """Return registered jobs with their status, sorted by name; ``limit`` jobs from ``offset``."""
     with session.registry.reading() as connection:
-        registered_jobs = jobs.every(connection, limit=limit, offset=offset)
+        registered_jobs = jobs.list_all(connection, limit=limit, offset=offset)
     statuses = []
     for job in registered_jobs:
         try:
@@ -90,7 +90,7 @@ def status_of(session: Session, job: RegisteredJob) -> JobStatus:
     """Return the status of a job."""
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
-        failed = runs.windows_of(connection, job.spec.name, states=[runs.FAILED])
+        failed = runs.window_states(connection, job.spec.name, states=[runs.FAILED])
         stream = jobs.stream_status(connection, job.spec.name)
     due = len(find_due_windows(session, job))
     return JobStatus(job, due=due, failed=len(failed), last=last, stream=stream)

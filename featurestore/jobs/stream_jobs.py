@@ -339,7 +339,7 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
 def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
     """Return the delay before the next retry of a stream after its last failures."""
     with session.registry.reading() as connection:
-        failures = runs.failures_in_a_row(connection, job.spec.name)
+        failures = runs.count_consecutive_failures(connection, job.spec.name)
     if failures > job.spec.retries:
         return timedelta(hours=1)
     return timedelta(seconds=30) * 2 ** (failures - 1)

@@ -74,8 +74,8 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     if spec.stream is not None:  # its records have offsets, not windows
         return []
     with session.registry.reading() as connection:
-        failed = runs.windows_of(connection, name, states=[runs.FAILED])
-        computed = runs.windows_in(
+        failed = runs.window_states(connection, name, states=[runs.FAILED])
+        computed = runs.find_windows(
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
     upcoming = due_windows(
@@ -125,7 +125,7 @@ def computed_windows(
         return set()
     if job.spec.kind == "monitor":
         with session.registry.reading() as connection:
-            return runs.windows_in(
+            return runs.find_windows(
                 connection, job.spec.name, start=start, end=end, states=[runs.DONE]
             )
     group = find_target(session, job.spec)
@@ -135,7 +135,7 @@ def computed_windows(
     if job.spec.mode == "append":  # the rows of stale windows are in the table, too
         states.append(runs.STALE)
     with session.registry.reading() as connection:
-        return runs.windows_in(
+        return runs.find_windows(
             connection,
             job.spec.name,
             start=start,
@@ -162,8 +162,8 @@ def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
 def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
     """Record the computed windows whose inputs changed as stale, and return all stale windows."""
     with session.registry.reading() as connection:
-        stale = runs.windows_of(connection, spec.name, states=[runs.STALE])
-        computed = runs.windows_of(connection, spec.name, states=[runs.DONE])
+        stale = runs.window_states(connection, spec.name, states=[runs.STALE])
+        computed = runs.window_states(connection, spec.name, states=[runs.DONE])
     if not computed:
         return list(stale)
     changed = _changed_windows(spec, computed, pin_inputs(session, spec))

@@ -163,12 +163,12 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
                 _log.debug("the lock file of a dead owner was not removed: %s", error)
     for name in intents.owner_names(connection):
         if not is_alive(connection, location, name):
-            intents.forget_owner(connection, name)
+            intents.remove_owner(connection, name)
 
 
 def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
     """Return the versions of a name with a write of a kind in flight by a live process."""
-    pending = intents.of_name(connection, kind, name)
+    pending = intents.find_by_name(connection, kind, name)
     return [each.version for each in pending if is_alive(connection, location, each.owner)]
 
 

@@ -73,7 +73,7 @@ def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> Non
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
     groups = {(source.spec.name, source.spec.version) for source in sources}
     with store.registry.reading() as connection:
-        reclaims = [each for each in intents.every(connection) if each.kind == RECLAIM]
+        reclaims = [each for each in intents.list_all(connection) if each.kind == RECLAIM]
     for reclaim in reclaims:
         if (reclaim.name, reclaim.version) in groups:
             _wait_for(store, reclaim)
@@ -121,7 +121,7 @@ def pinned_versions(store: Store, name: str, version: int) -> list[int]:
 def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
     """Return the Delta versions of a group that exports in flight pin."""
     with store.registry.reading() as connection:
-        exports = [each for each in intents.every(connection) if each.kind == "export"]
+        exports = [each for each in intents.list_all(connection) if each.kind == "export"]
     paths = StorePaths(store.location)
     pinned = set()
     for export in exports:
@@ -159,9 +159,10 @@ def pinned_by(store: Store, name: str, version: int) -> list[PinnedVersion]:
         DatasetDamaged: An unregistered manifest names the group and cannot be read.
     """
     with store.registry.reading() as connection:
-        registered = {(each.name, each.version) for each in training_datasets.every(connection)}
+        registered = {(each.name, each.version) for each in training_datasets.list_all(connection)}
         pinned = {
-            PinnedVersion(*each) for each in training_datasets.pinning(connection, name, version)
+            PinnedVersion(*each)
+            for each in training_datasets.datasets_pinning(connection, name, version)
         }
     for dataset, number in _finished_datasets(store):
         if (dataset, number) not in registered:

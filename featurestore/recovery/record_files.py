@@ -183,5 +183,5 @@ def register_run(connection: Connection, name: str, directory: str) -> str:
     record = read_run(directory)
     if record.name != name:
         raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")
-    experiments.put(connection, record)
+    experiments.register(connection, record)
     return record.id

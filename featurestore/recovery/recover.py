@@ -129,7 +129,7 @@ def recover(store: Store) -> list[str]:
     """
     registry, location = store.registry, store.location
     with registry.reading() as connection:
-        all_intents = intents.every(connection)
+        all_intents = intents.list_all(connection)
         abandoned = [
             each for each in all_intents if not liveness.is_alive(connection, location, each.owner)
         ]

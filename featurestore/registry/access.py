@@ -82,22 +82,22 @@ def remove_user(connection: Connection, name: str) -> bool:
 def find_user(connection: Connection, name: str) -> User | None:
     """Return a user by name, None if the user does not exist."""
     row = connection.execute(sa.select(users).where(users.c.name == name)).first()
-    return None if row is None else _user(row)
+    return None if row is None else _to_user(row)
 
 
 def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
     """Return the user with an identity from an identity provider."""
     same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
     row = connection.execute(sa.select(users).where(same)).first()
-    return None if row is None else _user(row)
+    return None if row is None else _to_user(row)
 
 
 def list_users(connection: Connection) -> list[User]:
     """List all users, ordered by name."""
-    return [_user(row) for row in connection.execute(sa.select(users).order_by(users.c.name))]
+    return [_to_user(row) for row in connection.execute(sa.select(users).order_by(users.c.name))]
 
 
-def _user(row: Any) -> User:
+def _to_user(row: Any) -> User:
     created = from_micros(row.created)
     return User(row.name, row.role, row.password, row.issuer, row.subject, created)
 
@@ -123,7 +123,7 @@ def put_token(connection: Connection, token: Token, hashed: str) -> None:
 def find_token(connection: Connection, hashed: str) -> Token | None:
     """Return the token with a hash, even if it has expired."""
     row = connection.execute(sa.select(tokens).where(tokens.c.hash == hashed)).first()
-    return None if row is None else _token(row)
+    return None if row is None else _to_token(row)
 
 
 def list_tokens(connection: Connection, user: str | None = None) -> list[Token]:
@@ -131,7 +131,7 @@ def list_tokens(connection: Connection, user: str | None = None) -> list[Token]:
     query = sa.select(tokens).order_by(tokens.c.username, tokens.c.created, tokens.c.id)
     if user is not None:
         query = query.where(tokens.c.username == user)
-    return [_token(row) for row in connection.execute(query)]
+    return [_to_token(row) for row in connection.execute(query)]
 
 
 def remove_token(connection: Connection, identifier: str, *, user: str | None = None) -> bool:
@@ -142,7 +142,7 @@ def remove_token(connection: Connection, identifier: str, *, user: str | None = 
     return bool(connection.execute(removal).rowcount)
 
 
-def _token(row: Any) -> Token:
+def _to_token(row: Any) -> Token:
     created, expires = from_micros(row.created), to_time(row.expires)
     return Token(row.id, row.username, row.label, row.scope, created, expires)
 
@@ -165,7 +165,7 @@ def find_sign_in(connection: Connection, hashed: str) -> User | None:
         .where(sign_ins.c.hash == hashed, sign_ins.c.expires > to_micros(utc_now()))
     )
     row = connection.execute(query).first()
-    return None if row is None else _user(row)
+    return None if row is None else _to_user(row)
 
 
 def remove_sign_in(connection: Connection, hashed: str) -> None:

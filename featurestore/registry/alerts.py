@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model import times
 from featurestore.model.alert import Alert, Channel, Event
 from featurestore.model.times import from_micros, to_micros
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import alert_channels, incidents, outbox
 
 # The maximum delay between attempts to send a message.
@@ -46,7 +46,7 @@ class Outgoing:
     @property
     def alert(self) -> Alert:
         """The alert to send."""
-        with readable(f"message {self.id!r}"):
+        with translate_parse_errors(f"message {self.id!r}"):
             return Alert.from_text(self._message)
 
 
@@ -90,7 +90,7 @@ def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
     }
 
 
-def begin(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
+def add_incidents(connection: Connection, job: str, families: Iterable[str], now: datetime) -> None:
     """Open one incident per family."""
     for family in families:
         micros = to_micros(now)
@@ -101,24 +101,28 @@ def begin(connection: Connection, job: str, families: Iterable[str], now: dateti
         )
 
 
-def end(connection: Connection, ended_incidents: Iterable[Incident], now: datetime) -> None:
+def close_incidents(
+    connection: Connection, ended_incidents: Iterable[Incident], now: datetime
+) -> None:
     """Close incidents."""
-    for each in ended_incidents:
-        change = incidents.update().where(incidents.c.id == each.id)
+    for incident in ended_incidents:
+        change = incidents.update().where(incidents.c.id == incident.id)
         connection.execute(change.values(ended=to_micros(now)))
 
 
-def remind(connection: Connection, reminded_incidents: Iterable[Incident], now: datetime) -> None:
+def record_reminders(
+    connection: Connection, reminded_incidents: Iterable[Incident], now: datetime
+) -> None:
     """Record that a reminder was sent for incidents."""
-    for each in reminded_incidents:
-        change = incidents.update().where(incidents.c.id == each.id)
+    for incident in reminded_incidents:
+        change = incidents.update().where(incidents.c.id == incident.id)
         connection.execute(change.values(reminded=to_micros(now)))
 
 
 # -- outbox ---------------------------------------------------------------------------------------
 
 
-def send(
+def enqueue_alert(
     connection: Connection,
     event: Event,
     job: str,
@@ -142,7 +146,7 @@ def send(
         )
 
 
-def waiting(
+def due_messages(
     connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
 ) -> list[Outgoing]:
     """Return the messages due for sending, oldest first, except to the channels in ``besides``.
@@ -159,27 +163,27 @@ def waiting(
         .order_by(outbox.c.created)
         .limit(limit)
     )
-    return [_outgoing(row) for row in connection.execute(query)]
+    return [_to_outgoing(row) for row in connection.execute(query)]
 
 
 def messages(connection: Connection, *, limit: int | None = None) -> list[Outgoing]:
     """List messages, newest first."""
     query = sa.select(outbox).order_by(outbox.c.created.desc()).limit(limit)
-    return [_outgoing(row) for row in connection.execute(query)]
+    return [_to_outgoing(row) for row in connection.execute(query)]
 
 
-def take(connection: Connection, message: Outgoing, holder: str) -> bool:
+def claim_message(connection: Connection, message: Outgoing, holder: str) -> bool:
     """Claim a message for sending; return False if another process claimed or sent it."""
-    free = sa.and_(
+    is_unclaimed = sa.and_(
         outbox.c.id == message.id,
         outbox.c.delivered.is_(None),
         outbox.c.holder.is_(None) if message.holder is None else outbox.c.holder == message.holder,
     )
-    changed = connection.execute(outbox.update().where(free).values(holder=holder))
+    changed = connection.execute(outbox.update().where(is_unclaimed).values(holder=holder))
     return bool(changed.rowcount)
 
 
-def delivered(connection: Connection, message: Outgoing) -> None:
+def record_delivery(connection: Connection, message: Outgoing) -> None:
     """Record that a message was delivered."""
     change = outbox.update().where(outbox.c.id == message.id)
     now = to_micros(times.utc_now())
@@ -188,7 +192,9 @@ def delivered(connection: Connection, message: Outgoing) -> None:
     )
 
 
-def failed(connection: Connection, message: Outgoing, error: str, wait: timedelta) -> None:
+def record_failed_delivery(
+    connection: Connection, message: Outgoing, error: str, wait: timedelta
+) -> None:
     """Record that a delivery failed, and when to retry it."""
     change = outbox.update().where(outbox.c.id == message.id)
     again = to_micros(times.utc_now() + wait)
@@ -197,7 +203,7 @@ def failed(connection: Connection, message: Outgoing, error: str, wait: timedelt
     )
 
 
-def counts(connection: Connection) -> dict[str, dict[str, int]]:
+def count_messages_by_channel(connection: Connection) -> dict[str, dict[str, int]]:
     """Return the numbers of delivered and waiting messages by channel."""
     query = sa.select(
         outbox.c.channel, sa.func.count(), sa.func.count(outbox.c.delivered)
@@ -211,7 +217,7 @@ def counts(connection: Connection) -> dict[str, dict[str, int]]:
     }
 
 
-def _outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:
+def _to_outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:
     arrived = None
     if row.delivered is not None:
         arrived = from_micros(row.delivered)

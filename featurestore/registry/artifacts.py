@@ -29,7 +29,7 @@ from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_source
 from featurestore.registry import lineage, search_documents, tables
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import featuregroups, is_latest, tags
 
 _DATASET = "training_dataset"
@@ -64,7 +64,7 @@ class VersionedTable:
     not_found: type[FeatureStoreError]
     latest_hint: str
     creation_hint: str
-    suggest: Callable[[str, list[str]], str | None] = lambda _name, _names: None
+    suggest: Callable[[str, list[str]], str | None] = lambda _name, _matching_names: None
     list_command: str | None = None
 
     def versions(self, connection: Connection, name: str) -> list[int]:
@@ -72,8 +72,8 @@ class VersionedTable:
         columns = self.table.c
         query = sa.select(columns.version).where(columns.name == name).order_by(columns.version)
         # SQLite stores a string in an integer column if another program inserts one.
-        with readable(f"the versions of {self.noun} {name!r}"):
-            return [check_version(int(each)) for each in connection.execute(query).scalars()]
+        with translate_parse_errors(f"the versions of {self.noun} {name!r}"):
+            return [check_version(int(number)) for number in connection.execute(query).scalars()]
 
     def names(self, connection: Connection) -> list[str]:
         """Return all names, sorted."""
@@ -81,7 +81,7 @@ class VersionedTable:
         query = sa.select(column).distinct().order_by(column)
         return [str(name) for name in connection.execute(query).scalars()]
 
-    def every(
+    def list_all(
         self, connection: Connection, *conditions: sa.ColumnElement[bool]
     ) -> list[tuple[str, int]]:
         """Return name and version of all versions that match the conditions, sorted."""
@@ -138,7 +138,7 @@ class VersionedTable:
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))
         for table in _DEPENDENT_TABLES:
-            belongs = _belongs(table, self.kind, name, version)
+            belongs = _refers_to_version(table, self.kind, name, version)
             connection.execute(table.delete().where(belongs))
         search_documents.remove(connection, self.kind, name, version)
 
@@ -147,7 +147,7 @@ def tags_of(connection: Connection, kind: str, name: str, version: int) -> dict[
     """Return the tags of a version by key."""
     query = (
         sa.select(tags.c.key, tags.c.value)
-        .where(_belongs(tags, kind, name, version))
+        .where(_refers_to_version(tags, kind, name, version))
         .order_by(tags.c.key)
     )
     return {row.key: row.value for row in connection.execute(query)}
@@ -174,7 +174,7 @@ def replace_tags(
     connection: Connection, kind: str, name: str, version: int, values: Mapping[str, str]
 ) -> None:
     """Replace the tags of a version."""
-    connection.execute(tags.delete().where(_belongs(tags, kind, name, version)))
+    connection.execute(tags.delete().where(_refers_to_version(tags, kind, name, version)))
     version_key = {"kind": kind, "name": name, "version": version}
     rows = [version_key | {"key": key, "value": value} for key, value in values.items()]
     if rows:
@@ -183,7 +183,9 @@ def replace_tags(
     search_documents.replace(connection, kind, name, version, search_documents.TAG, texts)
 
 
-def _belongs(table: sa.Table, kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
+def _refers_to_version(
+    table: sa.Table, kind: str, name: str, version: int
+) -> sa.ColumnElement[bool]:
     columns = table.c
     return sa.and_(columns.kind == kind, columns.name == name, columns.version == version)
 
@@ -219,7 +221,7 @@ class _FeatureViews(VersionedTable):
             .where(sa.tuple_(columns.name, columns.version).in_(readers))
             .order_by(columns.name, columns.version)
         )
-        return [_view_spec(row) for row in connection.execute(query)]
+        return [_to_view_spec(row) for row in connection.execute(query)]
 
     def datasets_of(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
         """Return name and version of the training datasets created from a view."""
@@ -231,8 +233,8 @@ class _FeatureViews(VersionedTable):
         return _source_versions(connection, view_source(name))
 
 
-def _view_spec(row: Row[*tuple[Any, ...]]) -> FeatureViewSpec:
-    with readable(f"feature view {row.name!r} version {row.version}"):
+def _to_view_spec(row: Row[*tuple[Any, ...]]) -> FeatureViewSpec:
+    with translate_parse_errors(f"feature view {row.name!r} version {row.version}"):
         try:
             return FeatureViewSpec.from_json(json.loads(row.spec))
         except MalformedJson as error:
@@ -305,12 +307,14 @@ class _Models(VersionedTable):
 
     def of_run(self, connection: Connection, run: str) -> list[tuple[str, int]]:
         """Return name and version of the models that a run trained."""
-        return self.every(connection, self.table.c.run == run)
+        return self.list_all(connection, self.table.c.run == run)
 
     def of_dataset(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
         """Return name and version of the models trained on a dataset."""
         columns = self.table.c
-        return self.every(connection, columns.dataset == name, columns.dataset_version == version)
+        return self.list_all(
+            connection, columns.dataset == name, columns.dataset_version == version
+        )
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions with stored predictions, including deleted versions."""

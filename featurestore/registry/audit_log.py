@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import audit_log, contains_text
 
 CREATE = "create"
@@ -28,7 +28,7 @@ class Actor:
     how: str
 
 
-def account(how: str) -> Actor:
+def process_actor(how: str) -> Actor:
     """Return the actor for this process: the operating system account that runs it."""
     try:
         name = getpass.getuser()
@@ -80,7 +80,7 @@ def entries(
     if text:
         action = contains_text(connection, audit_log.c.action, text)
         query = query.where(action | contains_text(connection, audit_log.c.subject, text))
-    return [_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
+    return [_to_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
 
 
 def commits(connection: Connection, group: str, version: int) -> list[tuple[int, Entry]]:
@@ -89,7 +89,7 @@ def commits(connection: Connection, group: str, version: int) -> list[tuple[int,
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
     commit_entries = []
     for row in connection.execute(query.order_by(audit_log.c.id)):
-        entry = _entry(row)
+        entry = _to_entry(row)
         delta_version = entry.detail.get("delta_version")
         is_of_version = entry.subject == subject or entry.detail.get("version") == version
         if is_of_version and isinstance(delta_version, int):
@@ -97,7 +97,7 @@ def commits(connection: Connection, group: str, version: int) -> list[tuple[int,
     return commit_entries
 
 
-def _entry(row: sa.Row[Any]) -> Entry:
-    with readable("the audit log"):
+def _to_entry(row: sa.Row[Any]) -> Entry:
+    with translate_parse_errors("the audit log"):
         detail = dict(json.loads(row.detail))
     return Entry(from_micros(row.at), row.who, row.how, row.action, row.subject, detail)

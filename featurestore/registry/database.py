@@ -66,7 +66,7 @@ class Registry:
     @property
     def url(self) -> str:
         """The URL of the database, without passwords."""
-        return shown(self._url)
+        return format_url(self._url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -142,7 +142,7 @@ class Registry:
         except (exc.OperationalError, exc.DatabaseError) as error:
             if isinstance(error, exc.IntegrityError):
                 raise
-            raise _unusable(self._url, error) from _without_secrets(self._url, error)
+            raise _to_registry_error(self._url, error) from _cause_without_secrets(self._url, error)
 
 
 class ChangeWatch:
@@ -209,14 +209,14 @@ def open_registry(
 def _open_existing(
     directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
 ) -> Registry:
-    parsed = _parsed(directory, url)
+    parsed = _parse_url(directory, url)
     if not _is_inside(parsed, directory):
         return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
-    stores.check_not_forgotten(directory)
+    stores.check_no_reference(directory)
     if read_only:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
-        files.copy_consistently([_file(directory) + ending for ending in SQLITE_FILES], copy)
+        files.copy_consistently([_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy)
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
         return registry
@@ -250,26 +250,26 @@ def _open_index(
 def _is_inside(url: sa.URL, directory: str) -> bool:
     """Return whether a URL refers to the SQLite file in the location."""
     is_file = url.get_backend_name() == "sqlite" and bool(url.database)
-    return is_file and os.path.abspath(url.database or "") == _file(directory)
+    return is_file and os.path.abspath(url.database or "") == _sqlite_path(directory)
 
 
-def _file(directory: str) -> str:
+def _sqlite_path(directory: str) -> str:
     return os.path.join(directory, REGISTRY_FILE)
 
 
-def _parsed(directory: str, url: str | None) -> sa.URL:
+def _parse_url(directory: str, url: str | None) -> sa.URL:
     """Return the URL of a registry.
 
     The default URL is constructed from its components, since a path may contain any character.
     """
     if url is None:
-        return sa.URL.create("sqlite", database=_file(directory))
+        return sa.URL.create("sqlite", database=_sqlite_path(directory))
     try:
         return sa.make_url(url)
     except (exc.ArgumentError, ValueError):
         # The cause is not chained, since its message may contain the password.
         hint = "registry='postgresql://user@host/database' or 'sqlite:////path/to/registry.db'"
-        if "@" not in url and ":" not in url:  # a path, which holds no password
+        if "@" not in url and ":" not in url:  # a path, which contains no password
             hint = f"registry={f'sqlite:///{os.path.abspath(url)}'!r}"
         raise ConfigurationError("registry= is not a database URL.", hint=hint) from None
 
@@ -287,10 +287,10 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
 
     Return None if it does not exist or is empty.
     """
-    parsed = _parsed(directory, url)
+    parsed = _parse_url(directory, url)
     if _is_inside(parsed, directory):
-        stores.check_not_forgotten(directory)
-        if not files.exists(_file(directory)):
+        stores.check_no_reference(directory)
+        if not files.exists(_sqlite_path(directory)):
             return None
         registry = Registry(parsed, directory)
     else:
@@ -319,18 +319,18 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
-            f"registry={shown(url)!r} is a {backend} database; there are sqlite and postgresql.",
+            f"registry={format_url(url)!r} is a {backend} database; there are sqlite and postgresql.",
             hint="registry='postgresql://user@host/database'",
         )
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
     try:
-        with uninterrupted():  # the driver is imported by its name
+        with uninterrupted():  # SQLAlchemy imports the driver by name
             engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
     except (exc.ArgumentError, TypeError, ValueError):
         raise ConfigurationError(
-            f"registry={shown(url)!r} has options that its driver does not know.",
+            f"registry={format_url(url)!r} has options that its driver does not know.",
             hint="registry='postgresql://user@host/database'",
         ) from None
     except ModuleNotFoundError as error:
@@ -341,13 +341,15 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
             event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
     if schema is not None:
-        event.listen(engine, "connect", partial(_look_in, schema))
+        event.listen(engine, "connect", partial(_set_search_path, schema))
     return engine
 
 
-def _look_in(schema: str, connection: object, _record: object) -> None:
+def _set_search_path(schema: str, connection: object, _record: object) -> None:
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute(f'set search_path to "{schema}"')  # made of a checked id
+    cursor.execute(
+        f'set search_path to "{schema}"'
+    )  # the schema name is derived from a validated id
     cursor.close()
     connection.commit()  # type: ignore[attr-defined]
 
@@ -390,26 +392,26 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("begin immediate" if immediate else "begin")
 
 
-def shown(url: sa.URL) -> str:
+def format_url(url: sa.URL) -> str:
     """Format a URL for messages, without the password and the options, which may contain secrets.
 
-    >>> shown(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
+    >>> format_url(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
     'postgresql://me:***@host/store?***'
     """
     text = url.set(query={}).render_as_string(hide_password=True)
     return f"{text}?***" if url.query else text
 
 
-def _unusable(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
-    reason = _reason(url, error)
-    for secret in _secrets(url):
+def _to_registry_error(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
+    reason = _error_reason(url, error)
+    for secret in _secret_strings(url):
         reason = reason.replace(secret, "***")
     return RegistryError(
-        f"The registry {shown(url)} cannot be used: {reason}.", hint=_hint(url, error)
+        f"The registry {format_url(url)} cannot be used: {reason}.", hint=_error_hint(url, error)
     )
 
 
-def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
+def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
     """Return the cause in one line, without the advice and parameter lists of the driver."""
     text = str(error.orig)
     if url.get_backend_name() == "sqlite":
@@ -428,7 +430,7 @@ def _reason(url: sa.URL, error: exc.DatabaseError) -> str:
     return text.splitlines()[0].rstrip(". ")
 
 
-def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
+def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if url.get_backend_name() != "sqlite":
         user = url.username or "of this process"
         return (
@@ -449,14 +451,14 @@ def _hint(url: sa.URL, error: exc.DatabaseError) -> str:
     )
 
 
-def _secrets(url: sa.URL) -> list[str]:
+def _secret_strings(url: sa.URL) -> list[str]:
     secrets = [] if url.password is None else [str(url.password)]
     for value in url.query.values():
         secrets += [value] if isinstance(value, str) else value
-    return [each for each in secrets if each]
+    return [secret for secret in secrets if secret]
 
 
-def _without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:
+def _cause_without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:
     """Return an error to be chained as a cause, None if its message contains a secret."""
     text = str(error)
-    return None if any(secret in text for secret in _secrets(url)) else error
+    return None if any(secret in text for secret in _secret_strings(url)) else error

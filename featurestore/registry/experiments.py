@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import RunNotFound, listing
 from featurestore.model.run_record import RunRecord, check_run_id
 from featurestore.model.times import to_micros
-from featurestore.registry.hidden import RUN, words_of
+from featurestore.registry.hidden import RUN, extract_words
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -26,7 +26,7 @@ _columns = experiment_runs.c
 _MOST_WORDS = 1000
 
 
-def put(connection: Connection, record: RunRecord) -> None:
+def register(connection: Connection, record: RunRecord) -> None:
     """Register a run; replace an earlier registration."""
     remove(connection, record.id)
     dataset = record.dataset
@@ -45,14 +45,19 @@ def put(connection: Connection, record: RunRecord) -> None:
     )
     names = _mentioned_names(connection, record)
     if names:
-        rows = [{"kind": RUN, "name": record.id, "version": 1, "key": each} for each in names]
+        rows = [
+            {"kind": RUN, "name": record.id, "version": 1, "key": mentioned_name}
+            for mentioned_name in names
+        ]
         connection.execute(tags.insert().values(value=""), rows)
 
 
 def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
     """Return the groups, views and datasets in a record; they determine who may read it."""
-    stated = [record.name, record.params, record.settings, record.metrics, record.reason]
-    words = sorted(words_of(json.dumps(stated, ensure_ascii=False, default=str)))[:_MOST_WORDS]
+    names_in_record = [record.name, record.params, record.settings, record.metrics, record.reason]
+    words = sorted(extract_words(json.dumps(names_in_record, ensure_ascii=False, default=str)))[
+        :_MOST_WORDS
+    ]
     queries = [
         sa.select(column).where(column.in_(words))
         for column in (featuregroups.c.name, feature_views.c.name, training_datasets.c.name)
@@ -66,7 +71,7 @@ def remove(connection: Connection, run_id: str) -> None:
     connection.execute(tags.delete().where(tags.c.kind == RUN, tags.c.name == run_id))
 
 
-def name_of(connection: Connection, run_id: str) -> str:
+def experiment_of_run(connection: Connection, run_id: str) -> str:
     """Return the experiment of a run; raise RunNotFound, with the newest runs, if it is unknown."""
     query = sa.select(_columns.name).where(_columns.id == check_run_id(run_id))
     name = connection.execute(query).scalar()

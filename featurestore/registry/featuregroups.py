@@ -18,7 +18,7 @@ from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import search_documents
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
@@ -120,14 +120,16 @@ def add(
     key = inserted.inserted_primary_key
     identifier = int(key[0]) if key is not None else -1
     _replace_features(connection, identifier, spec)
-    _replace_texts(connection, spec.name, spec.version, search_documents.DESCRIPTION, [description])
+    _replace_documents(
+        connection, spec.name, spec.version, search_documents.DESCRIPTION, [description]
+    )
     return identifier
 
 
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredGroup | None:
     """Return a version (None: the latest), or None if it does not exist."""
     row = _TABLE.row(connection, name, version)
-    return None if row is None else _group(row)
+    return None if row is None else _to_registered_group(row)
 
 
 def get(connection: Connection, name: str, version: int | None = None) -> RegisteredGroup:
@@ -142,14 +144,14 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     return group
 
 
-def of_name(connection: Connection, name: str) -> list[RegisteredGroup]:
+def list_versions(connection: Connection, name: str) -> list[RegisteredGroup]:
     """Return all versions of a group in ascending order; empty if it does not exist."""
     query = (
         sa.select(featuregroups)
         .where(featuregroups.c.name == name)
         .order_by(featuregroups.c.version)
     )
-    return [_group(row) for row in connection.execute(query)]
+    return [_to_registered_group(row) for row in connection.execute(query)]
 
 
 def latest_version(connection: Connection, name: str) -> int:
@@ -157,13 +159,13 @@ def latest_version(connection: Connection, name: str) -> int:
     return max(versions(connection, name), default=0)
 
 
-def every(
+def list_all(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredGroup]:
     """List group versions by name and version, optionally only one page."""
     query = sa.select(featuregroups).order_by(featuregroups.c.name, featuregroups.c.version)
     query = query.limit(limit).offset(offset)
-    return [_group(row) for row in connection.execute(query)]
+    return [_to_registered_group(row) for row in connection.execute(query)]
 
 
 def latest_names(
@@ -210,14 +212,14 @@ def advance(
     if delta_version > row.delta_version:
         values["changed"] = to_micros(changed or utc_now())
     if spec is not None:
-        stored_spec = _group(row).spec
-        if _has_grown(stored_spec.schema, spec.schema):
+        stored_spec = _to_registered_group(row).spec
+        if _extends_schema(stored_spec.schema, spec.schema):
             values["spec"] = json.dumps(spec.to_json())
             _replace_features(connection, row.id, spec)
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
 
 
-def _has_grown(registered: pa.Schema, schema: pa.Schema) -> bool:
+def _extends_schema(registered: pa.Schema, schema: pa.Schema) -> bool:
     """Return True if a schema adds or widens columns of the registered schema."""
     if set(registered.names) < set(schema.names):
         return True
@@ -239,7 +241,7 @@ def describe(
     row = _TABLE.row(connection, name, version)
     if row is not None:
         _describe_features(connection, row.id, name, version, descriptions)
-        _replace_texts(connection, name, version, search_documents.DESCRIPTION, [description])
+        _replace_documents(connection, name, version, search_documents.DESCRIPTION, [description])
     connection.execute(
         featuregroups.update()
         .where(featuregroups.c.name == name, featuregroups.c.version == version)
@@ -247,8 +249,8 @@ def describe(
     )
 
 
-def _group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
-    with readable(f"feature group {row.name!r} version {row.version}"):
+def _to_registered_group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
+    with translate_parse_errors(f"feature group {row.name!r} version {row.version}"):
         return RegisteredGroup(
             id=row.id,
             spec=FeatureGroupSpec.from_json(json.loads(row.spec)),
@@ -268,16 +270,20 @@ def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupS
             "position": position,
             "name": field.name,
             "type": str(field.type),
-            "role": _role(spec, field.name),
+            "role": _role_of_column(spec, field.name),
         }
         for position, field in enumerate(spec.schema)
     ]
     connection.execute(features.insert(), rows)
-    _replace_texts(connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names)
-    _replace_texts(connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, [])
+    _replace_documents(
+        connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names
+    )
+    _replace_documents(
+        connection, spec.name, spec.version, search_documents.FEATURE_DESCRIPTION, []
+    )
 
 
-def _replace_texts(
+def _replace_documents(
     connection: Connection, name: str, version: int, field: str, texts: Iterable[str]
 ) -> None:
     search_documents.replace(connection, KIND, name, version, field, texts)
@@ -296,7 +302,7 @@ def _describe_features(
     if rows:
         connection.execute(change, rows)
     field = search_documents.FEATURE_DESCRIPTION
-    _replace_texts(connection, name, version, field, descriptions.values())
+    _replace_documents(connection, name, version, field, descriptions.values())
 
 
 def latest_feature_descriptions(
@@ -321,7 +327,7 @@ def latest_feature_descriptions(
     return [tuple(row) for row in connection.execute(query)]
 
 
-def _role(spec: FeatureGroupSpec, name: str) -> str:
+def _role_of_column(spec: FeatureGroupSpec, name: str) -> str:
     if name in spec.primary_key:
         return "key"
     if name in (spec.event_time, spec.created_time):
@@ -340,7 +346,7 @@ def feature_names(connection: Connection, group: str, version: int) -> list[str]
     return [str(row.name) for row in connection.execute(query)]
 
 
-def groups_with(connection: Connection, name: str) -> list[str]:
+def groups_with_column(connection: Connection, name: str) -> list[str]:
     """Return the sorted names of groups that have a column with this name in any version."""
     query = (
         sa.select(featuregroups.c.name)
@@ -388,7 +394,7 @@ def latest_features(
     return [RegisteredFeature(*row) for row in connection.execute(query)]
 
 
-def features_containing(
+def search_features(
     connection: Connection, text: str, *, among: Collection[str] | None = None
 ) -> Iterator[RegisteredFeature]:
     """Yield the columns of latest versions whose name contains a string, ignoring case.
@@ -397,7 +403,7 @@ def features_containing(
     """
     searched = text.casefold()
     field = search_documents.FEATURE
-    for groups in search_documents.candidates(connection, KIND, field, text, among=among):
-        for each in latest_features(connection, groups=groups):
-            if searched in each.name.casefold():
-                yield each
+    for groups in search_documents.candidate_names(connection, KIND, field, text, among=among):
+        for feature in latest_features(connection, groups=groups):
+            if searched in feature.name.casefold():
+                yield feature

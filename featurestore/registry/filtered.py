@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import NotAllowed
 from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
-from featurestore.registry.hidden import HIDDEN, RUN, Hidden, hidden_from
+from featurestore.registry.hidden import HIDDEN, RUN, HiddenObjects, find_hidden_objects
 
 # The hidden names of a connection. In SQLite they are in temporary tables. In Postgres they are in
 # views of session settings, because a transaction that writes, even to a temporary table, would
@@ -39,7 +39,7 @@ _VISIBLE = (
 )
 
 
-def _visible_output(kind: str, name: str = "name", version: str = "version") -> str:
+def _visible_output_condition(kind: str, name: str = "name", version: str = "version") -> str:
     """Return the SQL condition that an output is not hidden."""
     return _VISIBLE.format(kind=kind, name=f"t.{name}", version=f"t.{version}")
 
@@ -51,7 +51,7 @@ _SOURCE = (
     "and (h.version is null or h.version = t.source_version))"
 )
 # For tables with a kind column: groups are hidden by name, other kinds by name and version.
-_ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_visible_output('t.kind')}"
+_ANYTHING = f"(t.kind <> 'featuregroup' or {_GROUP.format('name')}) and {_visible_output_condition('t.kind')}"
 _DATASET = "'training_dataset'"
 NOTHING = "1 = 0"
 EVERYTHING = "1 = 1"
@@ -66,13 +66,13 @@ VISIBLE_ROWS = {
     "window_features": f"{_ANYTHING} and {_SOURCE}",
     "search_documents": _ANYTHING,
     "validation_reports": _ANYTHING,
-    "training_datasets": _visible_output(_DATASET),
+    "training_datasets": _visible_output_condition(_DATASET),
     "training_dataset_pins": "t.training_dataset_id in (select id from training_datasets)",
-    "feature_views": _visible_output("'feature_view'"),
-    "models": _visible_output("'model'"),
+    "feature_views": _visible_output_condition("'feature_view'"),
+    "models": _visible_output_condition("'model'"),
     "experiment_runs": (
         f"not exists (select 1 from hidden_kinds where kind = '{RUN}') "
-        f"and (t.dataset is null or {_visible_output(_DATASET, 'dataset', 'dataset_version')}) "
+        f"and (t.dataset is null or {_visible_output_condition(_DATASET, 'dataset', 'dataset_version')}) "
         f"and not exists (select 1 from hidden_outputs h where h.kind = '{RUN}' "
         "and h.name in (t.id, t.parent)) "
         "and (t.parent is null or not exists (select 1 from {base}experiment_runs p "
@@ -111,7 +111,7 @@ _COLUMNS = {
 class FilteredRegistry(Registry):
     """A read-only registry that omits hidden rows."""
 
-    def __init__(self, registry: Registry, views: Views, hidden: Hidden) -> None:
+    def __init__(self, registry: Registry, views: Views, hidden: HiddenObjects) -> None:
         self._views = views  # keeps the connections open while this registry is in use
         self._engine = views.engine
         self._url = registry._url
@@ -124,7 +124,7 @@ class FilteredRegistry(Registry):
     def reading(self) -> Iterator[Connection]:
         """Yield a connection whose queries do not return hidden rows."""
         with self._connection(immediate=False) as connection:
-            _fill(connection, self._hidden)
+            _set_hidden_names(connection, self._hidden)
             with connection.begin():
                 yield connection
 
@@ -152,36 +152,38 @@ class Views:
         self._registry = registry
         self._reader = registry.reader(connections=_CONNECTIONS)
         self.engine = self._reader._engine
-        event.listen(self.engine, "connect", _make_views)
+        event.listen(self.engine, "connect", _create_views)
         self._watch = ChangeWatch(registry)
         self._lock = threading.Lock()
         self._state: object = None
-        self._hidden_by_rights: dict[tuple[frozenset[str], bool], Hidden] = {}
+        self._hidden_by_rights: dict[tuple[frozenset[str], bool], HiddenObjects] = {}
 
-    def registry(self, hidden: Hidden) -> FilteredRegistry:
+    def registry(self, hidden: HiddenObjects) -> FilteredRegistry:
         """Return the registry without hidden rows."""
         return FilteredRegistry(self._registry, self, hidden)
 
     def registry_for(self, *, granted: Collection[str], reads_store: bool) -> FilteredRegistry:
-        """Return the registry filtered for a user, based on ``hidden_from``.
+        """Return the registry filtered for a user, based on ``find_hidden_objects``.
 
         The hidden objects are cached until the next commit to the registry.
         """
         rights = (frozenset(granted), reads_store)
         with self._lock:
-            state = self._watch.state()  # the result is of this state or a later one
+            state = self._watch.state()  # the result belongs to this state or a later one
             if state != self._state:
                 self._hidden_by_rights.clear()
                 self._state = state
             hidden = self._hidden_by_rights.get(rights)
             if hidden is None:
                 with self._registry.reading() as connection:
-                    hidden = hidden_from(connection, granted=granted, reads_store=reads_store)
+                    hidden = find_hidden_objects(
+                        connection, granted=granted, reads_store=reads_store
+                    )
                 self._hidden_by_rights[rights] = hidden
         return self.registry(hidden)
 
 
-def _make_views(connection: Any, _record: object) -> None:
+def _create_views(connection: Any, _record: object) -> None:
     """Create the views in a new connection; the database drops them with the connection."""
     cursor = connection.cursor()
     is_sqlite = type(connection).__module__.startswith("sqlite3")
@@ -201,13 +203,13 @@ def _make_views(connection: Any, _record: object) -> None:
                 f"current_setting('featurestore.{name}')::jsonb) as h({columns})"
             )
     for table in tables.metadata.sorted_tables:
-        cursor.execute(_view(table, base))
+        cursor.execute(_view_statement(table, base))
     cursor.close()
     if not is_sqlite:
         connection.commit()
 
 
-def _view(table: sa.Table, base: str) -> str:
+def _view_statement(table: sa.Table, base: str) -> str:
     """Return the statement that creates the filtering view of a table."""
     columns = []
     for column in table.columns:
@@ -220,7 +222,7 @@ def _view(table: sa.Table, base: str) -> str:
     )
 
 
-def _fill(connection: Connection, hidden: Hidden) -> None:
+def _set_hidden_names(connection: Connection, hidden: HiddenObjects) -> None:
     """Set the hidden names of a connection, unless they are already set."""
     connection_info = connection.info
     if connection_info.get(HIDDEN) is hidden:

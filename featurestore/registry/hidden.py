@@ -45,10 +45,10 @@ _FILLING = ("python", "sql", "window", "stream")
 Artifact = tuple[str, str, int]
 
 
-def words_of(text: str) -> frozenset[str]:
+def extract_words(text: str) -> frozenset[str]:
     """Return the words in a string that may be names.
 
-    >>> sorted(words_of("the rows of visits@2"))
+    >>> sorted(extract_words("the rows of visits@2"))
     ['2', 'of', 'rows', 'the', 'visits']
     """
     return frozenset(_WORD.findall(text))
@@ -58,7 +58,7 @@ Source = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenObjects:
     """The hidden objects: groups, (kind, name, version) of derived outputs, sources and jobs.
 
     ``sources`` contains their names in lineage, with a version or with None for all versions.
@@ -79,10 +79,12 @@ class Hidden:
 
     def is_named(self, text: str) -> bool:
         """Return whether a string contains a hidden name."""
-        return not self.names.isdisjoint(words_of(text))
+        return not self.names.isdisjoint(extract_words(text))
 
 
-def hidden_from(connection: Connection, *, granted: Collection[str], reads_store: bool) -> Hidden:
+def find_hidden_objects(
+    connection: Connection, *, granted: Collection[str], reads_store: bool
+) -> HiddenObjects:
     """Return the objects that are hidden from a user with roles on some groups.
 
     If ``reads_store``, the user can read all groups that are not private, otherwise only groups on
@@ -90,14 +92,14 @@ def hidden_from(connection: Connection, *, granted: Collection[str], reads_store
     """
     groups = set(access.private_groups_of_store(connection))
     if not reads_store:
-        groups |= _every_group(connection)
+        groups |= _all_group_names(connection)
     groups -= set(granted)
     if not groups and reads_store:
-        return Hidden()
+        return HiddenObjects()
     closure = _Closure(connection, granted=frozenset(granted), hides_runs=not reads_store)
     closure.hide_groups(groups)
     closure.complete()
-    return Hidden(
+    return HiddenObjects(
         frozenset(closure.groups),
         frozenset(closure.outputs),
         frozenset(closure.sources),
@@ -107,7 +109,7 @@ def hidden_from(connection: Connection, *, granted: Collection[str], reads_store
 
 
 @dataclass(frozen=True)
-class _Job:
+class _JobWords:
     """A job definition: the words it contains, and the words in its inputs."""
 
     name: str
@@ -163,7 +165,7 @@ class _Closure:
     def _hide_output(self, output: Artifact) -> None:
         self.outputs.add(output)
         kind, name, version = output
-        if kind in _FOLDERS:  # from a run only models are derived
+        if kind in _FOLDERS:  # only models are derived from runs
             self._hide_source((f"{_FOLDERS[kind]}/{name}", version))
 
     def _follow_lineage(self) -> None:
@@ -199,7 +201,7 @@ class _Closure:
                 self._hide_output(model)
 
 
-def _every_group(connection: Connection) -> set[str]:
+def _all_group_names(connection: Connection) -> set[str]:
     """Return all group names in the registry, including those of deleted groups."""
     return {
         name
@@ -236,7 +238,7 @@ def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
     return paths
 
 
-def _job_definitions(connection: Connection) -> list[_Job]:
+def _job_definitions(connection: Connection) -> list[_JobWords]:
     """Return all definitions of all jobs, including previous versions."""
     columns = job_definitions.c
     definitions = []
@@ -244,30 +246,30 @@ def _job_definitions(connection: Connection) -> list[_Job]:
         try:
             spec = json.loads(text)
         except ValueError:
-            spec = text  # a damaged definition hides its job by any of its words
-        definitions.append(_job(name, spec))
+            spec = text  # all words in a damaged definition count as names
+        definitions.append(_to_job_words(name, spec))
     return definitions
 
 
-def _job(name: str, spec: Any) -> _Job:
-    words = frozenset(_words(spec))
+def _to_job_words(name: str, spec: Any) -> _JobWords:
+    words = frozenset(_string_words(spec))
     if not isinstance(spec, dict):
-        return _Job(name, None, words, words)
+        return _JobWords(name, None, words, words)
     kind, target = spec.get("kind"), spec.get("target")
     # A query reads only its inputs, while a function may open any group that it mentions.
     fields = ("inputs",) if kind == "sql" else ("inputs", "code", "sources", "stream")
-    reads = frozenset(_words([spec.get(each) for each in fields]))
-    fills = kind in _FILLING and isinstance(target, str)
-    return _Job(name, target if fills else None, words, reads)
+    input_words = frozenset(_string_words([spec.get(field) for field in fields]))
+    fills_group = kind in _FILLING and isinstance(target, str)
+    return _JobWords(name, target if fills_group else None, words, input_words)
 
 
-def _words(value: Any) -> Iterator[str]:
+def _string_words(value: Any) -> Iterator[str]:
     """Yield the words in all strings of a JSON value except its keys, which the format defines."""
     if isinstance(value, str):
         yield from _WORD.findall(value)
     elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _words(each)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _string_words(item)
 
 
 def _jobs_by_source(connection: Connection) -> list[tuple[str, Source]]:

@@ -67,12 +67,12 @@ def find(connection: Connection, run_id: str) -> Intent | None:
     return matches[0] if matches else None
 
 
-def every(connection: Connection) -> list[Intent]:
+def list_all(connection: Connection) -> list[Intent]:
     """Return the intents of all writes, active or crashed, oldest first."""
     return _read(connection, sa.true())
 
 
-def of_name(connection: Connection, kind: str, name: str) -> list[Intent]:
+def find_by_name(connection: Connection, kind: str, name: str) -> list[Intent]:
     """Return the intents of one kind for one name."""
     return _read(connection, sa.and_(intents.c.kind == kind, intents.c.name == name))
 
@@ -128,6 +128,6 @@ def owner_names(connection: Connection) -> list[str]:
     return list(connection.execute(sa.select(owners.c.name)).scalars())
 
 
-def forget_owner(connection: Connection, name: str) -> None:
+def remove_owner(connection: Connection, name: str) -> None:
     """Remove an owner's heartbeat."""
     connection.execute(owners.delete().where(owners.c.name == name))

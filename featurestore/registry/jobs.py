@@ -16,7 +16,7 @@ from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
-from featurestore.registry.rows import readable, to_column, to_time
+from featurestore.registry.rows import to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     job_definitions,
     job_states,
@@ -62,7 +62,7 @@ def register(
 
     ``watermark`` is the initial watermark of a job that is not registered yet.
     """
-    last = _latest(connection, spec.name)
+    last = _latest_row(connection, spec.name)
     if last is None:
         connection.execute(
             job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
@@ -72,8 +72,8 @@ def register(
             job_definitions.c.name == spec.name, job_definitions.c.version == last.version
         )
         connection.execute(job_definitions.update().where(same).values(origin=origin))
-        return _number(last)
-    version = 1 if last is None else _number(last) + 1
+        return _version_of(last)
+    version = 1 if last is None else _version_of(last) + 1
     connection.execute(
         job_definitions.insert().values(
             name=spec.name,
@@ -107,11 +107,11 @@ def get(connection: Connection, name: str) -> RegisteredJob:
 
 def find(connection: Connection, name: str) -> RegisteredJob | None:
     """Return the latest definition and the state of a job, None if it does not exist."""
-    row = _latest(connection, name)
-    return None if row is None else _job(connection, row)
+    row = _latest_row(connection, name)
+    return None if row is None else _to_registered_job(connection, row)
 
 
-def registered_at(connection: Connection, name: str) -> datetime | None:
+def registration_time(connection: Connection, name: str) -> datetime | None:
     """Return the time when a job was first registered, None if it does not exist."""
     query = sa.select(sa.func.min(job_definitions.c.registered)).where(
         job_definitions.c.name == name
@@ -123,11 +123,11 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
     """Return one version of a job definition."""
     same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
     text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
-    with readable(f"job {name!r} version {version}"):
+    with translate_parse_errors(f"job {name!r} version {version}"):
         return JobSpec.from_text(text)
 
 
-def every(
+def list_all(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
     """Return the latest definitions of jobs by name, optionally only one page.
@@ -199,7 +199,7 @@ def drop_lease(connection: Connection, name: str, holder: str) -> None:
     connection.execute(job_states.update().where(is_owned).values(lease_owner=None))
 
 
-def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:
+def _latest_row(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:
     columns = job_definitions.c
     query = (
         sa.select(job_definitions)
@@ -210,15 +210,15 @@ def _latest(connection: Connection, name: str) -> Row[tuple[object, ...]] | None
     return connection.execute(query).first()
 
 
-def _number(row: Row[Any]) -> int:
+def _version_of(row: Row[Any]) -> int:
     """Return the version in a row of job definitions."""
-    with readable(f"job {row.name!r}"):
+    with translate_parse_errors(f"job {row.name!r}"):
         return int(row.version)
 
 
-def _job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
+def _to_registered_job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
-    with readable(f"job {row.name!r}"):
+    with translate_parse_errors(f"job {row.name!r}"):
         watermark = to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))
     return RegisteredJob(spec, row.version, row.origin, bool(state.paused), watermark)
@@ -333,7 +333,7 @@ def stream_status(connection: Connection, job: str) -> StreamStatus | None:
         )
         for row in connection.execute(query)
     ]
-    lags = [each.lag for each in offsets if each.lag is not None]
+    lags = [offset.lag for offset in offsets if offset.lag is not None]
     return StreamStatus(
         lag=sum(lags) if lags else None,
         rows_per_second=progress.rows_per_second,

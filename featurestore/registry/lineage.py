@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.window_features import WindowLineage
 from featurestore.registry import search_documents
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import lineage, window_features
 
 _WINDOW_COLUMNS = window_features.c
@@ -76,14 +76,16 @@ def add(
             "delta_version": delta_version,
             "job": job,
             "run_id": run_id,
-            "source": str(each.get("source") or each.get("featuregroup")),
-            "source_version": each.get("version"),
-            "source_delta_version": each.get("delta_version"),
+            "source": str(lineage_input.get("source") or lineage_input.get("featuregroup")),
+            "source_version": lineage_input.get("version"),
+            "source_delta_version": lineage_input.get("delta_version"),
             # Only inputs from registered sources have a snapshot, which describes the rows that
             # were read.
-            "detail": json.dumps(dict(each), default=str) if "snapshot" in each else None,
+            "detail": json.dumps(dict(lineage_input), default=str)
+            if "snapshot" in lineage_input
+            else None,
         }
-        for each in inputs
+        for lineage_input in inputs
     ]
     if rows:
         connection.execute(lineage.insert(), rows)
@@ -111,7 +113,7 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
     for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id)):
         values = row._asdict()
         if values["detail"] is not None:
-            with readable("the rows read from a source"):
+            with translate_parse_errors("the rows read from a source"):
                 values["detail"] = dict(json.loads(values["detail"]))
         edges.append(LineageEdge(**values))
     return edges
@@ -123,10 +125,10 @@ def replace_windows(
     """Replace the window aggregates of a version."""
     connection.execute(window_features.delete().where(_is_output(kind, name, version)))
     rows, texts = [], []
-    for each in windows:
-        texts.append(str(each))
+    for window in windows:
+        texts.append(str(window))
         values = dict(
-            zip([column.name for column in _AGGREGATE], asdict(each).values(), strict=True)
+            zip([column.name for column in _AGGREGATE], asdict(window).values(), strict=True)
         )
         rows.append({"kind": kind, "name": name, "version": version, **values})
     if rows:

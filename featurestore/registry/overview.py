@@ -142,7 +142,7 @@ class Training:
     model_version: int | None
 
 
-def counts(connection: Connection) -> dict[str, int]:
+def count_objects(connection: Connection) -> dict[str, int]:
     """Return the number of objects of each kind; all versions of an object count as one."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
     latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
@@ -183,10 +183,10 @@ def groups(
     if group_filter.newest_first:
         order = [columns.changed.desc(), columns.name]
     rows = connection.execute(query.order_by(*order).limit(limit).offset(offset))
-    return [_group(row) for row in rows]
+    return [_to_group_line(row) for row in rows]
 
 
-def _group(row: Any) -> GroupLine:
+def _to_group_line(row: Any) -> GroupLine:
     return GroupLine(
         name=row.name,
         version=row.version,
@@ -214,16 +214,16 @@ def _group_conditions(
         conditions.append(contains_text(connection, columns.name, search_filter.text))
     if search_filter.tag:
         key, _, value = search_filter.tag.partition("=")
-        conditions.append(_is_tagged(key, value))
+        conditions.append(_has_tag(key, value))
     if search_filter.owner:
-        conditions.append(_is_tagged(OWNER, search_filter.owner))
+        conditions.append(_has_tag(OWNER, search_filter.owner))
     if search_filter.changed_within is not None:
         since = to_micros(shifted(utc_now(), -search_filter.changed_within))
         conditions.append(columns.changed >= since)
     return conditions
 
 
-def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
+def _has_tag(key: str, value: str) -> sa.ColumnElement[bool]:
     same = sa.and_(
         tags.c.kind == KIND,
         tags.c.name == featuregroups.c.name,
@@ -235,7 +235,9 @@ def _is_tagged(key: str, value: str) -> sa.ColumnElement[bool]:
     return exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
 
 
-def groups_within(connection: Connection, search_filter: SearchFilter) -> frozenset[str] | None:
+def filter_group_names(
+    connection: Connection, search_filter: SearchFilter
+) -> frozenset[str] | None:
     """Return the names of groups that match a filter, None for all groups."""
     if search_filter.is_empty:
         return None
@@ -291,7 +293,9 @@ def names(
     return list(connection.execute(query.order_by(name).limit(limit)).scalars())
 
 
-def within(connection: Connection, kind: str, search_filter: SearchFilter) -> frozenset[str] | None:
+def filter_names(
+    connection: Connection, kind: str, search_filter: SearchFilter
+) -> frozenset[str] | None:
     """Return the names of one kind that match a filter, None for all names."""
     if search_filter.is_empty:
         return None
@@ -328,7 +332,7 @@ def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
         .order_by(run_rows.c.started.desc())
     )
     identifiers = connection.execute(query.limit(limit)).scalars().all()
-    return [runs.get(connection, each) for each in identifiers]
+    return [runs.get(connection, identifier) for identifier in identifiers]
 
 
 def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tuple[Window, str]]:
@@ -378,7 +382,7 @@ def open_incidents(connection: Connection, *, limit: int = 20) -> list[Incident]
     return [Incident(row.id, row.job, row.family, from_micros(row.began)) for row in rows]
 
 
-def edges(
+def lineage_edges(
     connection: Connection, *, limit: int, matching: Mapping[str, str] | None = None
 ) -> list[tuple[str, str, int, str | None, str, int | None]]:
     """Return lineage edges as (kind, name, version, job, source, source version).

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model import times
 from featurestore.model.monitor_report import Acceptance, MonitorReport, Subject
 from featurestore.model.times import Window, from_micros, to_micros, utc_now
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import monitor_acceptances, monitor_results, validation_reports
 
 
@@ -48,8 +48,8 @@ def validation_reports_of(
         .order_by(columns.id.desc())
         .limit(limit)
     )
-    with readable(f"validations of {name!r} version {version}"):
-        newest_first = [json.loads(each) for each in connection.execute(query).scalars()]
+    with translate_parse_errors(f"validations of {name!r} version {version}"):
+        newest_first = [json.loads(text) for text in connection.execute(query).scalars()]
     return newest_first[::-1]
 
 
@@ -100,7 +100,7 @@ def monitor_reports(
     )
     reports = []
     for text in connection.execute(query).scalars():
-        with readable(f"a report of monitor {monitor!r}"):
+        with translate_parse_errors(f"a report of monitor {monitor!r}"):
             reports.append(MonitorReport.from_json(json.loads(text)))
     return reports
 
@@ -119,7 +119,7 @@ def monitor_report_of_window(
     text = connection.execute(query).scalar()
     if text is None:
         return None
-    with readable(f"a report of monitor {monitor!r}"):
+    with translate_parse_errors(f"a report of monitor {monitor!r}"):
         return MonitorReport.from_json(json.loads(text))
 
 
@@ -133,7 +133,7 @@ def monitor_reports_out_of_bounds(
     )
     if before is not None:
         query = query.where(columns.window_end <= to_micros(before))
-    with readable(f"a report of monitor {monitor!r}"):
+    with translate_parse_errors(f"a report of monitor {monitor!r}"):
         return [
             MonitorReport.from_json(json.loads(text))
             for text in connection.execute(query.order_by(columns.window_end)).scalars()
@@ -181,7 +181,7 @@ def acceptances(connection: Connection, monitor: str) -> list[Acceptance]:
         window = None
         if row.window_start is not None:
             window = Window(from_micros(row.window_start), until)
-        with readable(f"an acceptance of monitor {monitor!r}"):
+        with translate_parse_errors(f"an acceptance of monitor {monitor!r}"):
             subjects = {
                 cast(Subject, (str(kind), str(name))): (
                     None if start is None else times.parse_moment(start, warn=False)

@@ -17,7 +17,7 @@ LOCATION = "featurestore_location"
 
 
 @contextmanager
-def readable(subject: str) -> Iterator[None]:
+def translate_parse_errors(subject: str) -> Iterator[None]:
     """Raise RegistryError for an error in the block, which parses a row.
 
     Raises:

@@ -16,7 +16,7 @@ from featurestore.model import display, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry import stored_errors
-from featurestore.registry.rows import location_of, readable, to_column, to_time
+from featurestore.registry.rows import location_of, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -89,7 +89,7 @@ class WindowState:
     @property
     def inputs(self) -> Mapping[str, Any]:
         """The inputs that were read."""
-        with readable(f"the inputs of a window of run {self.run_id!r}"):
+        with translate_parse_errors(f"the inputs of a window of run {self.run_id!r}"):
             inputs: dict[str, Any] = json.loads(self._inputs)
         return inputs
 
@@ -133,7 +133,7 @@ def of_job(
     query = sa.select(runs).where(runs.c.job == job).order_by(*newest_first).limit(last)
     if state is not None:
         query = query.where(runs.c.state == state)
-    return [_run(connection, row) for row in connection.execute(query)][::-1]
+    return [_to_run(connection, row) for row in connection.execute(query)][::-1]
 
 
 def last(connection: Connection, job: str) -> Run | None:
@@ -144,10 +144,10 @@ def last(connection: Connection, job: str) -> Run | None:
         .order_by(runs.c.started.desc(), runs.c.window_start.desc())
     )
     row = connection.execute(query.limit(1)).first()
-    return None if row is None else _run(connection, row)
+    return None if row is None else _to_run(connection, row)
 
 
-def failures_in_a_row(connection: Connection, job: str) -> int:
+def count_consecutive_failures(connection: Connection, job: str) -> int:
     """Return the number of consecutive failures in the newest runs of a job."""
     query = sa.select(runs.c.state).where(runs.c.job == job).order_by(runs.c.started.desc())
     count = 0
@@ -158,14 +158,14 @@ def failures_in_a_row(connection: Connection, job: str) -> int:
     return count
 
 
-def forget(connection: Connection, run_id: str) -> None:
+def delete_run(connection: Connection, run_id: str) -> None:
     """Delete the record of a run."""
     connection.execute(runs.delete().where(runs.c.run_id == run_id))
 
 
 def get(connection: Connection, run_id: str) -> Run:
     """Return a run by id."""
-    return _run(
+    return _to_run(
         connection, connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one()
     )
 
@@ -173,7 +173,7 @@ def get(connection: Connection, run_id: str) -> Run:
 def find(connection: Connection, run_id: str) -> Run | None:
     """Return a run by id, None if it does not exist."""
     row = connection.execute(sa.select(runs).where(runs.c.run_id == run_id)).one_or_none()
-    return None if row is None else _run(connection, row)
+    return None if row is None else _to_run(connection, row)
 
 
 def restore(connection: Connection, run: Run) -> None:
@@ -196,7 +196,7 @@ def restore(connection: Connection, run: Run) -> None:
         )
 
 
-def computed(
+def record_computed_windows(
     connection: Connection,
     job: str,
     computed_windows: Sequence[Window],
@@ -207,7 +207,7 @@ def computed(
 ) -> None:
     """Record that windows were computed, with the inputs that were read."""
     text = json.dumps(inputs)
-    _replace(
+    _replace_states(
         connection,
         job,
         computed_windows,
@@ -219,14 +219,14 @@ def computed(
     )
 
 
-def failed(
+def record_failed_windows(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
     """Record that windows failed; they remain due."""
-    earlier_failures = windows_of(connection, job, states=[FAILED])
+    earlier_failures = window_states(connection, job, states=[FAILED])
     for window in failed_windows:
         tries = earlier_failures[window].tries + 1 if window in earlier_failures else 1
-        _replace(
+        _replace_states(
             connection,
             job,
             [window],
@@ -241,13 +241,14 @@ def failed(
 def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]) -> None:
     """Mark computed windows as stale because their inputs changed."""
     if stale_windows:
-        is_computed = sa.and_(_same_window(), windows.c.state == DONE)
+        is_computed = sa.and_(_matches_bound_window(), windows.c.state == DONE)
         connection.execute(
-            windows.update().where(is_computed).values(state=STALE), _bound(job, stale_windows)
+            windows.update().where(is_computed).values(state=STALE),
+            _bind_windows(job, stale_windows),
         )
 
 
-def windows_of(
+def window_states(
     connection: Connection, job: str, *, states: Iterable[str]
 ) -> dict[Window, WindowState]:
     """Return the windows of a job in the given states, oldest first, with their states."""
@@ -265,7 +266,7 @@ def windows_of(
     }
 
 
-def windows_in(
+def find_windows(
     connection: Connection,
     job: str,
     *,
@@ -297,45 +298,51 @@ def windows_in(
     return {Window(from_micros(low), from_micros(high)) for low, high in connection.execute(query)}
 
 
-def _replace(
+def _replace_states(
     connection: Connection, job: str, new_windows: Sequence[Window], **values: Any
 ) -> None:
     if not new_windows:
         return
-    existing = windows_in(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
+    existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
     replaced = [window for window in new_windows if window in existing]
     if replaced:
-        connection.execute(windows.delete().where(_same_window()), _bound(job, replaced))
+        connection.execute(
+            windows.delete().where(_matches_bound_window()), _bind_windows(job, replaced)
+        )
     updated = to_micros(times.utc_now())
     rows = [
         {
             "job": job,
-            "window_start": to_micros(each.start),
-            "window_end": to_micros(each.end),
+            "window_start": to_micros(window_bounds.start),
+            "window_end": to_micros(window_bounds.end),
             "updated": updated,
         }
-        for each in new_windows
+        for window_bounds in new_windows
     ]
     connection.execute(windows.insert(), [row | values for row in rows])
 
 
-def _same_window() -> sa.ColumnElement[bool]:
+def _matches_bound_window() -> sa.ColumnElement[bool]:
     names = ("job", "window_start", "window_end")
     return sa.and_(*(windows.c[name] == sa.bindparam(f"b_{name}") for name in names))
 
 
-def _bound(job: str, bound_windows: Iterable[Window]) -> list[dict[str, Any]]:
+def _bind_windows(job: str, bound_windows: Iterable[Window]) -> list[dict[str, Any]]:
     return [
-        {"b_job": job, "b_window_start": to_micros(each.start), "b_window_end": to_micros(each.end)}
-        for each in bound_windows
+        {
+            "b_job": job,
+            "b_window_start": to_micros(window.start),
+            "b_window_end": to_micros(window.end),
+        }
+        for window in bound_windows
     ]
 
 
-def _run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
+def _to_run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
     transaction = None
     if row.transaction_app is not None:
         transaction = (row.transaction_app, row.transaction_number)
-    with readable(f"run {row.run_id!r}"):
+    with translate_parse_errors(f"run {row.run_id!r}"):
         return Run(
             run_id=row.run_id,
             job=row.job,
@@ -351,17 +358,17 @@ def _run(connection: Connection, row: Row[tuple[object, ...]]) -> Run:
             rows=row.rows,
             delta_version=row.delta_version,
             memory=row.memory,
-            error=_shown(connection, row.error),
-            hint=_shown(connection, row.hint),
-            log=_absolute(connection, row.log),
+            error=_to_visible_error(connection, row.error),
+            hint=_to_visible_error(connection, row.hint),
+            log=_to_absolute_path(connection, row.log),
         )
 
 
-def _shown(connection: Connection, text: str | None) -> str | None:
-    return None if text is None else stored_errors.shown(connection, text)
+def _to_visible_error(connection: Connection, text: str | None) -> str | None:
+    return None if text is None else stored_errors.restore_names(connection, text)
 
 
-def _absolute(connection: Connection, log: str | None) -> str | None:
+def _to_absolute_path(connection: Connection, log: str | None) -> str | None:
     if log is None or not is_relative_path(log):
-        return None  # a path out of the location was not written by this store
+        return None  # this store never writes a path outside its location
     return os.path.join(location_of(connection), log)

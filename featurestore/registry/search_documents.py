@@ -34,8 +34,8 @@ def replace(
 ) -> None:
     """Replace the documents of a field."""
     of_field = _columns.field == field
-    _remove(connection, sa.and_(_is(kind, name, version), of_field))
-    text = searched("\n".join(texts))
+    _remove(connection, sa.and_(_is_version(kind, name, version), of_field))
+    text = normalize("\n".join(texts))
     if not text:
         return
     is_indexed = has_index(connection)
@@ -51,7 +51,7 @@ def replace(
 
 def remove(connection: Connection, kind: str, name: str, version: int) -> None:
     """Remove the documents of a version."""
-    _remove(connection, _is(kind, name, version))
+    _remove(connection, _is_version(kind, name, version))
 
 
 def clear(connection: Connection) -> None:
@@ -61,7 +61,7 @@ def clear(connection: Connection) -> None:
         connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('delete-all')")
 
 
-def candidates(
+def candidate_names(
     connection: Connection,
     kind: str,
     field: str,
@@ -74,7 +74,7 @@ def candidates(
     The names are yielded in lists of increasing length, so that a search with a limit can stop
     early. If ``among`` is set, only these names are searched.
     """
-    names = _names(connection, kind, field, text)
+    names = _matching_names(connection, kind, field, text)
     if among is not None:
         names = [name for name in names if name in among]
     start, size = 0, _FIRST_CANDIDATES
@@ -83,8 +83,8 @@ def candidates(
         start, size = start + size, min(2 * size, _MOST_CANDIDATES)
 
 
-def _names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
-    searched_text = searched(text)
+def _matching_names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
+    searched_text = normalize(text)
     names_of_field = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
     matching_names = names_of_field.where(_contains(connection, searched_text))
     if len(searched_text) < 3 or not has_index(connection):
@@ -92,7 +92,7 @@ def _names(connection: Connection, kind: str, field: str, text: str) -> list[str
         return list(connection.execute(query).scalars())
     rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
     match = sa.text(f"{_INDEX} match :trigrams")
-    trigrams = match.bindparams(trigrams=_all_trigrams(searched_text))
+    trigrams = match.bindparams(trigrams=_trigram_query(searched_text))
     indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
     # A process whose SQLite does not support trigrams writes documents that are not indexed.
     unindexed = matching_names.where(_columns.indexed.is_(False))
@@ -100,12 +100,12 @@ def _names(connection: Connection, kind: str, field: str, text: str) -> list[str
     return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
 
 
-def searched(text: str) -> str:
+def normalize(text: str) -> str:
     """Return the normalized form of a string for searching.
 
     Null characters are replaced, since SQLite ignores the trigrams after the first one.
 
-    >>> searched("Straße")
+    >>> normalize("Straße")
     'strasse'
     """
     return text.casefold().replace("\0", "\n")
@@ -157,17 +157,17 @@ def _contains(connection: Connection, searched_text: str) -> sa.ColumnElement[bo
     return _columns.text.contains(searched_text, autoescape=True)
 
 
-def _all_trigrams(searched_text: str) -> str:
+def _trigram_query(searched_text: str) -> str:
     """Return the FTS5 condition that a document contains all trigrams of a string.
 
-    >>> _all_trigrams("wind")
+    >>> _trigram_query("wind")
     '"win" AND "ind"'
     """
     trigrams = {
         searched_text[start : start + 3].replace('"', '""'): True
         for start in range(min(len(searched_text) - 2, _MOST_TRIGRAMS))
     }
-    return " AND ".join(f'"{each}"' for each in trigrams)
+    return " AND ".join(f'"{trigram}"' for trigram in trigrams)
 
 
 def _supports_trigrams(connection: Connection) -> bool:
@@ -190,5 +190,5 @@ def _create_in_postgres(connection: Connection) -> None:
         )
 
 
-def _is(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
+def _is_version(kind: str, name: str, version: int) -> sa.ColumnElement[bool]:
     return sa.and_(_columns.kind == kind, _columns.name == name, _columns.version == version)

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import sources
 
 
@@ -44,7 +44,7 @@ def get(connection: Connection, name: str) -> SourceSpec:
     return _read(name, text)
 
 
-def every(connection: Connection) -> list[SourceSpec]:
+def list_all(connection: Connection) -> list[SourceSpec]:
     """Return all sources, ordered by name."""
     query = sa.select(sources.c.name, sources.c.spec).order_by(sources.c.name)
     return [_read(row.name, row.spec) for row in connection.execute(query)]
@@ -63,5 +63,5 @@ def remove(connection: Connection, name: str) -> None:
 
 
 def _read(name: str, text: str) -> SourceSpec:
-    with readable(f"source {name!r}"):
+    with translate_parse_errors(f"source {name!r}"):
         return SourceSpec.from_text(text)

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureStoreError, listing
 from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
-from featurestore.registry.hidden import HIDDEN, Hidden, hidden_from
+from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
 
 _NAME_COLUMNS = {
     "feature groups": tables.featuregroups.c.name,
@@ -33,7 +33,7 @@ _NAME_COLUMNS = {
     "alert channels": tables.alert_channels.c.name,
     "users": tables.users.c.name,
 }
-_LISTED = 10  # the length of listings in errors
+_LISTED = 10  # the maximum number of names listed in an error
 _HIDDEN_NAME = "[...]"
 # A quoted name, optionally with a feature, version or parameter: 'visits', "visits.pay", 'a=3'.
 _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| version \d+)?)\1""")
@@ -44,7 +44,7 @@ _SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
 _WITHHELD = "The error names objects that you may not read."
 
 
-def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
+def redact_names(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
     """Return an error message in which names that are not allowed are replaced by placeholders.
 
     Args:
@@ -55,15 +55,15 @@ def unlisted(registry: Registry, text: str, *, allowed_names: Collection[str]) -
     names: Mapping[str, str] | None = None
     private: frozenset[str] = frozenset()
     with suppress(FeatureStoreError), registry.reading() as connection:
-        names = _names(connection, {match[2] for match in _QUOTED.finditer(text)})
-        private = hidden_from(connection, granted=(), reads_store=True).names
-    return _without_names(
+        names = _find_names(connection, {match[2] for match in _QUOTED.finditer(text)})
+        private = find_hidden_objects(connection, granted=(), reads_store=True).names
+    return _redact(
         text, names, private=private.difference(allowed_names), allowed_names=allowed_names
     )
 
 
-class UnlistedTexts:
-    """Applies ``unlisted`` to many messages, with a cache of the names in the registry.
+class NameRedactor:
+    """Applies ``redact_names`` to many messages, with a cache of the names in the registry.
 
     The cache is discarded when any process commits to the registry. An object may be shared by
     threads.
@@ -98,38 +98,36 @@ class UnlistedTexts:
             try:
                 self._read(quoted)
             except FeatureStoreError:
-                return _without_names(text, None, private=(), allowed_names=self._allowed)
-            return _without_names(
-                text, self._names, private=self._private, allowed_names=self._allowed
-            )
+                return _redact(text, None, private=(), allowed_names=self._allowed)
+            return _redact(text, self._names, private=self._private, allowed_names=self._allowed)
 
     def _read(self, quoted: Collection[str]) -> None:
         """Update the cache: private names, and the quoted strings that are names."""
         if self._watch is None:
             self._watch = ChangeWatch(self._registry)
-        state = self._watch.state()  # the rows read below are of this state or a later one
+        state = self._watch.state()  # the rows below are read in this state or a later one
         if state == self._state and self._checked.issuperset(quoted):
             return
         with self._registry.reading() as connection:
             if state != self._state:
-                hidden = hidden_from(connection, granted=(), reads_store=True)
+                hidden = find_hidden_objects(connection, granted=(), reads_store=True)
                 self._private = hidden.names.difference(self._allowed)
                 self._checked, self._names = set(), {}
                 self._state = state
-            self._names.update(_names(connection, set(quoted) - self._checked))
+            self._names.update(_find_names(connection, set(quoted) - self._checked))
             self._checked.update(quoted)
 
 
-def unlisted_hint(
+def redact_hint(
     registry: Registry, hint: str | None, *, allowed_names: Collection[str]
 ) -> str | None:
     """Return a hint, None if it contains names that are not allowed."""
-    if hint is None or unlisted(registry, hint, allowed_names=allowed_names) != hint:
+    if hint is None or redact_names(registry, hint, allowed_names=allowed_names) != hint:
         return None
     return hint
 
 
-def shown(connection: Connection, text: str) -> str:
+def restore_names(connection: Connection, text: str) -> str:
     """Return a stored error with placeholders replaced by the names visible to the reader."""
 
     def list_names(match: re.Match[str]) -> str:
@@ -140,13 +138,13 @@ def shown(connection: Connection, text: str) -> str:
         return f"{names} and {count - _LISTED} more" if count > _LISTED else names
 
     text = _SHOWN.sub(list_names, text)
-    hidden: Hidden | None = connection.info.get(HIDDEN)
+    hidden: HiddenObjects | None = connection.info.get(HIDDEN)
     if hidden is not None and hidden.is_named(text):
         return _WITHHELD
     return text
 
 
-def _without_names(
+def _redact(
     text: str,
     names: Mapping[str, str] | None,
     *,
@@ -157,7 +155,7 @@ def _without_names(
 
     >>> names = {"visits": "feature groups", "pay": "feature groups"}
     >>> text = "Unknown group 'visitz'. Available: 'pay', 'visits' and 3 more."
-    >>> _without_names(text, names, private=(), allowed_names=["visitz"])
+    >>> _redact(text, names, private=(), allowed_names=["visitz"])
     "Unknown group 'visitz'. Available: [list of feature groups]."
     """
 
@@ -173,7 +171,7 @@ def _without_names(
     return _MARKS.sub(lambda match: match[1], text)
 
 
-def _names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
+def _find_names(connection: Connection, quoted: Collection[str]) -> dict[str, str]:
     """Return the quoted strings that are names in the store, with their kinds."""
     names: dict[str, str] = {}
     if not quoted:

@@ -38,7 +38,7 @@ _stores = sa.Table(
 
 
 @dataclass(frozen=True)
-class Memory:
+class RegistryReference:
     """The content of ``registry.json``: the store id, and the registry URL without secrets."""
 
     store: str
@@ -65,7 +65,7 @@ class IndexLocation:
         return f"{stem}-{self.store}{ending}"
 
 
-def remembered(directory: str) -> Memory | None:
+def read_reference(directory: str) -> RegistryReference | None:
     """Read ``registry.json`` in a location; None if the registry is in the location itself.
 
     Raises:
@@ -82,16 +82,16 @@ def remembered(directory: str) -> Memory | None:
             f"The file {path!r} does not contain the URL of the store's registry.",
             hint="remove it, then 'featurestore registry rebuild'",
         )
-    return Memory(store, registry)
+    return RegistryReference(store, registry)
 
 
-def check_not_forgotten(directory: str) -> None:
+def check_no_reference(directory: str) -> None:
     """Refuse a location whose registry is in another database.
 
     Raises:
         ConfigurationError: The message contains the URL to pass.
     """
-    memory = remembered(directory)
+    memory = read_reference(directory)
     if memory is not None:
         raise ConfigurationError(
             f"The store at {directory!r} has its registry at {memory.registry}, "
@@ -101,10 +101,10 @@ def check_not_forgotten(directory: str) -> None:
         )
 
 
-def without_secrets(url: sa.URL) -> str:
+def strip_secrets(url: sa.URL) -> str:
     """Return a URL without password and options, and with an absolute path.
 
-    >>> without_secrets(sa.make_url("postgresql://me:secret@host/features?sslpassword=secret"))
+    >>> strip_secrets(sa.make_url("postgresql://me:secret@host/features?sslpassword=secret"))
     'postgresql://me@host/features'
     """
     if url.get_backend_name() == "sqlite" and url.database:
@@ -133,11 +133,11 @@ def claim(
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
     _stores.create(connection, checkfirst=True)
-    memory = remembered(directory)
+    memory = read_reference(directory)
     row = _row(connection, directory, memory)
     if row is not None and _is_copy(row, directory):
         if not adopt:
-            raise _copied(row.location, directory)
+            raise _copied_location_error(row.location, directory)
         row = None
         memory = None
     if row is None:
@@ -146,25 +146,25 @@ def claim(
         index = IndexLocation(row.id, row.is_first)
         moved = sa.update(_stores).where(_stores.c.id == row.id)
         connection.execute(moved.values(location=directory))
-    now = Memory(index.store, _to_remember(url, directory))
+    now = RegistryReference(index.store, _url_to_store(url, directory))
     if not read_only and now != memory:
         fields = {"store": now.store, "registry": now.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
     return index
 
 
-def _to_remember(url: sa.URL, directory: str) -> str:
+def _url_to_store(url: sa.URL, directory: str) -> str:
     """Return the URL to store in a location; a SQLite file is available on one machine only."""
     if not storage_for(directory).is_local and url.get_backend_name() == "sqlite":
         return CACHE
-    return without_secrets(url)
+    return strip_secrets(url)
 
 
 def find(connection: Connection, directory: str) -> IndexLocation | None:
     """Return the location of a store's index in a database; None if the store is unknown."""
     if not sa.inspect(connection).has_table(_stores.name):
         return None
-    row = _row(connection, directory, remembered(directory))
+    row = _row(connection, directory, read_reference(directory))
     return None if row is None else IndexLocation(row.id, row.is_first)
 
 
@@ -174,7 +174,7 @@ def locations(connection: Connection) -> list[str]:
     return [row.location for row in rows]
 
 
-def _row(connection: Connection, directory: str, memory: Memory | None) -> sa.Row | None:  # type: ignore[type-arg]
+def _row(connection: Connection, directory: str, memory: RegistryReference | None) -> sa.Row | None:  # type: ignore[type-arg]
     """Return the row of a store by its id or location."""
     if memory is not None:
         return connection.execute(sa.select(_stores).where(_stores.c.id == memory.store)).first()
@@ -188,27 +188,32 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
     if files.is_same(row.location, directory):
         return False
     try:
-        original = remembered(row.location)
+        original = read_reference(row.location)
     except RegistryError:
         return False
     return original is not None and original.store == row.id
 
 
 def _claim_index(
-    connection: Connection, directory: str, memory: Memory | None, *, adopt: bool, url: sa.URL
+    connection: Connection,
+    directory: str,
+    memory: RegistryReference | None,
+    *,
+    adopt: bool,
+    url: sa.URL,
 ) -> IndexLocation:
-    is_listed = _lists_versions_of(connection, directory)
+    is_listed = _indexes_location(connection, directory)
     if not (adopt or is_listed) and _contains_versions(directory):
-        raise _unknown(connection, directory, url)
+        raise _unknown_location_error(connection, directory, url)
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
-    is_first = is_free and (is_listed or not _listed(connection))
+    is_first = is_free and (is_listed or not _indexed_versions(connection))
     store = uuid.uuid4().hex if memory is None else memory.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
     return IndexLocation(store, is_first)
 
 
-def _listed(connection: Connection) -> list[tuple[str, str, int]]:
+def _indexed_versions(connection: Connection) -> list[tuple[str, str, int]]:
     """Return (folder, name, version) for all groups and datasets in the database's own tables."""
     listed = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
@@ -219,10 +224,10 @@ def _listed(connection: Connection) -> list[tuple[str, str, int]]:
     return listed
 
 
-def _lists_versions_of(connection: Connection, directory: str) -> bool:
+def _indexes_location(connection: Connection, directory: str) -> bool:
     """Return whether the database's own tables contain a group or dataset in the location."""
     paths = StorePaths(directory)
-    for kind, name, version in _listed(connection):
+    for kind, name, version in _indexed_versions(connection):
         if kind == "featuregroups":
             path = paths.featuregroup(name, version)
         else:
@@ -242,17 +247,17 @@ def _contains_versions(directory: str) -> bool:
     return False
 
 
-def _unknown(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
+def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
     known_locations = listing(locations(connection))
     return RegistryError(
         f"The store at {directory!r} contains feature groups or training datasets that the registry "
-        f"{without_secrets(url)} does not know. Its stores: {known_locations}.",
+        f"{strip_secrets(url)} does not know. Its stores: {known_locations}.",
         hint="pass the registry that the store had, or rebuild this one from the tables: "
-        f"featurestore --location {directory} --registry {without_secrets(url)} registry rebuild",
+        f"featurestore --location {directory} --registry {strip_secrets(url)} registry rebuild",
     )
 
 
-def _copied(original: str, directory: str) -> RegistryError:
+def _copied_location_error(original: str, directory: str) -> RegistryError:
     return RegistryError(
         f"The store at {directory!r} is a copy of the one at {original!r}, "
         "and would share its index in the registry.",

@@ -18,7 +18,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.model.times import from_micros, parse_moment, to_micros, utc_now
 from featurestore.registry import artifacts, lineage
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import readable
+from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import training_dataset_pins, training_datasets
 
 KIND = "training_dataset"
@@ -132,13 +132,13 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
 def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
     """Return the pins in the ``sources`` of a manifest."""
     pins = []
-    for each in sources:
-        table_id = each.get("table_id")
+    for source in sources:
+        table_id = source.get("table_id")
         pins.append(
             Pin(
-                featuregroup=str(each["featuregroup"]),
-                version=int(str(each["version"])),
-                delta_version=int(str(each["delta_version"])),
+                featuregroup=str(source["featuregroup"]),
+                version=int(str(source["version"])),
+                delta_version=int(str(source["delta_version"])),
                 table_id=None if table_id is None else str(table_id),
             )
         )
@@ -148,7 +148,7 @@ def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset | None:
     """Return a version (None: the latest), or None if it does not exist."""
     row = _TABLE.row(connection, name, version)
-    return None if row is None else _dataset(connection, row)
+    return None if row is None else _to_registered_dataset(connection, row)
 
 
 def get(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset:
@@ -163,7 +163,7 @@ def get(connection: Connection, name: str, version: int | None = None) -> Regist
     return dataset
 
 
-def every(
+def list_all(
     connection: Connection, *, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredDataset]:
     """Return dataset versions by name and version, optionally only one page."""
@@ -171,10 +171,12 @@ def every(
         training_datasets.c.name, training_datasets.c.version
     )
     query = query.limit(limit).offset(offset)
-    return [_dataset(connection, row) for row in connection.execute(query).all()]
+    return [_to_registered_dataset(connection, row) for row in connection.execute(query).all()]
 
 
-def pinning(connection: Connection, featuregroup: str, version: int) -> list[tuple[str, int, int]]:
+def datasets_pinning(
+    connection: Connection, featuregroup: str, version: int
+) -> list[tuple[str, int, int]]:
     """Return (dataset, version, Delta version) of the datasets created from a group version."""
     pins = training_dataset_pins.c
     query = (
@@ -183,7 +185,7 @@ def pinning(connection: Connection, featuregroup: str, version: int) -> list[tup
         .where(pins.featuregroup == featuregroup, pins.version == version)
         .order_by(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
     )
-    with readable(f"what pins feature group {featuregroup!r} version {version}"):
+    with translate_parse_errors(f"what pins feature group {featuregroup!r} version {version}"):
         return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
 
 
@@ -197,14 +199,16 @@ def describe(connection: Connection, name: str, version: int, description: str) 
     )
 
 
-def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredDataset:
+def _to_registered_dataset(
+    connection: Connection, row: Row[tuple[object, ...]]
+) -> RegisteredDataset:
     pins = training_dataset_pins.c
     pin_rows = connection.execute(
         sa.select(pins.featuregroup, pins.version, pins.delta_version, pins.table_id)
         .where(pins.training_dataset_id == row.id)
         .order_by(pins.featuregroup, pins.version, pins.delta_version)
     )
-    with readable(f"training dataset {row.name!r} version {row.version}"):
+    with translate_parse_errors(f"training dataset {row.name!r} version {row.version}"):
         return RegisteredDataset(
             name=row.name,
             version=check_version(row.version),
@@ -214,5 +218,5 @@ def _dataset(connection: Connection, row: Row[tuple[object, ...]]) -> Registered
             description=row.description,
             run_id=row.run_id,
             created=from_micros(row.created),
-            pins=tuple(Pin(*each) for each in pin_rows),
+            pins=tuple(Pin(*pin_row) for pin_row in pin_rows),
         )

@@ -32,7 +32,7 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
         if name not in self._specs_by_name:
             with self._session.registry.reading() as connection:
-                groups = featuregroups.of_name(connection, name)
+                groups = featuregroups.list_versions(connection, name)
             self._specs_by_name[name] = {group.version: group.spec for group in groups}
         if not self._specs_by_name[name]:
             raise KeyError(name)
@@ -48,7 +48,7 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     def groups_with(self, column: str) -> list[str]:
         """Return the names of the groups that have a column, in any version."""
         with self._session.registry.reading() as connection:
-            return featuregroups.groups_with(connection, column)
+            return featuregroups.groups_with_column(connection, column)
 
 
 class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):

@@ -18,9 +18,9 @@ from featurestore.server.access.visitors import (
     ADMIN,
     SCOPES,
     Visitor,
-    form_token,
-    is_password,
+    compute_form_token,
     new_secret,
+    verify_password,
 )
 from featurestore.server.guard import (
     COOKIE,
@@ -33,7 +33,7 @@ from featurestore.server.guard import (
     require_role,
 )
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
-from featurestore.server.rest import status_of
+from featurestore.server.rest import http_status_of
 from featurestore.store import FeatureStore
 
 sign_in_pages = APIRouter()
@@ -161,11 +161,11 @@ def _sign_in_form(request: Request, following: str, error: NotSignedIn | None) -
         "sign_in.html",
         title="Sign in",
         following=local_address(following),
-        sign_in_token=form_token(form_cookie),
+        sign_in_token=compute_form_token(form_cookie),
         refusal=error,
         provider=request.app.state.settings.provider,
     )
-    response.status_code = 200 if error is None else status_of(error)
+    response.status_code = 200 if error is None else http_status_of(error)
     response.headers["cache-control"] = "no-store"
     _set_cookie(request, response, FORM_COOKIE, form_cookie)
     return response
@@ -251,7 +251,7 @@ def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Respo
     person = _browser_user(visitor)
     with store.session.registry.reading() as connection:
         user = changes.get_user(connection, person.name)
-    if not is_password(user.password, form.get("before", "")):
+    if not verify_password(user.password, form.get("before", "")):
         raise NotAllowed("The current password is wrong.")
     changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
     response = RedirectResponse("/sign-in", status_code=303)

@@ -16,7 +16,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.filtered import Views
 from featurestore.server.access.provider import ProviderClient
-from featurestore.server.access.visitors import check_has_users
+from featurestore.server.access.visitors import require_users
 from featurestore.server.settings import (
     API,
     SPARK,
@@ -126,7 +126,7 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
     """
     settings = settings or ServerSettings()
     if settings.auth:
-        check_has_users(store.session)
+        require_users(store.session)
     else:
         check_host(settings.host)
     try:

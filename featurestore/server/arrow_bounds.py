@@ -161,14 +161,14 @@ class _Table:
 
     def table(self, field: int) -> _Table | None:
         position = self._position(field)
-        return None if position is None else _Table(self.data, self._follow(position))
+        return None if position is None else _Table(self.data, self._follow_offset(position))
 
     def pairs(self, field: int) -> list[tuple[int, int]]:
         """Return a vector field whose elements are structs of two 64-bit integers."""
         position = self._position(field)
         if position is None:
             return []
-        start = self._follow(position)
+        start = self._follow_offset(position)
         (count,) = struct.unpack_from("<I", self.data, start)
         end = start + 4 + 16 * count
         if end > len(self.data):
@@ -187,5 +187,5 @@ class _Table:
         (offset,) = struct.unpack_from("<H", self.data, vtable + entry)
         return self.start + offset if offset else None
 
-    def _follow(self, position: int) -> int:
+    def _follow_offset(self, position: int) -> int:
         return position + int(struct.unpack_from("<I", self.data, position)[0])

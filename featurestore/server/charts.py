@@ -72,7 +72,7 @@ def heatmap(correlations: Correlations, *, max_columns: int = _MAX_COLUMNS) -> M
         elements.append(_label(row_name, margin - 6, y + _CELL * 0.65))
         for column, column_name in enumerate(names):
             value = correlations.matrix[row][column]
-            elements.append(_cell(row_name, column_name, value, margin + column * _CELL, y))
+            elements.append(_heatmap_cell(row_name, column_name, value, margin + column * _CELL, y))
     foot = _CELL * len(names) + 8
     for column, name in enumerate(names):
         x = margin + column * _CELL + _CELL * 0.65
@@ -96,7 +96,9 @@ def color(value: float) -> str:
     return "#" + "".join(f"{channel:02x}" for channel in channels)
 
 
-def _cell(row_name: str, column_name: str, value: float | None, x: float, y: float) -> Markup:
+def _heatmap_cell(
+    row_name: str, column_name: str, value: float | None, x: float, y: float
+) -> Markup:
     title = f"{row_name} and {column_name}: " + ("none" if value is None else f"{value:.3f}")
     shade = "none" if value is None else color(value)
     return Markup(
@@ -195,15 +197,15 @@ def _split_at_gaps(series: Series) -> list[list[tuple[int, float]]]:
             lines[-1].append((step, series[step]))
         elif lines[-1]:
             lines.append([])
-    return [thin_out(line) for line in lines if line]
+    return [downsample(line) for line in lines if line]
 
 
-def thin_out(
+def downsample(
     line: Sequence[tuple[int, float]], max_points: int = _MAX_POINTS
 ) -> list[tuple[int, float]]:
     """Reduce a line to the minimum and maximum in each range of steps.
 
-    >>> thin_out([(step, float(step % 5)) for step in range(100)], max_points=4)
+    >>> downsample([(step, float(step % 5)) for step in range(100)], max_points=4)
     [(0, 0.0), (4, 4.0), (50, 0.0), (54, 4.0)]
     """
     if len(line) <= max_points:

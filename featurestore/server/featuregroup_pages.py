@@ -21,9 +21,9 @@ from featurestore.server.rendering import (
     AGES,
     PageNumber,
     csv_file,
-    csv_of,
     is_partial,
     load_page,
+    objects_to_csv,
     page,
     statistics_file,
 )
@@ -64,7 +64,7 @@ def list_page(
         size=settings.page,
     )
     if format == "csv":
-        return csv_of("feature-groups", _COLUMNS, current_page.items)
+        return objects_to_csv("feature-groups", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
     return page(
@@ -96,7 +96,7 @@ def group_page(
     statistics = records.statistics(group)
     columns = records.columns(definition, statistics)
     if format == "csv":
-        return csv_of(f"{name}-v{version}-schema", _SCHEMA_COLUMNS, columns)
+        return objects_to_csv(f"{name}-v{version}-schema", _SCHEMA_COLUMNS, columns)
     return page(
         request,
         "featuregroup.html",

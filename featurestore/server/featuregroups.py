@@ -32,8 +32,8 @@ from featurestore.server.rest import (
     Offset,
     Version,
     items,
-    jsonable,
     record,
+    to_json_value,
 )
 from featurestore.store import FeatureStore
 
@@ -130,7 +130,10 @@ def columns(
     """Return the columns in a definition with their statistics."""
     by_name: dict[str, ColumnStatistics] = {}
     if table_statistics is not None:
-        by_name = {each.name: each for each in table_statistics.columns}
+        by_name = {
+            column_statistics.name: column_statistics
+            for column_statistics in table_statistics.columns
+        }
     rows = 0 if table_statistics is None else table_statistics.rows
     return [
         GroupColumn(statistics=by_name.get(column["name"]), rows=rows, **column)
@@ -228,7 +231,7 @@ def _read_within(
 
 
 def _values(table: pa.Table) -> dict[str, Any]:
-    json_rows = [jsonable(list(row.values())) for row in python_rows(table)]
+    json_rows = [to_json_value(list(row.values())) for row in python_rows(table)]
     return {"columns": table.column_names, "rows": json_rows}
 
 

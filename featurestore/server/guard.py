@@ -13,7 +13,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
-from featurestore.server.access.visitors import Visitor, is_form_token, visible_to
+from featurestore.server.access.visitors import Visitor, verify_form_token, visible_to
 from featurestore.server.settings import ServerSettings
 from featurestore.store import FeatureStore
 
@@ -106,9 +106,11 @@ async def check_token(request: Request, cookie: str) -> None:
         NotAllowed: The token is missing or invalid.
     """
     token = request.headers.get(FORM_HEADER, "")
-    if not token and request.headers.get("content-type") != RETRIEVAL:  # which may be of any length
+    if (
+        not token and request.headers.get("content-type") != RETRIEVAL
+    ):  # retrieval bodies may be large
         token = (await read_form(request)).get(FORM_FIELD, "")
-    if not is_form_token(cookie, token):
+    if not verify_form_token(cookie, token):
         raise NotAllowed("The form token is missing or invalid.", hint="reload the page")
 
 

@@ -60,7 +60,7 @@ def home(store: FeatureStore) -> Home:
     """Return the content of the home page from the registry, without opening tables."""
     with store.session.registry.reading() as connection:
         return Home(
-            counts=overview.counts(connection),
+            counts=overview.count_objects(connection),
             groups=overview.groups(connection, GroupFilter(newest_first=True), limit=_NEWEST),
             datasets=overview.datasets(connection, newest_first=True, limit=_NEWEST, offset=0),
             failing_jobs=overview.failing_jobs(connection),

@@ -90,11 +90,11 @@ def outcome_text(
     if requested_run is None:
         return ""
     known_names = definition_words(job.spec)
-    stored = stored_errors.unlisted(
+    stored = stored_errors.redact_names(
         full_store.session.registry, requested_run.outcome_text, allowed_names=known_names
     )
     with store.session.registry.reading() as connection:
-        return stored_errors.shown(connection, stored)
+        return stored_errors.restore_names(connection, stored)
 
 
 def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:
@@ -151,11 +151,11 @@ def list_page(
         size=settings.page,
     )
     if format == "csv":
-        job_records = [status_record(each) for each in current_page.items]
+        job_records = [status_record(job_record) for job_record in current_page.items]
         return csv_file(
             "jobs",
             list(job_records[0]) if job_records else [],
-            [list(each.values()) for each in job_records],
+            [list(job_record.values()) for job_record in job_records],
         )
     return page(request, "jobs.html", title="Jobs", current_page=current_page)
 
@@ -169,7 +169,7 @@ def job_page(
     with store.session.registry.reading() as connection:
         job_runs = runs.of_job(connection, name, last=_MAX_RUNS)[::-1]
     if format == "csv":
-        rows = [list(run_record(each).values()) for each in job_runs]
+        rows = [list(run_record(job_run).values()) for job_run in job_runs]
         columns = list(run_record(job_runs[0])) if job_runs else []
         return csv_file(f"{name}-runs", columns, rows)
     requested_run = request.app.state.job_runs.last(name)
@@ -200,7 +200,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     if store.session.registry.is_hidden(text.replace(store.location, "")):
         raise no_log
     with store.session.registry.reading() as connection:
-        return PlainTextResponse(stored_errors.shown(connection, text))
+        return PlainTextResponse(stored_errors.restore_names(connection, text))
 
 
 @monitor_pages.get("")
@@ -208,9 +208,9 @@ def list_monitors(request: Request, store: Store, format: str = "html") -> Respo
     """List all monitors with their last findings."""
     monitors = store.get_monitors()
     if format == "csv":
-        summaries = [each._summary() for each in monitors]
+        summaries = [summary._summary() for summary in monitors]
         columns = list(summaries[0]) if summaries else []
-        return csv_file("monitors", columns, [list(each.values()) for each in summaries])
+        return csv_file("monitors", columns, [list(summary.values()) for summary in summaries])
     return page(request, "monitors.html", title="Monitors", monitors=monitors)
 
 

@@ -140,7 +140,7 @@ class FeatureSteps:
 
     def _datasets(self, node: Node) -> Edges:
         """Return the edges to the training datasets that contain a feature or join on it."""
-        pins = self._query(training_datasets.pinning, node.parts[0], node.version or 1)
+        pins = self._query(training_datasets.datasets_pinning, node.parts[0], node.version or 1)
         pinned = list(dict.fromkeys((name, version) for name, version, _ in pins))
         self.is_truncated |= len(pinned) > _MAX_DATASETS
         edges: Edges = []
@@ -201,7 +201,7 @@ def _contains(node: Node, origins: Iterable[Origin]) -> bool:
 def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
     """Return the lineage graph of the entire store, truncated to ``limit`` nodes."""
     with store.session.registry.reading() as connection:
-        rows = overview.edges(connection, limit=limit + 1)
+        rows = overview.lineage_edges(connection, limit=limit + 1)
         lone_groups = overview.groups(connection, GroupFilter(), limit=limit)
         edges = steps.edges_of(connection, rows) + steps.trainings(connection, limit=limit)
     nodes = dict.fromkeys(Node("featuregroup", line.name, line.version) for line in lone_groups)
@@ -217,12 +217,12 @@ def graph_around(
     """Return the graph around a node, ``up`` steps upstream and ``down`` steps downstream."""
     feature = FeatureSteps(store)
     if focus.kind == "feature":
-        before = _walk(focus, up, feature.sources, limit)
-        after = _walk(focus, down, feature.results, limit)
+        before = _edges_within(focus, up, feature.sources, limit)
+        after = _edges_within(focus, down, feature.results, limit)
     else:
         with store.session.registry.reading() as connection:
-            before = _walk(focus, up, lambda node: steps.sources(connection, node), limit)
-            after = _walk(focus, down, lambda node: steps.results(connection, node), limit)
+            before = _edges_within(focus, up, lambda node: steps.sources(connection, node), limit)
+            after = _edges_within(focus, down, lambda node: steps.results(connection, node), limit)
     edges = [*before, *after]
     nodes = dict.fromkeys([focus])
     for source, target in edges:
@@ -276,7 +276,7 @@ def _nearest_of_kinds(
     return nearest
 
 
-def _walk(
+def _edges_within(
     focus: Node, depth: int, step: Callable[[Node], list[tuple[Node, Node]]], limit: int
 ) -> list[tuple[Node, Node]]:
     """Return the edges within ``depth`` steps of a node; jobs and experiments are not steps."""

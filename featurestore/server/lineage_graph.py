@@ -154,7 +154,7 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     if node.kind == "source":
         return []
     column = "job" if node.kind == "job" else "name"
-    rows = overview.edges(connection, limit=MAX_NODES, matching={column: node.name})
+    rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={column: node.name})
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
         edges += trainings(connection, experiment=node.name)
@@ -166,12 +166,14 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
 def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the outgoing edges of a node."""
     if node.kind == "job":
-        rows = overview.edges(connection, limit=MAX_NODES, matching={"job": node.name})
+        rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={"job": node.name})
     else:
         name = _source_name(node)
-        rows = overview.edges(connection, limit=MAX_NODES, matching={"source": name})
+        rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={"source": name})
         if not rows and node.kind == "source":
-            rows = overview.edges(connection, limit=MAX_NODES, matching={"source": node.name})
+            rows = overview.lineage_edges(
+                connection, limit=MAX_NODES, matching={"source": node.name}
+            )
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
         edges += trainings(connection, experiment=node.name)

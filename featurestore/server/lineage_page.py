@@ -66,13 +66,13 @@ def draw(graph: Graph, *, focus: Node | None, address: str) -> Markup:
     for column, layer in enumerate(layers):
         columns.update(dict.fromkeys(layer, _MARGIN + column * (_WIDTH + _LAYER_GAP)))
     elements += [
-        _edge((columns[start], middles[start]), (columns[end], middles[end]), end)
+        _draw_edge((columns[start], middles[start]), (columns[end], middles[end]), end)
         for start, ends in after.items()
         for end in ends
     ]
     for node in graph.nodes:
         position = columns[node], middles[node]
-        elements.append(_node(node, position, address, is_focus=node == focus))
+        elements.append(_draw_node(node, position, address, is_focus=node == focus))
     elements.append(Markup("</svg>"))
     return Markup("").join(elements)
 
@@ -90,7 +90,7 @@ def arrange(graph: Graph) -> list[list[Node]]:
 
 def _arrange_with_bends(graph: Graph) -> tuple[list[list[Item]], Links, Links]:
     """Return the layers with bends, and the predecessors and successors of each item."""
-    depths = _depths(graph)
+    depths = _layer_depths(graph)
     layers: list[list[Item]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
     for node in graph.nodes:
         layers[depths[node]].append(node)
@@ -118,7 +118,7 @@ def _nodes_of(layer: Iterable[Item]) -> list[Node]:
     return [item for item in layer if isinstance(item, Node)]
 
 
-def _depths(graph: Graph) -> dict[Node, int]:
+def _layer_depths(graph: Graph) -> dict[Node, int]:
     """Return the layer of each node, computed by a depth-first search over its sources."""
     sources: dict[Node, list[Node]] = {}
     for before, after in graph.edges:
@@ -172,7 +172,7 @@ def _place_items(layers: Iterable[list[Item]], before: Links) -> dict[Item, floa
     return heights
 
 
-def _edge(before: tuple[int, float], after: tuple[int, float], end: Item) -> Markup:
+def _draw_edge(before: tuple[int, float], after: tuple[int, float], end: Item) -> Markup:
     """Draw the line between two items; a line to a bend continues through its layer."""
     start_x, end_x = before[0] + _WIDTH, after[0]
     bend = max(abs(end_x - start_x) // 2, 30)
@@ -184,7 +184,7 @@ def _edge(before: tuple[int, float], after: tuple[int, float], end: Item) -> Mar
     return Markup('<path d="{}"/>').format(line)
 
 
-def _node(node: Node, position: tuple[int, float], address: str, *, is_focus: bool) -> Markup:
+def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focus: bool) -> Markup:
     x, middle = position
     label = node.label
     if len(label) > _MAX_LABEL_LENGTH:
@@ -229,7 +229,7 @@ def graph(
         lineage_graph = records.graph_around(store, focus, up=up, down=down)
     else:
         lineage_graph = records.store_graph(store)
-    nodes = [{"key": each.key, **asdict(each)} for each in lineage_graph.nodes]
+    nodes = [{"key": graph_node.key, **asdict(graph_node)} for graph_node in lineage_graph.nodes]
     edges = [{"from": before.key, "to": after.key} for before, after in lineage_graph.edges]
     return {"nodes": nodes, "edges": edges, "complete": not lineage_graph.truncated}
 
@@ -270,7 +270,7 @@ def lineage_page(
         focus=focus,
         up=up,
         down=down,
-        kinds=[each for each in KINDS if each != "feature" or _is_feature(focus)],
+        kinds=[kind_name for kind_name in KINDS if kind_name != "feature" or _is_feature(focus)],
         kind_label=kind_label,
         selected_kinds=kinds,
     )

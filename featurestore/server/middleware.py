@@ -56,7 +56,7 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
     try:
         with time_limit(seconds, hint=TIME_LIMIT_HINT):
             yield
-    except KeyboardInterrupt:  # engines raise it for an interrupted query
+    except KeyboardInterrupt:  # engines raise this for an interrupted query
         raise QueryEnded(
             f"The query was ended: it took more than {seconds:g} seconds.",
             hint=TIME_LIMIT_HINT,

@@ -20,7 +20,7 @@ pages = APIRouter(prefix="/models")
 def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:
     """List model versions, ordered by name, newest version first."""
     with store.session.registry.reading() as connection:
-        versions_by_name = index.every(connection)
+        versions_by_name = index.list_all(connection)
     versions_by_name.sort(key=lambda each: (each[0], -each[1]))
     page = versions_by_name[offset : offset + limit]
     return [get(store, name, version) for name, version in page]

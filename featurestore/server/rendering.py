@@ -23,7 +23,7 @@ from featurestore import __version__
 from featurestore.model.display import printable_line, value_text
 from featurestore.model.runtime import in_time, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.server.access.visitors import Visitor, form_token
+from featurestore.server.access.visitors import Visitor, compute_form_token
 
 # Excludes HTML, images and headings.
 _RULES = ["backticks", "code", "emphasis", "escape", "fence", "link", "list", "newline"]
@@ -95,7 +95,7 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     writer = csv.writer(text)
     writer.writerow(columns)
     for row in in_time(rows):
-        writer.writerow([_cell(value) for value in row])
+        writer.writerow([_csv_cell(value) for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{file_name(name)}.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -109,7 +109,7 @@ def file_name(text: str) -> str:
     return _OUTSIDE_FILE_NAMES.sub("_", text)[:_MAX_FILE_NAME_LENGTH]
 
 
-def csv_of(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
+def objects_to_csv(name: str, columns: Sequence[str], items: Iterable[object]) -> Response:
     """Return attributes of objects as a CSV download, with one column per attribute."""
     return csv_file(name, columns, map(attrgetter(*columns), items))
 
@@ -130,10 +130,10 @@ def statistics_file(name: str, statistics: Statistics | None) -> Response:
     return csv_file(name, _STATISTICS, rows)
 
 
-def _cell(value: object) -> str:
+def _csv_cell(value: object) -> str:
     """Format a CSV cell; a leading quote protects strings that a spreadsheet would evaluate.
 
-    >>> _cell("=1+1"), _cell(-4711), _cell(None), _cell(0.1 / 3)
+    >>> _csv_cell("=1+1"), _csv_cell(-4711), _csv_cell(None), _csv_cell(0.1 / 3)
     ("'=1+1", '-4711', '', '0.03333333333333333')
     """
     if value is None:
@@ -172,7 +172,7 @@ def _form_field(visitor: Visitor | None) -> Markup:
     if visitor is None or visitor.cookie is None:
         return Markup("")
     return Markup('<input type="hidden" name="form_token" value="{}">').format(
-        form_token(visitor.cookie)
+        compute_form_token(visitor.cookie)
     )
 
 

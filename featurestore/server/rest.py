@@ -53,10 +53,10 @@ Name = Annotated[str, Path(pattern="^[a-z][a-z0-9_]{0,62}$", description="A name
 Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version.")]
 
 
-def jsonable(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types.
 
-    >>> jsonable({"at": datetime(2013, 1, 1), "x": float("nan"), "b": b"ab"})
+    >>> to_json_value({"at": datetime(2013, 1, 1), "x": float("nan"), "b": b"ab"})
     {'at': '2013-01-01T00:00:00', 'x': 'NaN', 'b': 'YWI='}
     """
     if value is None or isinstance(value, bool | int | str):
@@ -72,9 +72,9 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):
-        return {str(name): jsonable(each) for name, each in value.items()}
+        return {str(name): to_json_value(item) for name, item in value.items()}
     if isinstance(value, Sequence | set | frozenset):
-        return list(map(jsonable, value))
+        return list(map(to_json_value, value))
     return str(value)
 
 
@@ -114,7 +114,7 @@ class Items(BaseModel):
 
 def record(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a record to JSON types."""
-    json_values: dict[str, Any] = jsonable(values)
+    json_values: dict[str, Any] = to_json_value(values)
     return json_values
 
 
@@ -131,10 +131,10 @@ def items(
     return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)
 
 
-def status_of(error: FeatureStoreError) -> int:
+def http_status_of(error: FeatureStoreError) -> int:
     """Return the HTTP status for an error.
 
-    >>> status_of(errors.FeatureGroupNotFound("no such group")), status_of(errors.InvalidSql("?"))
+    >>> http_status_of(errors.FeatureGroupNotFound("no such group")), http_status_of(errors.InvalidSql("?"))
     (404, 400)
     """
     access_status = _status_of_access(error)
@@ -170,7 +170,7 @@ def problem_details(error: FeatureStoreError) -> dict[str, Any]:
     details: dict[str, Any] = {
         "type": f"urn:featurestore:{type(error).__name__}",
         "title": type(error).__name__,
-        "status": status_of(error),
+        "status": http_status_of(error),
         "detail": error.message,
     }
     if error.hint is not None:
@@ -199,14 +199,14 @@ def _error_response(request: Request, status: int, details: dict[str, object]) -
 
 def _handle_store_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeatureStoreError)
-    details = _without_location(request, problem_details(error))
+    details = _hide_location(request, problem_details(error))
     if request.app.state.settings.auth and details["status"] == 404:
         # Missing and hidden objects must be indistinguishable.
         details["detail"] = f"{details['detail']} (not found or not allowed)"
-    return _error_response(request, status_of(error), details)
+    return _error_response(request, http_status_of(error), details)
 
 
-def _without_location(request: Request, details: dict[str, object]) -> dict[str, object]:
+def _hide_location(request: Request, details: dict[str, object]) -> dict[str, object]:
     """Make paths relative to the store, so that responses do not reveal paths on the machine.
 
     The server log contains the absolute paths.
@@ -226,8 +226,8 @@ def _handle_not_signed_in(request: Request, error: Exception) -> Response:
     is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
     if is_page and request.method == "GET":
         return RedirectResponse(sign_in_address(request), status_code=303)
-    details = _without_location(request, problem_details(error))
-    response = _error_response(request, status_of(error), details)
+    details = _hide_location(request, problem_details(error))
+    response = _error_response(request, http_status_of(error), details)
     response.headers["www-authenticate"] = "Bearer"
     return response
 

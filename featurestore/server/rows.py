@@ -41,11 +41,11 @@ Versions = Annotated[dict[Name, Version], Field(max_length=10_000)]
 AsOfByGroup = Annotated[dict[Name, AsOf], Field(max_length=10_000)]
 
 
-class _Strict(BaseModel, extra="forbid"):
+class _StrictModel(BaseModel, extra="forbid"):
     """Base class that rejects unknown fields."""
 
 
-class ReadGroup(_Strict):
+class ReadGroup(_StrictModel):
     """Read a feature group."""
 
     kind: Literal["featuregroup"]
@@ -54,7 +54,7 @@ class ReadGroup(_Strict):
     as_of: AsOf | None = None
 
 
-class ReadFeatures(_Strict):
+class ReadFeatures(_StrictModel):
     """Join features to labels, which are uploaded or a feature group.
 
     A feature is a reference, ``{"window": ...}`` as returned by window_to_json, or ``{"on_demand":
@@ -74,7 +74,7 @@ class ReadFeatures(_Strict):
     created_time_filter: bool = True
 
 
-class ReadSplit(_Strict):
+class ReadSplit(_StrictModel):
     """Read a split of a training dataset."""
 
     kind: Literal["split"]
@@ -83,7 +83,7 @@ class ReadSplit(_Strict):
     split: Name
 
 
-class Sample(_Strict):
+class Sample(_StrictModel):
     """Sample a fraction of the rows."""
 
     fraction: float
@@ -91,7 +91,7 @@ class Sample(_Strict):
     by: Names | None = None
 
 
-class Step(_Strict):
+class Step(_StrictModel):
     """One step: exactly one of column selection, filter or sample."""
 
     select: Names | None = None
@@ -99,7 +99,7 @@ class Step(_Strict):
     sample: Sample | None = None
 
 
-class Retrieval(_Strict):
+class Retrieval(_StrictModel):
     """A retrieval; ``answer`` "schema" requests only the schema, "count" the number of rows."""
 
     read: ReadGroup | ReadFeatures | ReadSplit = Field(discriminator="kind")
@@ -117,7 +117,9 @@ def check_conditions(retrieval: Retrieval, *, max_characters: int) -> None:
     """
     texts = [step.filter for step in retrieval.steps if step.filter is not None]
     if isinstance(retrieval.read, ReadFeatures):
-        texts += [_sql_of(spec) for spec in retrieval.read.features if not isinstance(spec, str)]
+        texts += [
+            _feature_sql(spec) for spec in retrieval.read.features if not isinstance(spec, str)
+        ]
     check_sql(*texts, max_characters=max_characters)
 
 
@@ -136,7 +138,7 @@ def check_sql(*texts: str, max_characters: int) -> None:
         )
 
 
-def _sql_of(feature: Mapping[str, Any]) -> str:
+def _feature_sql(feature: Mapping[str, Any]) -> str:
     on_demand = feature.get("on_demand")
     return str(on_demand.get("sql", "")) if isinstance(on_demand, dict) else ""
 
@@ -146,7 +148,9 @@ def build_frame(store: FeatureStore, retrieval: Retrieval, labels: object | None
     check_time()
     frame = _read_frame(store, retrieval.read, labels)
     for step in retrieval.steps:
-        actions = [each for each in (step.select, step.filter, step.sample) if each is not None]
+        actions = [
+            action for action in (step.select, step.filter, step.sample) if action is not None
+        ]
         if len(actions) != 1:
             raise InvalidArgument("A step has exactly one of select, filter and sample.")
         if step.select is not None:
@@ -173,20 +177,20 @@ def _read_frame(
         if read.uploaded != (labels is not None):
             raise InvalidArgument("uploaded=true requires labels in the request body.")
         frame = store.get_features(
-            list(map(_feature, read.features)),
+            list(map(_parse_feature, read.features)),
             labels=labels if read.uploaded else read.labels,
             label_time=read.label_time,
             versions=read.versions,
             join_key=read.join_key,
             join=read.join,
-            as_of=_as_of(read.as_of),
+            as_of=_parse_as_of(read.as_of),
             include_keys=read.include_keys,
             created_time_filter=read.created_time_filter,
         )
     return frame
 
 
-def _feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
+def _parse_feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
     if isinstance(spec, str):
         return spec
     try:
@@ -199,7 +203,7 @@ def _feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFea
         raise InvalidArgument(f"Invalid feature: {error}.") from error
 
 
-def _as_of(as_of: int | str | Mapping[str, int | str] | None) -> Any:
+def _parse_as_of(as_of: int | str | Mapping[str, int | str] | None) -> Any:
     if isinstance(as_of, int):
         raise InvalidArgument(
             f"as_of={as_of} is a Delta version of one group, not of a retrieval.",
@@ -372,7 +376,7 @@ class ArrowResponse(StreamingResponse):
             await self._producer.end()
 
 
-async def received_upload(request: Request, settings: Settings) -> Upload:
+async def receive_request_upload(request: Request, settings: Settings) -> Upload:
     """Receive a complete request body as an upload."""
     return await receive_upload(request.stream(), max_bytes=settings.upload)
 
@@ -382,7 +386,7 @@ async def stream_rows(
     request: Request,
     store: Store,
     settings: Settings,
-    upload: Annotated[Upload, Depends(received_upload)],
+    upload: Annotated[Upload, Depends(receive_request_upload)],
 ) -> ArrowResponse:
     """Return rows as an Arrow IPC stream; the query stops when the client disconnects."""
     try:

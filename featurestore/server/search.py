@@ -21,7 +21,7 @@ from featurestore.registry import featuregroups, overview
 from featurestore.registry.overview import SearchFilter
 from featurestore.retrieval import explain_features
 from featurestore.server.guard import Store
-from featurestore.server.rendering import AGES, csv_of, is_partial, page
+from featurestore.server.rendering import AGES, is_partial, objects_to_csv, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Offset, items, record
 from featurestore.store import FeatureStore
 
@@ -79,15 +79,15 @@ def search(
     matches = discovery.search(store.session, text, limit=limit, kind=kind or None, filters=filters)
     results = [_result_of_match(match) for match in matches]
     with store.session.registry.reading() as connection:
-        for each in _SEARCHED_BY_NAME:
-            if kind in ("", each):
-                results += _search_names(connection, each, text.strip(), filters, limit)
+        for kind_name in _SEARCHED_BY_NAME:
+            if kind in ("", kind_name):
+                results += _search_names(connection, kind_name, text.strip(), filters, limit)
     return results
 
 
 def count_kinds(results: Sequence[SearchResult]) -> dict[str, int]:
     """Count results by kind, in the order of KINDS."""
-    counts = Counter(each.kind for each in results)
+    counts = Counter(result.kind for result in results)
     return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
 
@@ -126,7 +126,7 @@ def find(
     age = parse_duration(changed_within, argument="changed_within") if changed_within else None
     search_filter = SearchFilter(tag=tag, owner=owner, changed_within=age)
     results = search(store, q, kind=kind, filters=search_filter, limit=limit)
-    return Items(items=[record(asdict(each)) for each in results], next=None)
+    return Items(items=[record(asdict(result)) for result in results], next=None)
 
 
 @api.get("/matches")
@@ -200,7 +200,7 @@ def list_features(
             if not q:
                 return featuregroups.latest_features(connection, limit=skipped + count)[skipped:]
             return list(
-                islice(featuregroups.features_containing(connection, q), skipped, skipped + count)
+                islice(featuregroups.search_features(connection, q), skipped, skipped + count)
             )
 
     return items(
@@ -238,7 +238,7 @@ def basket_page(
         with store.session.registry.reading() as connection:
             candidates = list(
                 islice(
-                    featuregroups.features_containing(connection, q.strip()),
+                    featuregroups.search_features(connection, q.strip()),
                     _MAX_SUGGESTED_FEATURES,
                 )
             )
@@ -280,7 +280,7 @@ def list_page(request: Request, store: Store, format: str = "html") -> Response:
     """List the feature views."""
     views = store.get_feature_views()
     if format == "csv":
-        return csv_of("feature-views", _COLUMNS, views)
+        return objects_to_csv("feature-views", _COLUMNS, views)
     return page(request, "views.html", title="Feature views", views=views)
 
 

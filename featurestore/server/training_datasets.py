@@ -18,7 +18,13 @@ from featurestore.server import experiments
 from featurestore.server.charts import histogram
 from featurestore.server.experiments import RunFilter
 from featurestore.server.guard import Settings, Store
-from featurestore.server.rendering import PageNumber, csv_of, load_page, page, statistics_file
+from featurestore.server.rendering import (
+    PageNumber,
+    load_page,
+    objects_to_csv,
+    page,
+    statistics_file,
+)
 from featurestore.server.rest import (
     REFUSALS,
     Items,
@@ -225,7 +231,7 @@ def list_page(
         size=settings.page,
     )
     if format == "csv":
-        return csv_of("training-datasets", _COLUMNS, current_page.items)
+        return objects_to_csv("training-datasets", _COLUMNS, current_page.items)
     return page(request, "datasets.html", title="Training datasets", current_page=current_page, q=q)
 
 

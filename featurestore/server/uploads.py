@@ -39,7 +39,7 @@ _RANGE_ERRORS = {"greater_than_equal", "less_than_equal", "int_parsing_size"}
 _LENGTH_ERRORS = {"string_too_long", "too_long"}
 
 
-def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int) -> None:
+def write_decoded(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int) -> None:
     """Write the rows of a stream to a file without compression, dictionaries and small batches.
 
     Args:
@@ -67,7 +67,7 @@ def write_plain(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: int
             writer.write_table(pa.Table.from_batches(pending).combine_chunks())
 
 
-def shares_values(schema: pa.Schema) -> bool:
+def can_share_values(schema: pa.Schema) -> bool:
     """Return True if values in a column can share bytes through dictionaries or views."""
     type_pairs = [(field.type, _plain_field(field).type) for field in schema]
     return any(
@@ -253,11 +253,11 @@ class Upload:
         try:
             shape = check_messages(data, max_bytes=self.max_bytes)
             reader = pa.ipc.open_stream(data)
-            if shares_values(reader.schema) or not shape.is_mapped:
+            if can_share_values(reader.schema) or not shape.is_mapped:
                 unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed by remove()
                 compressed, self.file = self.file, unpacked
                 compressed.close()
-                write_plain(reader, unpacked, max_bytes=self.max_bytes)
+                write_decoded(reader, unpacked, max_bytes=self.max_bytes)
                 unpacked.flush()
                 reader = pa.ipc.open_stream(_map_file(unpacked))
             batches = []

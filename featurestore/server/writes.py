@@ -14,14 +14,14 @@ from featurestore.model.featuregroup import Commit
 from featurestore.registry import audit_log
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
-from featurestore.server.rest import REFUSALS, Name, Version, jsonable
-from featurestore.server.rows import BODY, check_sql, received_upload
+from featurestore.server.rest import REFUSALS, Name, Version, to_json_value
+from featurestore.server.rows import BODY, check_sql, receive_request_upload
 from featurestore.server.uploads import RequestModel, Upload
 from featurestore.store import FeatureStore
 
 Names = str | list[str]
 api = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
-ReceivedUpload = Annotated[Upload, Depends(received_upload)]
+ReceivedUpload = Annotated[Upload, Depends(receive_request_upload)]
 
 
 class NewGroup(BaseModel, extra="forbid"):
@@ -83,7 +83,7 @@ class Tag(BaseModel, extra="forbid"):
 
 def commit_record(commit: Commit) -> dict[str, Any]:
     """Convert a commit to a JSON record."""
-    record: dict[str, Any] = jsonable(vars(commit))
+    record: dict[str, Any] = to_json_value(vars(commit))
     return record
 
 
@@ -125,7 +125,7 @@ def create(
     name: Name, full_store: CreatableStore, visitor: CurrentVisitor, upload: ReceivedUpload
 ) -> dict[str, Any]:
     """Create a feature group, or its next version, from the uploaded rows."""
-    with _parsed_request(upload, NewGroup) as request:
+    with _parse_request(upload, NewGroup) as request:
         group_record = request.create(full_store, name, require_rows(upload.table()))
         # If the group already existed, its first commit may have another author.
         first_commit = {} if request.may_exist else {"delta_version": 1}
@@ -142,7 +142,7 @@ def insert(
     upload: ReceivedUpload,
 ) -> dict[str, Any]:
     """Write the uploaded rows in one atomic commit."""
-    with _parsed_request(upload, Insert) as request:
+    with _parse_request(upload, Insert) as request:
         commit = request.write(full_store, name, version, require_rows(upload.table()))
         detail = {"mode": request.mode, "delta_version": commit["delta_version"]}
         log_change(full_store, visitor, "insert", f"{name}@v{version}", detail)
@@ -182,7 +182,7 @@ def tag(
 
 
 @contextmanager
-def _parsed_request(upload: Upload, model: type[RequestModel]) -> Iterator[RequestModel]:
+def _parse_request(upload: Upload, model: type[RequestModel]) -> Iterator[RequestModel]:
     """Yield the parsed JSON line of an upload, and remove the uploaded rows at the end."""
     try:
         yield upload.parse_line(model)

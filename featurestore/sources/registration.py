@@ -101,7 +101,7 @@ def _absolute_path(path: str) -> str:
 def every(session: Session) -> list[SourceSpec]:
     """Return every source, sorted by name."""
     with session.registry.reading() as connection:
-        return sources.every(connection)
+        return sources.list_all(connection)
 
 
 def get(session: Session, name: str) -> SourceSpec:

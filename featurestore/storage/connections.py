@@ -2,7 +2,7 @@
 
 The scheme of a URI selects the connection class: the built-in one for object stores, or a plugin
 from the group ``featurestore.storages``. Classes are imported lazily, since their libraries are
-optional. ``inspect`` checks a location: access, write, read, list, conditional puts, clock and
+optional. ``check_location`` checks a location: access, write, read, list, conditional puts, clock and
 removal.
 """
 

@@ -284,7 +284,7 @@ class _EarlyWriteback:
         page cache. An error is harmless.
         """
         started, self._started = self._started, self._size
-        if not hasattr(os, "posix_fadvise"):  # macOS has none
+        if not hasattr(os, "posix_fadvise"):  # macOS does not have this function
             return
         with suppress(OSError):
             os.posix_fadvise(
@@ -347,7 +347,7 @@ def _sync_directory(directory: str) -> None:
 def _remove_tree(name: str, parent: int) -> None:
     """Remove a directory and as many of its files as possible; raise OSError if any remain."""
     shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
-    with suppress(FileNotFoundError):  # nothing remains, or another process removes it, too
+    with suppress(FileNotFoundError):  # already removed, or another process is removing it
         shutil.rmtree(name, dir_fd=parent)
 
 
@@ -364,7 +364,7 @@ def _open_directory(name: str, parent: int | None, handles: ExitStack) -> int:
     if parent is not None:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
-            raise FileNotFoundError(name)  # a file has no files below it
+            raise FileNotFoundError(name)  # the path is a file, so it contains nothing
         flags |= os.O_NOFOLLOW
     handle = os.open(name, flags, dir_fd=parent)
     handles.callback(os.close, handle)

@@ -126,7 +126,7 @@ def root_of(path: str) -> str:
 def make_absolute(path: str) -> str:
     """Return the absolute form of a local path; return a URI unchanged.
 
-    >>> absolute("s3://models/features")
+    >>> make_absolute("s3://models/features")
     's3://models/features'
     """
     return path if is_uri(path) else os.path.abspath(path)

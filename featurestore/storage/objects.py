@@ -256,7 +256,7 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
         from obstore import store
     except ModuleNotFoundError as error:
         raise missing_extra("obstore", "s3") from error
-    from_url: Any = store.from_url  # its type requires each setting as a keyword
+    from_url: Any = store.from_url  # its type hints require each setting as a keyword
     if not root.startswith("s3://"):
         return from_url(root, config=dict(options), retry_config=retries)
     settings = s3_settings(options)

@@ -54,7 +54,7 @@ class SupervisedProcess:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # the process has ended already; its exit status has the reason
+            return  # the process has already ended; its exit status shows the reason
 
     def poll(self) -> int | None:
         """Return the exit status, negative for a signal, None while the command is running."""

@@ -298,7 +298,7 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
-            registered_groups = featuregroups.every(connection, limit=limit, offset=offset)
+            registered_groups = featuregroups.list_all(connection, limit=limit, offset=offset)
         groups = [
             FeatureGroup(self._session, group.name, group.version) for group in registered_groups
         ]

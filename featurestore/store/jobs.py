@@ -340,9 +340,9 @@ class MonitorCalls(JobCalls):
         store.get_monitor_history('weather_watch') lists its windows
         """
         from featurestore.jobs.monitors import service as monitors
-        from featurestore.registry.audit_log import account
+        from featurestore.registry.audit_log import process_actor
 
-        actor = account("Python")
+        actor = process_actor("Python")
         return monitors.accept(
             self._session, name, window=window, until=until, note=note, actor=actor
         )

@@ -30,9 +30,9 @@ from featurestore.store.remote_handles import (
     RemoteFeatureGroup,
     RemoteFrame,
     client_of,
-    record_as,
+    parse_record,
     remote_session,
-    unsupported,
+    unsupported_error,
 )
 from featurestore.store.remote_writes import RemoteWriteCalls
 from featurestore.training import TrainingDataset
@@ -98,9 +98,9 @@ class RemoteTrainingDataset(TrainingDataset):
         if recompute:
             self._refuse("verify(recompute=True)", "verify()")
         report = self.client.post(f"{self._address}/verify")
-        problems = tuple(record_as(Problem, each) for each in report["problems"])
+        problems = tuple(parse_record(Problem, problem) for problem in report["problems"])
         notes = tuple(report["notes"])
-        return record_as(VerifyReport, {**report, "problems": problems, "notes": notes})
+        return parse_record(VerifyReport, {**report, "problems": problems, "notes": notes})
 
     @property
     def transformations(self) -> Transformations | None:
@@ -155,10 +155,10 @@ class RemoteTrainingDataset(TrainingDataset):
         self._refuse("keras_inputs()", "download('folder').keras_inputs(...)")
 
     def drift(self) -> NoReturn:
-        raise unsupported(self.client.address, "drift()", hint="dataset.stale")
+        raise unsupported_error(self.client.address, "drift()", hint="dataset.stale")
 
     def _refuse(self, feature: str, instead: str) -> NoReturn:
-        raise unsupported(self.client.address, feature, hint=f"dataset.{instead}")
+        raise unsupported_error(self.client.address, feature, hint=f"dataset.{instead}")
 
 
 class RemoteTrainingDatasetCalls(StoreBase):
@@ -201,7 +201,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
     def __init__(self, address: str, *, token: str | None = None) -> None:
         self._client = open_client(address.rstrip("/"), token=token)
         super().__init__(remote_session(self._client))
-        self._client.get("/store")  # refuse an invalid token here, not at the first call
+        self._client.get("/store")  # an invalid token is refused now instead of at the first call
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
         page = self._client.get("/matches", q=text, limit=limit)
-        return [record_as(Match, match) for match in page["items"]]
+        return [parse_record(Match, match) for match in page["items"]]
 
     # -- features ---------------------------------------------------------------------------------
 
@@ -294,12 +294,12 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         check_dataframe_type(dataframe_type)
         read: dict[str, Any] = {
             "kind": "features",
-            "features": _references(features),
-            "label_time": _text(label_time),
+            "features": _references_to_json(features),
+            "label_time": _times_to_strings(label_time),
             "versions": None if versions is None else dict(versions),
             "join_key": _to_json(join_key),
             "join": join,
-            "as_of": _text(as_of),
+            "as_of": _times_to_strings(as_of),
             "include_keys": include_keys,
             "created_time_filter": created_time_filter,
         }
@@ -313,34 +313,34 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         return convert(frame, dataframe_type)
 
     def scheduler(self, options: Options | None = None) -> NoReturn:
-        raise unsupported(self.location, "A scheduler")
+        raise unsupported_error(self.location, "A scheduler")
 
     def transform(
         self, frame: object, dataset: TrainingDataset | Transformations | str
     ) -> NoReturn:
         hint = "store.get_training_dataset(name).transformations.apply(batch), here"
-        raise unsupported(self.location, "A frame that is transformed lazily", hint=hint)
+        raise unsupported_error(self.location, "A frame that is transformed lazily", hint=hint)
 
     def _group(self, name: str, version: int) -> FeatureGroup:
         return RemoteFeatureGroup(self._session, self._client, name, version)
 
 
-def _references(features: object) -> list[str | dict[str, Any]]:
+def _references_to_json(features: object) -> list[str | dict[str, Any]]:
     """Convert references to strings, and aggregates and on-demand features to JSON objects."""
     items = [features]
     if isinstance(features, Sequence) and not isinstance(features, str):
         items = list(features)
     references: list[str | dict[str, Any]] = []
-    for each in items:
-        if isinstance(each, WindowFeature):
-            references.append({"window": window_to_json(each)})
-        elif isinstance(each, OnDemandFeature):
-            references.append({"on_demand": {"name": each.name, "sql": each.sql}})
-        elif isinstance(each, str):
-            references.append(each)
+    for feature in items:
+        if isinstance(feature, WindowFeature):
+            references.append({"window": window_to_json(feature)})
+        elif isinstance(feature, OnDemandFeature):
+            references.append({"on_demand": {"name": feature.name, "sql": feature.sql}})
+        elif isinstance(feature, str):
+            references.append(feature)
         else:
             raise InvalidReference(
-                f"{each!r} is not a feature.", hint="get_features(['group.feature', ...])"
+                f"{feature!r} is not a feature.", hint="get_features(['group.feature', ...])"
             )
     return references
 
@@ -348,16 +348,16 @@ def _references(features: object) -> list[str | dict[str, Any]]:
 def _to_json(value: Any) -> Any:
     """Convert names, lists and mappings to JSON values."""
     if isinstance(value, Mapping):
-        return {str(name): _to_json(each) for name, each in value.items()}
+        return {str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(map(_to_json, value))
     return value
 
 
-def _text(value: Any) -> Any:
+def _times_to_strings(value: Any) -> Any:
     """Convert times to ISO strings, including times in a mapping."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(name): _text(each) for name, each in value.items()}
+        return {str(name): _times_to_strings(item) for name, item in value.items()}
     return value

@@ -33,7 +33,9 @@ REMOTE = "remote"
 T = TypeVar("T")
 
 
-def unsupported(address: str, feature: str, *, hint: str | None = None) -> UnsupportedRemotely:
+def unsupported_error(
+    address: str, feature: str, *, hint: str | None = None
+) -> UnsupportedRemotely:
     """Return the error for a feature that requires local access to the store's files."""
     return UnsupportedRemotely(
         f"{feature} needs the files of the store, which {address} does not serve.",
@@ -41,13 +43,13 @@ def unsupported(address: str, feature: str, *, hint: str | None = None) -> Unsup
     )
 
 
-def record_as(kind: type[T], record: Mapping[str, Any]) -> T:
+def parse_record(kind: type[T], record: Mapping[str, Any]) -> T:
     """Convert a server record to a dataclass; ignore unknown fields from newer servers.
 
     Raises:
         ServerUnavailable: A field of the dataclass is missing.
     """
-    field_names = {each.name for each in fields(cast(Any, kind))}
+    field_names = {field.name for field in fields(cast(Any, kind))}
     known_values = {name: value for name, value in record.items() if name in field_names}
     try:
         return kind(**known_values)
@@ -130,7 +132,7 @@ class RemoteEngine:
         """Do nothing: no data is cached."""
 
     def to_spark(self, relation: Relation) -> NoReturn:
-        raise unsupported(self.client.address, "A Spark DataFrame", hint="frame.to_arrow()")
+        raise unsupported_error(self.client.address, "A Spark DataFrame", hint="frame.to_arrow()")
 
     def close(self) -> None:
         self.client.close()
@@ -138,7 +140,7 @@ class RemoteEngine:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise unsupported(self.client.address, "This")
+        raise unsupported_error(self.client.address, "This")
 
 
 class _NoRegistry:
@@ -148,12 +150,12 @@ class _NoRegistry:
         self._address = address
 
     def reading(self) -> NoReturn:
-        raise unsupported(self._address, "This")
+        raise unsupported_error(self._address, "This")
 
     transaction = upgrading = reading
 
     def check_writable(self) -> NoReturn:
-        raise unsupported(self._address, "Writing")
+        raise unsupported_error(self._address, "Writing")
 
     def close(self) -> None:
         """Do nothing: no connection is open."""
@@ -203,7 +205,9 @@ class RemoteFrame(FeatureFrame):
         return RemoteFrame(self._session, sampled_recipe.relation(self.schema))
 
     def native(self) -> Any:
-        raise unsupported(self._session.location, "A DuckDB relation", hint="frame.to_arrow()")
+        raise unsupported_error(
+            self._session.location, "A DuckDB relation", hint="frame.to_arrow()"
+        )
 
 
 class RemoteFeatureGroup(FeatureGroup):
@@ -282,7 +286,7 @@ class RemoteFeatureGroup(FeatureGroup):
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
         path = f"{self._address}/commits"
         page = self._client.get(path, limit=min(limit, _MOST_COMMITS), before=before)
-        return list(map(commit_of, page["items"]))
+        return list(map(parse_commit, page["items"]))
 
     def insert(
         self,
@@ -305,7 +309,7 @@ class RemoteFeatureGroup(FeatureGroup):
 
     def statistics(self, *, delta_version: datetime | str | int | None = None) -> Statistics:
         if delta_version is not None:
-            raise unsupported(self._session.location, "Statistics of an older version")
+            raise unsupported_error(self._session.location, "Statistics of an older version")
         return Statistics.from_json(self._client.get(f"{self._address}/statistics"))
 
     def _recipe(self, as_of: datetime | str | int | None = None) -> Recipe:
@@ -319,14 +323,14 @@ class RemoteFeatureGroup(FeatureGroup):
         return Recipe(self._client, read)
 
 
-def commit_of(record: Mapping[str, Any]) -> Commit:
+def parse_commit(record: Mapping[str, Any]) -> Commit:
     """Convert a server record to a commit."""
     timestamp = datetime.fromisoformat(record["timestamp"])
-    return record_as(Commit, {**record, "timestamp": timestamp})
+    return parse_record(Commit, {**record, "timestamp": timestamp})
 
 
 def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[str, Any]) -> Commit:
     """Send rows to a group; untyped columns get the group's types, as in a local write."""
     rows = ingest.to_reader(df, like=group.schema)
     path = f"/featuregroups/{group.name}/{group.version}/rows"
-    return commit_of(client_of(session).send(path, options, rows))
+    return parse_commit(client_of(session).send(path, options, rows))

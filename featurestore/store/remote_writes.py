@@ -13,7 +13,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration
 from featurestore.store.featuregroups import FeatureGroupCalls
-from featurestore.store.remote_handles import client_of, commit_of, unsupported
+from featurestore.store.remote_handles import client_of, parse_commit, unsupported_error
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
@@ -39,8 +39,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
             if argument in options and not isinstance(options[argument], str):
                 options[argument] = list(options[argument])
         expectations = options.get("expectations")
-        if expectations is not None and not _is_plain(expectations):
-            raise unsupported(
+        if expectations is not None and not _is_json(expectations):
+            raise unsupported_error(
                 self.location,
                 "An object of Great Expectations",
                 hint='expectations=[{"type": "expect_column_values_to_not_be_null", '
@@ -79,7 +79,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         self, name: str, where: str, *, version: int | None = None
     ) -> Commit:
         record = self._change(name, version, "deletions", where=where)
-        return commit_of(record)
+        return parse_commit(record)
 
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
@@ -95,7 +95,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         return client_of(self._session).send(path, values)
 
 
-def _is_plain(expectations: object) -> bool:
+def _is_json(expectations: object) -> bool:
     if not isinstance(expectations, Sequence) or isinstance(expectations, str):
         return False
-    return all(isinstance(each, Mapping) for each in expectations)
+    return all(isinstance(expectation, Mapping) for expectation in expectations)

@@ -40,7 +40,7 @@ def list_datasets(
     Damaged datasets are skipped with a warning.
     """
     with session.registry.reading() as connection:
-        registrations = training_datasets.every(connection, limit=limit, offset=offset)
+        registrations = training_datasets.list_all(connection, limit=limit, offset=offset)
     readable_datasets = []
     for registration in registrations:
         try:

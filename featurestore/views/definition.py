@@ -261,7 +261,7 @@ def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
 def every(session: Session) -> list[FeatureViewSpec]:
     """Return every version of every view; damaged ones are skipped with a warning."""
     with session.registry.reading() as connection:
-        keys = feature_views.every(connection)
+        keys = feature_views.list_all(connection)
     views_read = []
     for name, version in keys:
         try:

@@ -117,15 +117,15 @@ def test_alerts_before_clock_jump_are_sent(store: FeatureStore, clock: Clock, da
     registry = store.session.registry
     clock.set(0, days)
     with registry.transaction() as connection:
-        alerts.send(connection, "begin", "hourly", {"failed": ["a"]}, ["people"])
+        alerts.enqueue_alert(connection, "begin", "hourly", {"failed": ["a"]}, ["people"])
     clock.set(0)
     with registry.transaction() as connection:
-        (message,) = alerts.waiting(connection)
-        alerts.failed(connection, message, "refused", alerts.LONGEST_WAIT)
-        assert alerts.waiting(connection) == []
+        (message,) = alerts.due_messages(connection)
+        alerts.record_failed_delivery(connection, message, "refused", alerts.LONGEST_WAIT)
+        assert alerts.due_messages(connection) == []
     clock.set(1)
     with registry.reading() as connection:
-        assert len(alerts.waiting(connection)) == 1
+        assert len(alerts.due_messages(connection)) == 1
 
 
 MOMENTS = st.integers(-2 * 86_400, 2 * 86_400).map(

@@ -169,7 +169,7 @@ class World:
             store.check_monitor("watch", window="2023-11-14T00:00:00Z")
             with store.session.registry.transaction() as connection:
                 lines = {"drift": ["x drifted"]}
-                alerts.send(connection, "begin", "watch", lines, ["ops"])
+                alerts.enqueue_alert(connection, "begin", "watch", lines, ["ops"])
             self.statistics = store.featuregroup("g").statistics().to_json()
             store.add_source("shop", str(folder / "lake"), options={"format": "csv"})
             (folder / "lake").mkdir()

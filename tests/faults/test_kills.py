@@ -47,8 +47,8 @@ def check(location: Path, write: str) -> str:
     with featurestore.connect(location) as store:
         outcome = _created(store) if write == "create" else _written(store, write)
         with store.session.registry.reading() as connection:
-            assert intents.every(connection) == []
-            for group in featuregroups.every(connection):
+            assert intents.list_all(connection) == []
+            for group in featuregroups.list_all(connection):
                 path = store.session.featuregroup_path(group.name, group.version)
                 assert group.delta_version == latest_version(path)
         staging = location / "_staging"

@@ -152,7 +152,9 @@ def prepare(location: Path) -> None:
         codes.mkdir()
         pq.write_table(pa.table({"id": [1, 2], "code": [7, 8]}), codes / "part.parquet")
         with store.session.registry.transaction() as connection:
-            alerts.send(connection, "begin", "g_watch", {"rows": ["there are none"]}, ["ops"])
+            alerts.enqueue_alert(
+                connection, "begin", "g_watch", {"rows": ["there are none"]}, ["ops"]
+            )
 
 
 def job_file(location: Path, name: str = "hourly") -> Path:

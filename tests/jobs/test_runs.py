@@ -349,7 +349,7 @@ def test_append_recorded_as_failed_lands_once(
     (run,) = city.run_job("demand", window=START)
     with city.session.registry.transaction() as connection:
         runs.end(connection, run.run_id, runs.FAILED, error="after the commit")
-        runs.failed(connection, "demand", [run.window], run_id=run.run_id)
+        runs.record_failed_windows(connection, "demand", [run.window], run_id=run.run_id)
     city.run_job("demand", due=True)
     assert rows(city) == expected(4)
 

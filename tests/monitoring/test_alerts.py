@@ -32,7 +32,7 @@ def put(store: FeatureStore, *, channel: str = "ops", lines: int = 1) -> None:
     """Put a message into the outbox."""
     told = {"drift": [f"feature {number} drifted" for number in range(lines)]}
     with store.session.registry.transaction() as connection:
-        alerts.send(connection, "begin", "watch", told, [channel])
+        alerts.enqueue_alert(connection, "begin", "watch", told, [channel])
 
 
 @pytest.fixture

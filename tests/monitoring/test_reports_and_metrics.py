@@ -150,7 +150,9 @@ def test_metric_label_count_is_bounded(
         )
         shop.check_monitor(f"w{number}")
         with shop.session.registry.transaction() as connection:
-            alerts.send(connection, "begin", f"w{number}", {"drift": ["x"]}, [f"channel{number}"])
+            alerts.enqueue_alert(
+                connection, "begin", f"w{number}", {"drift": ["x"]}, [f"channel{number}"]
+            )
     monkeypatch.setattr(metrics, "MOST_LABELS", 3)
     values: dict[tuple[str, str], set[str]] = {}
     of_metrics = 0

@@ -53,7 +53,7 @@ def begin(
 
 def left_over(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
-        return [each.run_id for each in intents.every(connection)]
+        return [each.run_id for each in intents.list_all(connection)]
 
 
 def test_recovery_removes_creation_without_rows(duckdb_store: FeatureStore) -> None:

@@ -37,7 +37,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *, ending: str) -> Iterator[None]:
 
 def left_over(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
-        return [each.kind for each in intents.every(connection)]
+        return [each.kind for each in intents.list_all(connection)]
 
 
 def test_remove_files_undeletable_file_is_reported_others_removed(

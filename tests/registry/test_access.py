@@ -27,7 +27,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
-from featurestore.server.access.visitors import digest, is_password
+from featurestore.server.access.visitors import hash_secret, verify_password
 from featurestore.store import FeatureStore
 
 ANN = Actor("ann", "browser")
@@ -120,13 +120,13 @@ def test_rebuild_keeps_access_rules(tmp_path: Path, registry_url: str | None) ->
         assert "the audit log" in rebuilt.not_restored
         assert known(store) == before
         with store.session.registry.reading() as connection:
-            token = access.find_token(connection, digest(text))
+            token = access.find_token(connection, hash_secret(text))
             user = access.find_user(connection, "ann")
         assert token is not None
         assert token.user == "bob@example.org"
         assert user is not None
-        assert is_password(user.password, PASSWORD)
-        assert not is_password(user.password, PASSWORD + "x")
+        assert verify_password(user.password, PASSWORD)
+        assert not verify_password(user.password, PASSWORD + "x")
 
 
 def test_new_registry_keeps_private_groups(tmp_path: Path) -> None:

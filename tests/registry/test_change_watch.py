@@ -14,7 +14,7 @@ import featurestore
 from featurestore.registry import access, tables
 from featurestore.registry.database import ChangeWatch
 from featurestore.registry.filtered import Views
-from featurestore.registry.hidden import hidden_from
+from featurestore.registry.hidden import find_hidden_objects
 from featurestore.store import FeatureStore
 
 
@@ -91,7 +91,7 @@ def test_hidden_objects_reflect_changes_of_any_process(
             change(store)
             found = views.registry_for(granted=(), reads_store=True)._hidden
             with served.session.registry.reading() as connection:
-                assert found == hidden_from(connection, granted=(), reads_store=True)
+                assert found == find_hidden_objects(connection, granted=(), reads_store=True)
         assert ("training_dataset", "good", number + 1) in found.outputs
         assert ("feature_view", "v", number + 1) in found.outputs
 

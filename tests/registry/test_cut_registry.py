@@ -20,7 +20,7 @@ from featurestore.errors import (
 )
 from featurestore.registry import access, overview, tables
 from featurestore.registry.filtered import EVERYTHING, VISIBLE_ROWS, Views
-from featurestore.registry.hidden import Hidden, hidden_from
+from featurestore.registry.hidden import HiddenObjects, find_hidden_objects
 from featurestore.store import FeatureStore
 from tests.registry.conftest import new_database
 
@@ -88,7 +88,7 @@ def seen_by(
     store: FeatureStore, *, granted: tuple[str, ...] = (), reads_store: bool = True
 ) -> FeatureStore:
     with store.session.registry.reading() as connection:
-        hidden = hidden_from(connection, granted=granted, reads_store=reads_store)
+        hidden = find_hidden_objects(connection, granted=granted, reads_store=reads_store)
     views = Views(store.session.registry)
     return FeatureStore(replace(store.session, registry=views.registry(hidden)))
 
@@ -148,7 +148,7 @@ def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) ->
         cut.get_training_dataset("of_salaries")
     assert cut.get_feature("pay", dataframe_type="python") == [{"pay": 0.0}, {"pay": 10.0}]
     with cut.session.registry.reading() as connection:
-        counted = overview.counts(connection)
+        counted = overview.count_objects(connection)
     assert counted["feature groups"] == 1
     assert counted["jobs"] == 0
 
@@ -167,8 +167,8 @@ def test_filtered_registry_without_store_role_lists_granted_groups(filled: Featu
 
 def test_filtered_registries_are_independent_and_read_only(filled: FeatureStore) -> None:
     views = Views(filled.session.registry)
-    first = views.registry(Hidden(groups=frozenset(["salaries"])))
-    second = views.registry(Hidden(groups=frozenset(["visits", "raises"])))
+    first = views.registry(HiddenObjects(groups=frozenset(["salaries"])))
+    second = views.registry(HiddenObjects(groups=frozenset(["visits", "raises"])))
     for _ in range(3):
         for registry, expected in ((first, ["raises", "visits"]), (second, ["salaries"])):
             with registry.reading() as connection:

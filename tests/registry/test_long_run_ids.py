@@ -10,7 +10,7 @@ import sqlalchemy as sa
 import featurestore
 from featurestore.model.run_record import RunRecord, check_run_id
 from featurestore.registry import access, experiments, tables
-from featurestore.registry.hidden import hidden_from
+from featurestore.registry.hidden import find_hidden_objects
 
 # As ids may end in the same letters, one that is cut is not that of another run either.
 IDS = ["r" * 63 + "a", "r" * 63 + "b", "r" * 63, "runs"]
@@ -39,8 +39,8 @@ def test_runs_with_long_ids_follow_group_privacy(
             access.set_private(connection, "salaries", True)
             for each in IDS:
                 group = "salaries" if each == run else "visits"
-                experiments.put(connection, record(each, group, parent=IDS[0]))
-            hidden = hidden_from(connection, granted=(), reads_store=True)
+                experiments.register(connection, record(each, group, parent=IDS[0]))
+            hidden = find_hidden_objects(connection, granted=(), reads_store=True)
             assert {name for _, name, _ in hidden.outputs} == {run}
             experiments.remove(connection, run)
             left = sa.select(tables.tags.c.name).where(tables.tags.c.kind == "experiment_run")

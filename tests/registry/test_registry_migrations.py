@@ -136,7 +136,7 @@ def test_old_registry_upgrade_keeps_rows(tmp_path: Path, old: Path) -> None:
         assert training_datasets.get(connection, "rides").pins[0].featuregroup == "speeds"
         assert lineage.results(connection, "raw")[0].name == "speeds"
         assert len(reports.validation_reports_of(connection, "featuregroup", "speeds", 1)) == 1
-        assert intents.every(connection) == []
+        assert intents.list_all(connection) == []
     registry.close()
 
 

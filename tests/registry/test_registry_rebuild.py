@@ -32,7 +32,10 @@ RESTORED = ("groups", "features", "tags", "lineage", "datasets")
 
 def known(store: FeatureStore) -> dict[str, Any]:
     with store.session.registry.reading() as connection:
-        groups, datasets = featuregroups.every(connection), training_datasets.every(connection)
+        groups, datasets = (
+            featuregroups.list_all(connection),
+            training_datasets.list_all(connection),
+        )
         return {
             "groups": [
                 (

@@ -21,7 +21,7 @@ from featurestore.recovery.groups import forget
 from featurestore.registry import artifacts, featuregroups, lineage, search_documents
 from featurestore.registry.database import Registry
 from featurestore.registry.filtered import Views
-from featurestore.registry.hidden import Hidden
+from featurestore.registry.hidden import HiddenObjects
 from featurestore.session import Session
 
 KIND = featuregroups.KIND
@@ -146,7 +146,7 @@ def test_indexed_search_equals_full_scan(session: Session) -> None:
 
 
 def cut_by(views: Views, hidden: set[str]) -> Registry:
-    return views.registry(Hidden(groups=frozenset(hidden)))
+    return views.registry(HiddenObjects(groups=frozenset(hidden)))
 
 
 def test_search_index_counts_limits_and_clear(session: Session) -> None:
@@ -171,4 +171,4 @@ def test_search_index_counts_limits_and_clear(session: Session) -> None:
 
 
 def search_documents_found(connection: sa.Connection, text: str) -> list[list[str]]:
-    return list(search_documents.candidates(connection, KIND, search_documents.FEATURE, text))
+    return list(search_documents.candidate_names(connection, KIND, search_documents.FEATURE, text))

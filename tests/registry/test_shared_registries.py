@@ -13,7 +13,7 @@ import pytest
 import featurestore
 from featurestore.errors import ConfigurationError, RegistryError
 from featurestore.recovery.rebuild import rebuild
-from featurestore.registry.stores import remembered
+from featurestore.registry.stores import read_reference
 from featurestore.store import FeatureStore
 
 ROWS = [{"x": 1, "y": 2}]
@@ -78,7 +78,7 @@ def test_connect_unknown_registry_raises_until_rebuild(tmp_path: Path, url: str)
     with pytest.raises(RegistryError, match="does not know") as told:
         featurestore.connect(tmp_path / "a", registry=url)
     assert "registry rebuild" in (told.value.hint or "")
-    assert remembered(str(tmp_path / "a")) is None
+    assert read_reference(str(tmp_path / "a")) is None
     rebuild(str(tmp_path / "a"), url=url)
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         assert groups(store) == ["left@v1"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.registry import access
-from featurestore.registry.stored_errors import UnlistedTexts, unlisted
+from featurestore.registry.stored_errors import NameRedactor, redact_names
 from featurestore.store import FeatureStore
 
 NAMES = ["salaries", "visits", "trips", "unknown"]
@@ -42,10 +42,10 @@ def test_unlisted_texts_equal_single_text_results(
     filled: FeatureStore, steps: list[tuple[str, str]]
 ) -> None:
     registry = filled.session.registry
-    with UnlistedTexts(registry, allowed_names=["trips"]) as without_names:
+    with NameRedactor(registry, allowed_names=["trips"]) as without_names:
         for step, what in steps:
             if step == "text":
-                assert without_names(what) == unlisted(registry, what, allowed_names=["trips"])
+                assert without_names(what) == redact_names(registry, what, allowed_names=["trips"])
             else:
                 with registry.transaction() as connection:
                     access.set_private(connection, what, step == "hide")
@@ -59,7 +59,7 @@ def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> N
     )
     with registry.transaction() as connection:
         access.set_private(connection, "salaries", True)
-    with UnlistedTexts(registry, allowed_names=[]) as without_names:
+    with NameRedactor(registry, allowed_names=[]) as without_names:
         first = without_names("a row of 'visits' and salaries")
         count = len(statements)
         for _ in range(100):
@@ -70,7 +70,7 @@ def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> N
 def test_unlisted_texts_unreadable_registry_removes_quoted_names(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup([{"k": 1}], "visits", primary_key="k")
-    with UnlistedTexts(store.session.registry, allowed_names=["trips"]) as without_names:
+    with NameRedactor(store.session.registry, allowed_names=["trips"]) as without_names:
         store.close()
         (tmp_path / "store" / "registry.db").write_bytes(b"damaged" * 100)
         assert without_names("'visits' of 'trips'") == "[...] of 'trips'"

@@ -54,7 +54,7 @@ from featurestore.server.featuregroups import committers
 from featurestore.server.rows import ChunkProducer, Retrieval, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
-from featurestore.store.remote_handles import record_as
+from featurestore.store.remote_handles import parse_record
 from featurestore.training.verification import Problem, VerifyReport
 from featurestore_connectors.duckdb_delta.failures import _COMPUTING
 from featurestore_connectors.duckdb_delta.relations import relation
@@ -571,8 +571,8 @@ def test_remote_writes_pass_validation(
 @pytest.mark.parametrize("kind", [Commit, Match, Problem, VerifyReport])
 def test_record_as_other_release_reads_or_raises(kind: Any) -> None:
     told = {each.name: each.name for each in fields(kind)}
-    assert record_as(kind, {**told, "told_by_newer_servers": 1}) == kind(**told)
+    assert parse_record(kind, {**told, "told_by_newer_servers": 1}) == kind(**told)
     del told[fields(kind)[0].name]
     with pytest.raises(ServerUnavailable, match=kind.__name__) as refused:
-        record_as(kind, told)
+        parse_record(kind, told)
     assert "pip install --upgrade" in str(refused.value.hint)

@@ -13,17 +13,17 @@ import featurestore
 from featurestore import experiments
 from featurestore.featuregroups.handle import details
 from featurestore.server import create_app
-from featurestore.server.rest import jsonable
+from featurestore.server.rest import to_json_value
 from featurestore.store import FeatureStore
 
 
 def test_rest_groups_equal_library_details(client: TestClient, served_store: FeatureStore) -> None:
     group = served_store.featuregroup("visits", version=1)
     address = "/api/v1/featuregroups/visits/1"
-    assert client.get(address).json() == jsonable(details(group))
+    assert client.get(address).json() == to_json_value(details(group))
     commits = client.get(f"{address}/commits").json()["items"]
-    assert commits == [jsonable(vars(each)) for each in group.history()]
-    assert client.get(f"{address}/statistics").json() == jsonable(group.statistics().to_json())
+    assert commits == [to_json_value(vars(each)) for each in group.history()]
+    assert client.get(f"{address}/statistics").json() == to_json_value(group.statistics().to_json())
     rows = client.get(f"{address}/rows", params={"limit": 2}).json()
     assert rows["columns"] == group.schema.names
     assert len(rows["rows"]) == 2
@@ -53,7 +53,7 @@ def test_rest_runs_and_models_equal_library_details(
     run = client.get(f"/api/v1/experiments/{runs[-1].id}").json()
     assert run["reported"]["loss"] == {"1": 0.1, "2": 0.05, "3": 0.1 / 3}
     model = experiments.get_model("seller", store=served_store)
-    assert client.get("/api/v1/models/seller/2").json() == jsonable(model.to_json())
+    assert client.get("/api/v1/models/seller/2").json() == to_json_value(model.to_json())
     assert len(client.get("/api/v1/models").json()["items"]) == 2
 
 

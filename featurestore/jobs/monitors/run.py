@@ -211,7 +211,7 @@ class Observation:
         with self._session.registry.reading() as connection:
             past_reports = reports.monitor_reports_out_of_bounds(connection, self._spec.name)
             acceptances = reports.acceptances(connection, self._spec.name)
-            registered = jobs.registered_at(connection, self._spec.name)
+            registered = jobs.registration_time(connection, self._spec.name)
         history = History(self._confirming_windows, acceptances)
         for report in past_reports:
             history.record(report.window, report.findings)

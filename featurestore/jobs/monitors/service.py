@@ -72,7 +72,7 @@ def get_monitors(session: Session) -> list[MonitorStatus]:
     with session.registry.reading() as connection:
         statuses = [
             MonitorStatus(job, reports.newest_monitor_report(connection, job.spec.name))
-            for job in jobs.every(connection)
+            for job in jobs.list_all(connection)
             if job.spec.kind == "monitor"
         ]
     return Listing(statuses)
@@ -224,7 +224,7 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
         if job is not None and job.spec.kind == "monitor":
             return job
         monitor_names = [
-            each.spec.name for each in jobs.every(connection) if each.spec.kind == "monitor"
+            each.spec.name for each in jobs.list_all(connection) if each.spec.kind == "monitor"
         ]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",

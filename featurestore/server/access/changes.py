@@ -28,7 +28,7 @@ from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
 from featurestore.server.access import visitors
-from featurestore.server.access.visitors import TOKEN_PREFIX, digest, hash_password, new_secret
+from featurestore.server.access.visitors import TOKEN_PREFIX, hash_password, hash_secret, new_secret
 from featurestore.session import Session
 
 COMMAND_LINE = "command line"
@@ -158,7 +158,7 @@ def make_token(
     token = Token(uuid.uuid4().hex[:12], name, label, scope, created, expires_at)
     with access_transaction(session) as connection:
         get_user(connection, name)
-        access.put_token(connection, token, digest(secret))
+        access.put_token(connection, token, hash_secret(secret))
         detail = {"user": name, "scope": scope, "expires": expires_at}
         audit_log.add(connection, actor, "make token", token.id, detail)
     return secret, token

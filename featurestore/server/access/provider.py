@@ -136,11 +136,11 @@ class ProviderClient:
         Raises:
             NotSignedIn: The code is missing, or state or issuer differ.
         """
-        values = parse_qs(
+        parameters = parse_qs(
             urlsplit(response_address).query, keep_blank_values=True, max_num_fields=20
         )
-        state, issuers = values.get("state", []), values.get("iss", [])
-        is_complete = state == [attempt.state] and len(values.get("code", [])) == 1
+        state, issuers = parameters.get("state", []), parameters.get("iss", [])
+        is_complete = state == [attempt.state] and len(parameters.get("code", [])) == 1
         if not is_complete or issuers not in ([], [self._provider.issuer]):
             raise NotSignedIn(
                 f"The response of {self._provider.label} does not match this sign-in."

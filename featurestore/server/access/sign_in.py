@@ -17,7 +17,7 @@ from featurestore.model.times import utc_now
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
-from featurestore.server.access.visitors import digest, is_password, new_secret
+from featurestore.server.access.visitors import hash_secret, new_secret, verify_password
 from featurestore.session import Session
 
 _COOKIE_LIFETIME = timedelta(hours=12)
@@ -46,12 +46,12 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
     """
     name = name.strip().lower()[:_MAX_NAME_LENGTH]
     attempt_key = _attempt_key(name, address)
-    with _take_turn(address):
+    with _serialize_attempts(address):
         attempt_id = _record_attempt(session, attempt_key)
         with session.registry.reading() as connection:
             user = access.find_user(connection, name)
         hashed = None if user is None else user.password
-        if not is_password(hashed, password) or user is None:
+        if not verify_password(hashed, password) or user is None:
             raise NotSignedIn("The name or the password is wrong.")
         with session.registry.transaction() as connection:
             access.remove_attempt(connection, attempt_id)
@@ -65,7 +65,7 @@ def start_browser_session(session: Session, name: str, method: str) -> str:
     """Start a browser session for an authenticated user and return its cookie."""
     cookie = new_secret()
     with session.registry.transaction() as connection:
-        access.put_sign_in(connection, digest(cookie), name, utc_now() + _COOKIE_LIFETIME)
+        access.put_sign_in(connection, hash_secret(cookie), name, utc_now() + _COOKIE_LIFETIME)
         audit_log.add(connection, Actor(name, "browser"), "sign in", name, {"by": method})
     return cookie
 
@@ -73,18 +73,18 @@ def start_browser_session(session: Session, name: str, method: str) -> str:
 def sign_out(session: Session, cookie: str) -> None:
     """End the browser session that a cookie identifies."""
     with session.registry.transaction() as connection:
-        access.remove_sign_in(connection, digest(cookie))
+        access.remove_sign_in(connection, hash_secret(cookie))
 
 
-def wait_after(failures: int, allowed: int) -> timedelta:
+def delay_after(failure_count: int, allowed: int) -> timedelta:
     """Return the delay before the next attempt after a number of failures.
 
-    >>> [int(wait_after(count, 5).total_seconds()) for count in (4, 5, 6, 7, 10, 10_000)]
+    >>> [int(delay_after(count, 5).total_seconds()) for count in (4, 5, 6, 7, 10, 10_000)]
     [0, 30, 60, 120, 900, 900]
     """
-    if failures < allowed:
+    if failure_count < allowed:
         return timedelta(0)
-    doublings = min(failures - allowed, 16)
+    doublings = min(failure_count - allowed, 16)
     return min(_FIRST_WAIT * 2**doublings, _LONGEST_WAIT)
 
 
@@ -117,11 +117,11 @@ def _short_hash(text: str) -> str:
 
 
 @contextmanager
-def _take_turn(address: str) -> Iterator[None]:
+def _serialize_attempts(address: str) -> Iterator[None]:
     """Serialize attempts from one address, so that successful attempts do not count as failures."""
     turn_lock = _TURNS[int(_short_hash(network_of(address)), 16) % len(_TURNS)]
     if not turn_lock.acquire(timeout=_TURN_SECONDS):
-        raise _too_many(timedelta(seconds=_TURN_SECONDS))
+        raise _too_many_attempts_error(timedelta(seconds=_TURN_SECONDS))
     try:
         yield
     finally:
@@ -134,7 +134,7 @@ def _record_attempt(session: Session, attempt_key: str) -> int:
         lock(connection, "sign in")
         wait = _remaining_wait(connection, attempt_key)
         if wait > timedelta(0):
-            raise _too_many(wait)
+            raise _too_many_attempts_error(wait)
         return access.put_attempt(connection, attempt_key)
 
 
@@ -162,10 +162,10 @@ def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
         else:
             failures = sum(min(number, _PAIR_LIMIT) for number in numbers)
         last = max(timestamp for _, timestamp in matching.values())
-        longest = max(longest, last + wait_after(failures, allowed) - now)
+        longest = max(longest, last + delay_after(failures, allowed) - now)
     return longest
 
 
-def _too_many(wait: timedelta) -> TooManyAttempts:
+def _too_many_attempts_error(wait: timedelta) -> TooManyAttempts:
     seconds = math.ceil(wait.total_seconds())
     return TooManyAttempts("Signing in failed too often.", hint=f"wait {seconds} seconds")

@@ -41,7 +41,7 @@ def hash_password(password: str) -> str:
     return _hasher().hash(password)
 
 
-def is_password(hashed: str | None, password: str) -> bool:
+def verify_password(hashed: str | None, password: str) -> bool:
     """Return True if a password matches a hash; takes the same time if there is no hash."""
     from argon2.exceptions import InvalidHashError, VerificationError
 
@@ -72,23 +72,23 @@ def new_secret() -> str:
     return secrets.token_urlsafe(32)
 
 
-def digest(secret: str) -> str:
+def hash_secret(secret: str) -> str:
     """Return the SHA-256 digest of a secret, which is stored instead of the secret.
 
-    >>> digest("x")[:8]
+    >>> hash_secret("x")[:8]
     '2d711642'
     """
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def form_token(cookie: str) -> str:
+def compute_form_token(cookie: str) -> str:
     """Return the CSRF token for a cookie, which other sites cannot compute."""
-    return digest(f"form of {cookie}")
+    return hash_secret(f"form of {cookie}")
 
 
-def is_form_token(cookie: str, token: str) -> bool:
+def verify_form_token(cookie: str, token: str) -> bool:
     """Return True if a string is the CSRF token for a cookie."""
-    return secrets.compare_digest(form_token(cookie).encode(), token.encode())
+    return secrets.compare_digest(compute_form_token(cookie).encode(), token.encode())
 
 
 NONE, READER, WRITER, ADMIN = "none", "reader", "writer", "admin"
@@ -118,25 +118,25 @@ def check_scope(scope: str) -> str:
     raise InvalidArgument(f"Unknown scope {scope!r}.", hint=f"one of {', '.join(SCOPES)}")
 
 
-def includes(role: str, needed: str) -> bool:
+def role_includes(role: str, needed: str) -> bool:
     """Return True if a role has all permissions of another role.
 
-    >>> includes("admin", "writer"), includes("reader", "writer")
+    >>> role_includes("admin", "writer"), role_includes("reader", "writer")
     (True, False)
     """
     return ROLES.index(role) >= ROLES.index(needed)
 
 
-def weaker(first: str, second: str) -> str:
+def lower_role(first: str, second: str) -> str:
     """Return the role with fewer permissions.
 
-    >>> weaker("admin", "reader")
+    >>> lower_role("admin", "reader")
     'reader'
     """
     return min(first, second, key=ROLES.index)
 
 
-def stronger(first: str, second: str) -> str:
+def higher_role(first: str, second: str) -> str:
     """Return the role with more permissions."""
     return max(first, second, key=ROLES.index)
 
@@ -161,8 +161,8 @@ class Visitor:
         """Return True if the visitor has a role on the store or on a group."""
         role = self.role
         if group is not None:
-            role = stronger(role, self.groups.get(group, NONE))
-        return includes(role, needed)
+            role = higher_role(role, self.groups.get(group, NONE))
+        return role_includes(role, needed)
 
     def check(self, needed: str, group: str | None = None) -> None:
         """Require a role on the store or on a group.
@@ -192,7 +192,7 @@ def visitor_from_token(session: Session, text: str) -> Visitor:
         NotSignedIn: The token is unknown, revoked or expired.
     """
     with session.registry.reading() as connection:
-        token = access.find_token(connection, digest(text))
+        token = access.find_token(connection, hash_secret(text))
         user = None
         if token is not None and not token.expired:
             user = access.find_user(connection, token.user)
@@ -207,13 +207,13 @@ def visitor_from_token(session: Session, text: str) -> Visitor:
 def visitor_from_cookie(session: Session, text: str) -> Visitor | None:
     """Return the user who is signed in with a cookie; None if the session has ended."""
     with session.registry.reading() as connection:
-        user = access.find_sign_in(connection, digest(text))
+        user = access.find_sign_in(connection, hash_secret(text))
         if user is None:
             return None
         return _build_visitor(connection, user, "browser", ADMIN, cookie=text)
 
 
-def check_has_users(session: Session) -> None:
+def require_users(session: Session) -> None:
     """Check that the store has at least one user.
 
     Raises:
@@ -238,7 +238,7 @@ def _build_visitor(
 ) -> Visitor:
     groups = {}
     for group, role in access.roles_of(connection, user.name).items():
-        groups[group] = weaker(role, max_role)
-    role = weaker(user.role, max_role)
+        groups[group] = lower_role(role, max_role)
+    role = lower_role(user.role, max_role)
     sees_all = user.role == ADMIN
     return Visitor(user.name, role, groups, sign_in_method, sees_all, cookie)

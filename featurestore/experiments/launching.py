@@ -33,7 +33,7 @@ from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, WorkerTask, find_launcher
 from featurestore.readers.checkpoint import newest_checkpoint
 from featurestore.storage import files
-from featurestore.storage.appending import last_lines
+from featurestore.storage.appending import read_last_lines
 from featurestore.training.dataset import TrainingDataset
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def _failure(
     trace = attempt_end.trace
     if trace is None:
         log = os.path.join(execution.directory, "logs", "worker-00000.log")
-        trace = "\n".join(last_lines(log, 15))
+        trace = "\n".join(read_last_lines(log, 15))
     attempts = len(record.attempts)
     return RunFailed(
         f"Run {record.id!r} of {record.name!r} failed after {attempts} "

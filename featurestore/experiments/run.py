@@ -14,7 +14,7 @@ from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.display import value_text
 from featurestore.model.run_record import RunRecord
-from featurestore.storage.appending import last_lines
+from featurestore.storage.appending import read_last_lines
 
 if TYPE_CHECKING:
     from featurestore.experiments.status import Listener
@@ -122,7 +122,7 @@ class Run:
     def logs(self, worker: int = 0, *, lines: int = 100) -> str:
         """Return the last lines that a worker printed."""
         path = os.path.join(self.path, "logs", f"worker-{worker:05d}.log")
-        return "\n".join(last_lines(path, lines)).strip("\n")
+        return "\n".join(read_last_lines(path, lines)).strip("\n")
 
     def resume(
         self,

@@ -18,7 +18,7 @@ from featurestore.model.display import printable_line
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
-from featurestore.storage.appending import last_lines
+from featurestore.storage.appending import read_last_lines
 from featurestore.storage.supervised import describe_exit
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def _in_notebook(logs: Logs) -> Lines:
 def _progress_lines(logs: Logs) -> list[str]:
     progress_lines = []
     for name, path in logs().items():
-        log_lines = [line for line in last_lines(path, 20) if line.strip()]
+        log_lines = [line for line in read_last_lines(path, 20) if line.strip()]
         last = printable_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
         progress_lines.append(f"{printable_line(name)}: {last}"[:_WIDTH])
     return progress_lines

@@ -23,7 +23,7 @@ from featurestore.model.times import utc_now
 from featurestore.plugins.launcher import Gang, Launcher, RunningGang
 from featurestore.plugins.worker_port import Peer, Received, WorkerPort
 from featurestore.session import Session
-from featurestore.storage.appending import last_lines
+from featurestore.storage.appending import read_last_lines
 from featurestore.storage.supervised import describe_exit
 
 
@@ -313,7 +313,7 @@ class TrialPool:
         self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
             return
-        log_tail = "\n".join(last_lines(slot.log, 15))
+        log_tail = "\n".join(read_last_lines(slot.log, 15))
         raise RunFailed(
             f"Workers end before they begin a trial: {describe_exit(status)}\n{log_tail}"
         )

@@ -106,7 +106,7 @@ def refuse_used(session: Session, name: str, version: int, *, force: bool) -> No
         UsedByFeatureView: Lists the views.
     """
     with session.registry.reading() as connection:
-        reading = feature_views.reading(connection, name, version)
+        reading = feature_views.views_reading(connection, name, version)
     if not reading:
         return
     users = listing(f"{view.name} version {view.version}" for view in reading)

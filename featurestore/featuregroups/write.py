@@ -254,7 +254,7 @@ def _warn_views(session: Session, spec: FeatureGroupSpec) -> None:
     a recreated version breaks it.
     """
     with session.registry.reading() as connection:
-        reading = feature_views.reading(connection, spec.name)
+        reading = feature_views.views_reading(connection, spec.name)
     for view in reading:
         features = [feature for feature in view.features if feature.group == spec.name]
         missing_features = incompatible_features(features, spec)

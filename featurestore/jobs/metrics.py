@@ -158,7 +158,7 @@ class _StoreGauges:
             for job in jobs.list_all(connection, limit=MOST_LABELS):
                 name = job.spec.name
                 last = runs.last(connection, name)
-                finished = runs.of_job(connection, name, state=runs.DONE, last=1)
+                finished = runs.runs_of_job(connection, name, state=runs.DONE, last=1)
                 if finished and finished[-1].ended is not None:
                     success.labels(name).set(finished[-1].ended.timestamp())
                 if last is not None and last.seconds is not None:

@@ -135,7 +135,7 @@ def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
     has several runners, are checked one by one.
     """
     with session.registry.reading() as connection:
-        running = runs.of_job(connection, name, state=runs.RUNNING)
+        running = runs.runs_of_job(connection, name, state=runs.RUNNING)
         if shared:
             running = [
                 run

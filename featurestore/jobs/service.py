@@ -106,7 +106,7 @@ def get_runs(session: Session, name: str) -> list[Run]:
     """Return the runs of a job, oldest first."""
     with session.registry.reading() as connection:
         jobs.get(connection, name)
-        return Listing(runs.of_job(connection, name))
+        return Listing(runs.runs_of_job(connection, name))
 
 
 def set_paused(session: Session, name: str, *, paused: bool) -> None:
@@ -334,7 +334,7 @@ def plan_job(
         )
         features += list(map(str, pinned.windows))
     with session.registry.reading() as connection:
-        recent_runs = runs.of_job(connection, name, state=runs.DONE, last=_RECENT)
+        recent_runs = runs.runs_of_job(connection, name, state=runs.DONE, last=_RECENT)
     return JobPlan(
         job=name,
         windows=tuple(windows),

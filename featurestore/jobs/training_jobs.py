@@ -177,7 +177,7 @@ def _unchanged_version(latest: int) -> RunOutput:
 
 def _inputs_changed(run: JobRun) -> bool:
     with run.session.registry.reading() as connection:
-        finished_runs = runs.of_job(connection, run.spec.name, state=runs.DONE)
+        finished_runs = runs.runs_of_job(connection, run.spec.name, state=runs.DONE)
     if not finished_runs or finished_runs[-1].ended is None:
         return True
     recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}

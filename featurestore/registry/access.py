@@ -249,10 +249,10 @@ def roles_on(connection: Connection, group: str) -> dict[str, str]:
     }
 
 
-def set_private(connection: Connection, group: str, private_groups_of_store: bool) -> None:
+def set_private(connection: Connection, group: str, is_private: bool) -> None:
     """Make a group private, so that only users with a role on it can read it, or public."""
     connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
-    if private_groups_of_store:
+    if is_private:
         values = {"featuregroup": group, "created": to_micros(utc_now())}
         connection.execute(private_groups.insert().values(**values))
 

@@ -204,7 +204,7 @@ class _FeatureViews(VersionedTable):
         lineage.add(connection, self.kind, name, version, delta_version=None, inputs=inputs)
         lineage.replace_windows(connection, self.kind, name, version, spec.windows)
 
-    def reading(
+    def views_reading(
         self, connection: Connection, group: str, version: int | None = None
     ) -> list[FeatureViewSpec]:
         """Return the views that read a group (any version, or one of them)."""

@@ -38,7 +38,7 @@ def process_actor(how: str) -> Actor:
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """An entry in the audit log."""
 
     at: datetime
@@ -72,7 +72,7 @@ def add(
 
 def entries(
     connection: Connection, *, who: str = "", text: str = "", limit: int | None, offset: int = 0
-) -> list[Entry]:
+) -> list[AuditEntry]:
     """List entries, newest first, optionally by user or by a string in action or subject."""
     query = sa.select(audit_log).order_by(audit_log.c.id.desc())
     if who:
@@ -83,7 +83,7 @@ def entries(
     return [_to_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
 
 
-def commits(connection: Connection, group: str, version: int) -> list[tuple[int, Entry]]:
+def commits(connection: Connection, group: str, version: int) -> list[tuple[int, AuditEntry]]:
     """Return the writes to a group version as (Delta version, entry), oldest first."""
     subject = f"{group}@v{version}"
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
@@ -97,7 +97,7 @@ def commits(connection: Connection, group: str, version: int) -> list[tuple[int,
     return commit_entries
 
 
-def _to_entry(row: sa.Row[Any]) -> Entry:
+def _to_entry(row: sa.Row[Any]) -> AuditEntry:
     with translate_parse_errors("the audit log"):
         detail = dict(json.loads(row.detail))
-    return Entry(from_micros(row.at), row.who, row.how, row.action, row.subject, detail)
+    return AuditEntry(from_micros(row.at), row.who, row.how, row.action, row.subject, detail)

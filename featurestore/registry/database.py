@@ -77,7 +77,7 @@ class Registry:
             RegistryError: The database cannot be used.
         """
         self.check_writable()
-        with self.upgrading() as connection:
+        with self.upgrade_transaction() as connection:
             yield connection
 
     def check_writable(self) -> None:
@@ -89,7 +89,7 @@ class Registry:
             )
 
     @contextmanager
-    def upgrading(self) -> Iterator[Connection]:
+    def upgrade_transaction(self) -> Iterator[Connection]:
         """Yield a connection as ``transaction`` does, even to a read-only copy.
 
         Upgrades use it, because the tables of a copy must also be those of this release.
@@ -103,7 +103,7 @@ class Registry:
         with self._connection(immediate=False) as connection, connection.begin():
             yield connection
 
-    def is_hidden(self, text: str) -> bool:
+    def has_hidden_name(self, text: str) -> bool:
         """Return whether a string contains a name that is hidden from this registry's readers."""
         return False
 
@@ -229,7 +229,7 @@ def _open_shared(
     """Open the index of a location in a database that may contain indexes of other locations."""
     shared = Registry(url, directory, durable=durable)
     try:
-        with shared.upgrading() as connection:
+        with shared.upgrade_transaction() as connection:
             index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
             if index.schema is not None and shared.dialect == "postgresql":
                 connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))

@@ -111,7 +111,7 @@ _COLUMNS = {
 class FilteredRegistry(Registry):
     """A read-only registry that omits hidden rows."""
 
-    def __init__(self, registry: Registry, views: Views, hidden: HiddenObjects) -> None:
+    def __init__(self, registry: Registry, views: RegistryViews, hidden: HiddenObjects) -> None:
         self._views = views  # keeps the connections open while this registry is in use
         self._engine = views.engine
         self._url = registry._url
@@ -128,16 +128,16 @@ class FilteredRegistry(Registry):
             with connection.begin():
                 yield connection
 
-    def is_hidden(self, text: str) -> bool:
+    def has_hidden_name(self, text: str) -> bool:
         """Return whether a string contains a hidden name."""
-        return self._hidden.is_named(text)
+        return self._hidden.is_mentioned_in(text)
 
     def check_writable(self) -> NoReturn:
         """Raise NotAllowed: writes use the unfiltered registry after a role check."""
         raise NotAllowed("This registry is open for reading only.")
 
     @contextmanager
-    def upgrading(self) -> Iterator[Connection]:
+    def upgrade_transaction(self) -> Iterator[Connection]:
         self.check_writable()
         yield from ()
 
@@ -145,7 +145,7 @@ class FilteredRegistry(Registry):
         """Do nothing: the connections are shared."""
 
 
-class Views:
+class RegistryViews:
     """A pool of registry connections with filtering views, shared by all users."""
 
     def __init__(self, registry: Registry) -> None:

@@ -77,7 +77,7 @@ class HiddenObjects:
         """The names that must not appear in messages to this user."""
         return self.groups | self.jobs | {name for _, name, _ in self.outputs}
 
-    def is_named(self, text: str) -> bool:
+    def is_mentioned_in(self, text: str) -> bool:
         """Return whether a string contains a hidden name."""
         return not self.names.isdisjoint(extract_words(text))
 

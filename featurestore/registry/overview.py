@@ -132,7 +132,7 @@ class Incident:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingLink:
     """An experiment, a dataset that its runs read, and optionally a model that a run trained."""
 
     experiment: str
@@ -406,7 +406,9 @@ def lineage_edges(
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
-def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int) -> list[Training]:
+def trainings(
+    connection: Connection, matching: Mapping[str, str], *, limit: int
+) -> list[TrainingLink]:
     """Return experiments with the datasets that they read and the models that they trained.
 
     ``matching`` contains the name of one "experiment", "dataset" or "model".
@@ -424,4 +426,4 @@ def trainings(connection: Connection, matching: Mapping[str, str], *, limit: int
     columns_by_kind = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
     for kind, name in matching.items():
         query = query.where(columns_by_kind[kind] == name)
-    return [Training(*row) for row in connection.execute(query)]
+    return [TrainingLink(*row) for row in connection.execute(query)]

@@ -125,7 +125,7 @@ def end(connection: Connection, run_id: str, state: str, **outcome: Any) -> None
     )
 
 
-def of_job(
+def runs_of_job(
     connection: Connection, job: str, *, state: str | None = None, last: int | None = None
 ) -> list[Run]:
     """Return the runs of a job, oldest first, optionally only the ``last`` newest ones."""

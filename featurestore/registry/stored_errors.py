@@ -139,7 +139,7 @@ def restore_names(connection: Connection, text: str) -> str:
 
     text = _SHOWN.sub(list_names, text)
     hidden: HiddenObjects | None = connection.info.get(HIDDEN)
-    if hidden is not None and hidden.is_named(text):
+    if hidden is not None and hidden.is_mentioned_in(text):
         return _WITHHELD
     return text
 

@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse,
 
 from featurestore.errors import NotAllowed, NotSignedIn
 from featurestore.registry import access, audit_log
-from featurestore.registry.audit_log import Entry
+from featurestore.registry.audit_log import AuditEntry
 from featurestore.server.access import changes
 from featurestore.server.access import sign_in as browser_sessions
 from featurestore.server.access.provider import Attempt, ProviderClient
@@ -189,7 +189,7 @@ def audit_page(
 ) -> Response:
     """Display the audit log entries, newest first."""
 
-    def read(limit: int, offset: int) -> list[Entry]:
+    def read(limit: int, offset: int) -> list[AuditEntry]:
         with store.session.registry.reading() as connection:
             return audit_log.entries(
                 connection, who=who.strip(), text=q.strip(), limit=limit, offset=offset

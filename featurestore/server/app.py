@@ -14,7 +14,7 @@ from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import missing_extra
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import RETRIEVAL
-from featurestore.registry.filtered import Views
+from featurestore.registry.filtered import RegistryViews
 from featurestore.server.access.provider import ProviderClient
 from featurestore.server.access.visitors import require_users
 from featurestore.server.settings import (
@@ -68,7 +68,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.state.store = _in_process_store(store)
     app.state.jobs_engine = store.engine
     app.state.settings = settings or ServerSettings()
-    app.state.views = Views(store.session.registry)
+    app.state.views = RegistryViews(store.session.registry)
     app.state.job_runs = JobRuns()
     app.state.provider = None
     if app.state.settings.provider is not None:

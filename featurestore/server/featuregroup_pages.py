@@ -158,7 +158,7 @@ def history_page(
         tab="history",
         commits=list(zip_longest(commits, previous_versions)),
         next_before=next_before,
-        authors=records.committers(full_store, group, commits),
+        authors=records.commit_authors(full_store, group, commits),
     )
 
 

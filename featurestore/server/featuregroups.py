@@ -108,7 +108,7 @@ def require_statistics(
     )
 
 
-def committers(
+def commit_authors(
     full_store: FeatureStore, group: FeatureGroup, commits: Sequence[Commit]
 ) -> dict[int, str]:
     """Return the authors of commits made through a server, by Delta version."""

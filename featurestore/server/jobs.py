@@ -132,7 +132,7 @@ def list_runs(store: Store, name: Name, limit: Limit = 100) -> Items:
     """List the newest runs of a job, newest first."""
     service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
-        job_runs = runs.of_job(connection, name, last=limit)[::-1]
+        job_runs = runs.runs_of_job(connection, name, last=limit)[::-1]
     return Items(items=[record(run_record(job_run)) for job_run in job_runs], next=None)
 
 
@@ -167,7 +167,7 @@ def job_page(
     """Display the windows of a job and its runs, newest first."""
     job = service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
-        job_runs = runs.of_job(connection, name, last=_MAX_RUNS)[::-1]
+        job_runs = runs.runs_of_job(connection, name, last=_MAX_RUNS)[::-1]
     if format == "csv":
         rows = [list(run_record(job_run).values()) for job_run in job_runs]
         columns = list(run_record(job_runs[0])) if job_runs else []
@@ -197,7 +197,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     if log is None or not files.is_below(log, store.session.logs_path) or not files.exists(log):
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")
-    if store.session.registry.is_hidden(text.replace(store.location, "")):
+    if store.session.registry.has_hidden_name(text.replace(store.location, "")):
         raise no_log
     with store.session.registry.reading() as connection:
         return PlainTextResponse(stored_errors.restore_names(connection, text))

@@ -39,7 +39,7 @@ _MAX_DATASETS = 100
 _UNCOUNTED_KINDS = ("job", "experiment")
 
 
-class FeatureSteps:
+class FeatureLineage:
     """Lineage of a single feature; ``columns`` maps datasets and views to derived column names.
 
     Retrieval plans, view definitions, window jobs and the queries of SQL jobs contain column names.
@@ -168,7 +168,7 @@ class FeatureSteps:
         """Return the edges to the feature views that contain a feature."""
         group, column = node.parts
         edges: Edges = []
-        for spec in self._query(feature_views.reading, group, node.version):
+        for spec in self._query(feature_views.views_reading, group, node.version):
             origin = (group, node.version, column)
             column_names = [
                 feature.name
@@ -215,7 +215,7 @@ def graph_around(
     store: FeatureStore, focus: Node, *, up: int = 3, down: int = 3, limit: int = MAX_NODES
 ) -> Graph:
     """Return the graph around a node, ``up`` steps upstream and ``down`` steps downstream."""
-    feature = FeatureSteps(store)
+    feature = FeatureLineage(store)
     if focus.kind == "feature":
         before = _edges_within(focus, up, feature.sources, limit)
         after = _edges_within(focus, down, feature.results, limit)

@@ -97,7 +97,7 @@ class BodyLimit:
         max_bytes = self._max_bytes_by_type.get(headers.get(b"content-type", b""), self._max_bytes)
         content_length = headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > max_bytes:
-            await _refuse(send, 413, f"The body of a request has at most {max_bytes:,} bytes.")
+            await _reject(send, 413, f"The body of a request has at most {max_bytes:,} bytes.")
             return
         await self._app(scope, _CountedBody(receive, max_bytes, self._seconds), send)
 
@@ -113,7 +113,7 @@ class AddressLimit:
         if scope["type"] == "http":
             size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
             if size > self._max_bytes:
-                await _refuse(send, 414, f"A URL has at most {self._max_bytes:,} bytes.")
+                await _reject(send, 414, f"A URL has at most {self._max_bytes:,} bytes.")
                 return
         await self._app(scope, receive, send)
 
@@ -135,7 +135,7 @@ class TimeLimit:
             await self._app(scope, receive, send)
 
 
-async def _refuse(send: Send, status: int, detail: str) -> None:
+async def _reject(send: Send, status: int, detail: str) -> None:
     problem = {
         "type": "about:blank",
         "title": "Request too long",

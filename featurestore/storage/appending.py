@@ -71,7 +71,7 @@ def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
         return file.read(max_bytes)
 
 
-def last_lines(path: str, count: int) -> list[str]:
+def read_last_lines(path: str, count: int) -> list[str]:
     """Return the last lines of a text file, from at most its last 64 KiB."""
     if not os.path.exists(path):
         return []

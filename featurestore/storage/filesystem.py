@@ -152,7 +152,7 @@ class _SharedFile:
         """Do nothing: no connection is open between reads."""
 
 
-class Mirror:
+class LocalMirror:
     """A local copy of selected files below a URI, as they were when listed."""
 
     def __init__(self, uri: str) -> None:

@@ -69,15 +69,15 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
         value = checked.get(key)
         # A session token in the environment belongs to the credentials there.
         if not value and (key != TOKEN or USER not in checked):
-            value = _from_environment(key)
+            value = _read_environment(key)
         if value:
             store[key] = value
     if not any(key in store for key in _CREDENTIALS) and not any(
         name in os.environ for name in _PLATFORM
     ):
-        store.update(_from_file("credentials", _CREDENTIALS))
+        store.update(_read_profile("credentials", _CREDENTIALS))
     if "aws_region" not in store:
-        store["aws_region"] = _from_file("config", ("region",)).get("region", "us-east-1")
+        store["aws_region"] = _read_profile("config", ("region",)).get("region", "us-east-1")
     client = {}
     for key in _CLIENT:
         value = checked.get(key) or os.environ.get(f"AWS_{key.upper()}") or _SECONDS.get(key)
@@ -158,7 +158,7 @@ def check_options(
     return checked
 
 
-def _from_environment(key: str) -> str | None:
+def _read_environment(key: str) -> str | None:
     aliases = [alias.upper() for alias, name in _ALIASES.items() if name == key]
     names = [key.upper(), *aliases]
     if key == "aws_endpoint_url":
@@ -169,7 +169,7 @@ def _from_environment(key: str) -> str | None:
     return None
 
 
-def _from_file(name: str, keys: tuple[str, ...]) -> dict[str, str]:
+def _read_profile(name: str, keys: tuple[str, ...]) -> dict[str, str]:
     """Return the profile settings from an AWS configuration file; empty without a profile."""
     profile = os.environ.get("AWS_PROFILE", "default")
     if name == "credentials":

@@ -59,7 +59,7 @@ class ShardCache:
             DatasetDamaged: The bytes do not match the manifest.
             StorageError: The shard cannot be fetched, or the copy cannot be written.
         """
-        copies = self._copies(shard)
+        copies = self._copy_paths(shard)
         target = copies[-1][1]
         with ExitStack() as handles:
             while True:
@@ -82,7 +82,7 @@ class ShardCache:
         with self.locked_copy(directory, shard) as path:
             return path
 
-    def _copies(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
+    def _copy_paths(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
         """Return the files of a shard with the paths of their copies, the shard itself last."""
         if not _SHA256.fullmatch(shard.sha256):
             raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256.")

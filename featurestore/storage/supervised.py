@@ -88,6 +88,6 @@ def describe_exit(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def search_path() -> str:
+def python_path() -> str:
     """Return the import path of this process in the format of PYTHONPATH."""
     return os.pathsep.join(os.path.abspath(entry) for entry in sys.path)

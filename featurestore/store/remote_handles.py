@@ -69,7 +69,7 @@ class Recipe:
     labels: pa.Table | None = None
     steps: tuple[Mapping[str, Any], ...] = ()
 
-    def and_then(self, **step: Any) -> Recipe:
+    def with_step(self, **step: Any) -> Recipe:
         """Return a copy of the recipe with one more step."""
         return replace(self, steps=(*self.steps, step))
 
@@ -108,11 +108,11 @@ class RemoteEngine:
 
         recipe: Recipe = relation.native
         schema = pa.schema([relation.schema.field(name) for name in columns])
-        return recipe.and_then(select=list(columns.values())).relation(schema)
+        return recipe.with_step(select=list(columns.values())).relation(schema)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
         recipe: Recipe = relation.native
-        return recipe.and_then(filter=predicate).relation(relation.schema)
+        return recipe.with_step(filter=predicate).relation(relation.schema)
 
     def count(self, relation: Relation) -> int:
         recipe: Recipe = relation.native
@@ -143,7 +143,7 @@ class RemoteEngine:
         raise unsupported_error(self.client.address, "This")
 
 
-class _NoRegistry:
+class _UnavailableRegistry:
     """A placeholder for the registry of a served store, which clients cannot access."""
 
     def __init__(self, address: str) -> None:
@@ -169,7 +169,7 @@ def client_of(session: Session) -> Client:
 def remote_session(client: Client) -> Session:
     """Return a session that uses a client."""
     engine = cast(Engine, RemoteEngine(client))
-    registry = cast(Registry, _NoRegistry(client.address))
+    registry = cast(Registry, _UnavailableRegistry(client.address))
     return Session(client.address, engine, registry)
 
 
@@ -200,7 +200,7 @@ class RemoteFrame(FeatureFrame):
     ) -> FeatureFrame:
         recipe: Recipe = self.relation.native
         names = None if by is None else self._column_names([by])
-        sampled_recipe = recipe.and_then(sample={"fraction": fraction, "seed": seed, "by": names})
+        sampled_recipe = recipe.with_step(sample={"fraction": fraction, "seed": seed, "by": names})
         sampled_recipe.schema()  # the server checks the fraction
         return RemoteFrame(self._session, sampled_recipe.relation(self.schema))
 

@@ -13,7 +13,7 @@ from sqlalchemy import event
 import featurestore
 from featurestore.registry import access, tables
 from featurestore.registry.database import ChangeWatch
-from featurestore.registry.filtered import Views
+from featurestore.registry.filtered import RegistryViews
 from featurestore.registry.hidden import find_hidden_objects
 from featurestore.store import FeatureStore
 
@@ -44,7 +44,7 @@ def statements_of(store: FeatureStore) -> Iterator[list[str]]:
     event.remove(engine, "before_cursor_execute", listen)
 
 
-def names_in(views: Views, *, granted: tuple[str, ...] = ()) -> list[str]:
+def names_in(views: RegistryViews, *, granted: tuple[str, ...] = ()) -> list[str]:
     with views.registry_for(granted=granted, reads_store=True).reading() as connection:
         names = connection.execute(sa.select(tables.featuregroups.c.name)).scalars()
         return sorted(names)
@@ -56,7 +56,7 @@ def test_hidden_objects_are_cached_until_commit(
     served, other = stores
     with other.session.registry.transaction() as connection:
         access.set_private(connection, "pay", True)
-    views = Views(served.session.registry)
+    views = RegistryViews(served.session.registry)
     names_in(views)  # a new connection makes its views, which Postgres takes for a change
     names_in(views)
     names_in(views, granted=("pay",))
@@ -72,7 +72,7 @@ def test_hidden_objects_reflect_changes_of_any_process(
 ) -> None:
     """Each change by each of two stores; what is kept is what is found anew."""
     served, other = stores
-    views = Views(served.session.registry)
+    views = RegistryViews(served.session.registry)
     labels = [{"who": "a", "good": True}]
 
     def make_dataset(store: FeatureStore) -> None:

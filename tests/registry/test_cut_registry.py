@@ -19,7 +19,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
 )
 from featurestore.registry import access, overview, tables
-from featurestore.registry.filtered import EVERYTHING, VISIBLE_ROWS, Views
+from featurestore.registry.filtered import EVERYTHING, VISIBLE_ROWS, RegistryViews
 from featurestore.registry.hidden import HiddenObjects, find_hidden_objects
 from featurestore.store import FeatureStore
 from tests.registry.conftest import new_database
@@ -89,7 +89,7 @@ def seen_by(
 ) -> FeatureStore:
     with store.session.registry.reading() as connection:
         hidden = find_hidden_objects(connection, granted=granted, reads_store=reads_store)
-    views = Views(store.session.registry)
+    views = RegistryViews(store.session.registry)
     return FeatureStore(replace(store.session, registry=views.registry(hidden)))
 
 
@@ -166,7 +166,7 @@ def test_filtered_registry_without_store_role_lists_granted_groups(filled: Featu
 
 
 def test_filtered_registries_are_independent_and_read_only(filled: FeatureStore) -> None:
-    views = Views(filled.session.registry)
+    views = RegistryViews(filled.session.registry)
     first = views.registry(HiddenObjects(groups=frozenset(["salaries"])))
     second = views.registry(HiddenObjects(groups=frozenset(["visits", "raises"])))
     for _ in range(3):

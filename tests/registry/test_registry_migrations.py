@@ -34,7 +34,7 @@ def test_new_registry_has_head_revision(tmp_path: Path, registry_url: str | None
 
 def test_migrations_equal_new_registry_tables(tmp_path: Path, registry_url: str | None) -> None:
     registry = open_registry(str(tmp_path), url=registry_url)
-    with registry.upgrading() as connection:
+    with registry.upgrade_transaction() as connection:
         created = _described(connection)
         everything = sa.MetaData()
         everything.reflect(connection)

@@ -20,7 +20,7 @@ from featurestore.model.window_features import WindowLineage
 from featurestore.recovery.groups import forget
 from featurestore.registry import artifacts, featuregroups, lineage, search_documents
 from featurestore.registry.database import Registry
-from featurestore.registry.filtered import Views
+from featurestore.registry.filtered import RegistryViews
 from featurestore.registry.hidden import HiddenObjects
 from featurestore.session import Session
 
@@ -117,7 +117,7 @@ def session(tmp_path: Path, registry_url: str | None) -> Iterator[Session]:
 
 def test_indexed_search_equals_full_scan(session: Session) -> None:
     registry = session.registry
-    views = Views(registry)
+    views = RegistryViews(registry)
 
     @settings(max_examples=20, deadline=None)
     @given(st.lists(writes(), max_size=8), WORDS, st.sets(st.sampled_from(NAMES), max_size=1))
@@ -145,7 +145,7 @@ def test_indexed_search_equals_full_scan(session: Session) -> None:
     check()
 
 
-def cut_by(views: Views, hidden: set[str]) -> Registry:
+def cut_by(views: RegistryViews, hidden: set[str]) -> Registry:
     return views.registry(HiddenObjects(groups=frozenset(hidden)))
 
 

@@ -50,7 +50,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.retrieval import FeatureFrame
 from featurestore.server import ServerSettings, create_app, uploads
 from featurestore.server.access import changes
-from featurestore.server.featuregroups import committers
+from featurestore.server.featuregroups import commit_authors
 from featurestore.server.rows import ChunkProducer, Retrieval, stream_chunks
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
@@ -561,10 +561,10 @@ def test_remote_writes_pass_validation(
     assert {each.subject for each in logged} == {"made", "made@v1"}
     group = local.featuregroup("made")
     commits = dict.fromkeys([1, commit.delta_version, deleted.delta_version], "wil")
-    assert committers(local, group, group.history()) == commits
+    assert commit_authors(local, group, group.history()) == commits
     local.delete_featuregroup("made", version=1)
     again = local.create_featuregroup(first, "made", **declared)
-    assert committers(local, again, again.history()) == {}
+    assert commit_authors(local, again, again.history()) == {}
     local.delete_featuregroup("made", version=1)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
 from featurestore.storage import files
-from featurestore.storage.supervised import SupervisedProcess, search_path
+from featurestore.storage.supervised import SupervisedProcess, python_path
 
 _GPUS = "/proc/driver/nvidia/gpus"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -33,7 +33,7 @@ class LocalLauncher:
         running = LocalGang()
         try:
             for task, share in zip(gang.tasks, shares, strict=True):
-                environment = {**os.environ, "PYTHONPATH": search_path(), **task.environment}
+                environment = {**os.environ, "PYTHONPATH": python_path(), **task.environment}
                 if share is not None:
                     environment[_DEVICES] = task.environment.get(_DEVICES, share)
                 running.processes.append(

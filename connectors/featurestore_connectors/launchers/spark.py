@@ -22,7 +22,7 @@ from featurestore.errors import EngineError, NotEnoughSlots, RunFailed, missing_
 from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
 from featurestore.plugins.worker_port import Peer, WorkerPort, connect_to_driver
 from featurestore.storage import files
-from featurestore.storage.supervised import SupervisedProcess, search_path
+from featurestore.storage.supervised import SupervisedProcess, python_path
 
 _REGISTRATION_SECONDS = 20.0
 _POLL_SECONDS = 0.05
@@ -197,7 +197,7 @@ def _supervise(task: WorkerTask, task_input: bytes, driver: Connection) -> int:
         [sys.executable, "-m", WORKER_MODULE],
         task_input,
         log=task.log,
-        environment={**os.environ, "PYTHONPATH": search_path(), **task.environment},
+        environment={**os.environ, "PYTHONPATH": python_path(), **task.environment},
         directory=task.directory,
     )
     try:

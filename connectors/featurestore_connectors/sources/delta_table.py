@@ -28,7 +28,7 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.connections import delta_options
-from featurestore.storage.filesystem import Mirror
+from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.drivers import one_line
@@ -166,14 +166,14 @@ class DeltaSnapshot(TypedColumns):
         )
 
 
-def _mirror_log(path: str) -> Mirror:
+def _mirror_log(path: str) -> LocalMirror:
     """Return a mirror of a table with its log fetched."""
-    mirror = Mirror(path)
+    mirror = LocalMirror(path)
     mirror.fetch(name for name in mirror.names if name.startswith(f"{log.LOG_FOLDER}/"))
     return mirror
 
 
-def _version_files(mirror: Mirror, path: str, version: int) -> list[str]:
+def _version_files(mirror: LocalMirror, path: str, version: int) -> list[str]:
     """Return the data files of a version; all files if only the kernel can read the log."""
     try:
         return [each.path[len(path) + 1 :] for each in read_snapshot(path, version).files]

@@ -68,7 +68,7 @@ def upgrade(registry: Registry) -> str:
         RegistryError: The database has a revision from before the first release.
     """
     head = head_revision()
-    with registry.upgrading() as connection:
+    with registry.upgrade_transaction() as connection:
         if registry.dialect == "postgresql":
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
         # Read while holding the lock: another process may have upgraded the database meanwhile.

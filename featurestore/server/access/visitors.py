@@ -16,7 +16,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import access
 from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
-from featurestore.registry.filtered import Views
+from featurestore.registry.filtered import RegistryViews
 from featurestore.session import Session
 from featurestore.store import FeatureStore
 
@@ -178,7 +178,7 @@ class Visitor:
             )
 
 
-def visible_to(visitor: Visitor, full_store: FeatureStore, views: Views) -> FeatureStore:
+def visible_to(visitor: Visitor, full_store: FeatureStore, views: RegistryViews) -> FeatureStore:
     """Return the store filtered to the objects that a visitor may read."""
     reads_store = visitor.role != NONE
     registry = views.registry_for(granted=visitor.groups, reads_store=reads_store)

@@ -120,7 +120,7 @@ def search(
 
 def _matches(query: _Search, kind: str | None) -> Iterator[Match]:
     for phase in (
-        _matching_names,
+        _names,
         _features,
         _tags,
         _descriptions,
@@ -132,7 +132,7 @@ def _matches(query: _Search, kind: str | None) -> Iterator[Match]:
                 yield match
 
 
-def _matching_names(query: _Search) -> Iterator[Match]:
+def _names(query: _Search) -> Iterator[Match]:
     for name, version in featuregroups.latest_names(query.connection, containing=query.text):
         if query.among is None or name in query.among:
             yield Match(name, version, "name", name, name)

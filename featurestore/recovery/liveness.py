@@ -72,14 +72,14 @@ _process_owners: dict[str, _Owner] = {}
 _owners_lock = threading.Lock()
 
 
-def _reset_after_fork() -> None:
+def _forget_parent() -> None:
     """Reset the state after ``fork``: a child does not own the locks of its parent."""
     global _owners_lock
     _owners_lock = threading.Lock()
     _process_owners.clear()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def this_process(location: str) -> str:

@@ -64,7 +64,7 @@ class VersionedTable:
     not_found: type[FeatureStoreError]
     latest_hint: str
     creation_hint: str
-    suggest: Callable[[str, list[str]], str | None] = lambda _name, _matching_names: None
+    suggest: Callable[[str, list[str]], str | None] = lambda _name, _names: None
     list_command: str | None = None
 
     def versions(self, connection: Connection, name: str) -> list[int]:

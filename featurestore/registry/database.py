@@ -196,7 +196,7 @@ def open_registry(
         RegistryTooNew: The registry was written by a newer release of the feature store.
         RegistryError: The database cannot be opened.
     """
-    registry = _open_existing(directory, url, read_only, durable=durable, adopt=adopt)
+    registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
     try:
         if revision(registry) != head_revision():
             upgrade(registry)
@@ -206,7 +206,7 @@ def open_registry(
     return registry
 
 
-def _open_existing(
+def _open_directory(
     directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
 ) -> Registry:
     parsed = _parse_url(directory, url)

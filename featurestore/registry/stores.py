@@ -91,12 +91,12 @@ def check_no_reference(directory: str) -> None:
     Raises:
         ConfigurationError: The message contains the URL to pass.
     """
-    memory = read_reference(directory)
-    if memory is not None:
+    reference = read_reference(directory)
+    if reference is not None:
         raise ConfigurationError(
-            f"The store at {directory!r} has its registry at {memory.registry}, "
+            f"The store at {directory!r} has its registry at {reference.registry}, "
             "which was not passed.",
-            hint=f"connect({directory!r}, registry={memory.registry!r}), or "
+            hint=f"connect({directory!r}, registry={reference.registry!r}), or "
             "$FEATURESTORE_REGISTRY; a password goes into the URL",
         )
 
@@ -133,21 +133,21 @@ def claim(
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
     _stores.create(connection, checkfirst=True)
-    memory = read_reference(directory)
-    row = _row(connection, directory, memory)
+    reference = read_reference(directory)
+    row = _row(connection, directory, reference)
     if row is not None and _is_copy(row, directory):
         if not adopt:
             raise _copied_location_error(row.location, directory)
         row = None
-        memory = None
+        reference = None
     if row is None:
-        index = _claim_index(connection, directory, memory, adopt=adopt, url=url)
+        index = _claim_index(connection, directory, reference, adopt=adopt, url=url)
     else:
         index = IndexLocation(row.id, row.is_first)
         moved = sa.update(_stores).where(_stores.c.id == row.id)
         connection.execute(moved.values(location=directory))
     now = RegistryReference(index.store, _url_to_store(url, directory))
-    if not read_only and now != memory:
+    if not read_only and now != reference:
         fields = {"store": now.store, "registry": now.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
     return index
@@ -174,10 +174,12 @@ def locations(connection: Connection) -> list[str]:
     return [row.location for row in rows]
 
 
-def _row(connection: Connection, directory: str, memory: RegistryReference | None) -> sa.Row | None:  # type: ignore[type-arg]
+def _row(
+    connection: Connection, directory: str, reference: RegistryReference | None
+) -> sa.Row | None:  # type: ignore[type-arg]
     """Return the row of a store by its id or location."""
-    if memory is not None:
-        return connection.execute(sa.select(_stores).where(_stores.c.id == memory.store)).first()
+    if reference is not None:
+        return connection.execute(sa.select(_stores).where(_stores.c.id == reference.store)).first()
     return connection.execute(sa.select(_stores).where(_stores.c.location == directory)).first()
 
 
@@ -197,7 +199,7 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
 def _claim_index(
     connection: Connection,
     directory: str,
-    memory: RegistryReference | None,
+    reference: RegistryReference | None,
     *,
     adopt: bool,
     url: sa.URL,
@@ -208,7 +210,7 @@ def _claim_index(
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
     is_first = is_free and (is_listed or not _indexed_versions(connection))
-    store = uuid.uuid4().hex if memory is None else memory.store
+    store = uuid.uuid4().hex if reference is None else reference.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
     return IndexLocation(store, is_first)
 

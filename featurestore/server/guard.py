@@ -106,9 +106,8 @@ async def check_token(request: Request, cookie: str) -> None:
         NotAllowed: The token is missing or invalid.
     """
     token = request.headers.get(FORM_HEADER, "")
-    if (
-        not token and request.headers.get("content-type") != RETRIEVAL
-    ):  # retrieval bodies may be large
+    # Retrieval bodies may be large and contain no form.
+    if not token and request.headers.get("content-type") != RETRIEVAL:
         token = (await read_form(request)).get(FORM_FIELD, "")
     if not verify_form_token(cookie, token):
         raise NotAllowed("The form token is missing or invalid.", hint="reload the page")

@@ -115,21 +115,21 @@ def check_conditions(retrieval: Retrieval, *, max_characters: int) -> None:
     Raises:
         LimitExceeded: The SQL is too long.
     """
-    texts = [step.filter for step in retrieval.steps if step.filter is not None]
+    sql_conditions = [step.filter for step in retrieval.steps if step.filter is not None]
     if isinstance(retrieval.read, ReadFeatures):
-        texts += [
+        sql_conditions += [
             _feature_sql(spec) for spec in retrieval.read.features if not isinstance(spec, str)
         ]
-    check_sql(*texts, max_characters=max_characters)
+    check_sql(*sql_conditions, max_characters=max_characters)
 
 
-def check_sql(*texts: str, max_characters: int) -> None:
+def check_sql(*sql_strings: str, max_characters: int) -> None:
     """Check the total length of SQL strings.
 
     Raises:
         LimitExceeded: The SQL is too long.
     """
-    characters = sum(map(len, texts))
+    characters = sum(map(len, sql_strings))
     if characters > max_characters:
         raise LimitExceeded(
             f"The conditions of the request have {characters:,} characters; the limit is "

@@ -29,7 +29,7 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
     """
     with session.registry.reading() as connection:
         registration = training_datasets.get(connection, name, version)
-    return _open_existing(session, registration)
+    return _open(session, registration)
 
 
 def list_datasets(
@@ -44,7 +44,7 @@ def list_datasets(
     readable_datasets = []
     for registration in registrations:
         try:
-            readable_datasets.append(_open_existing(session, registration))
+            readable_datasets.append(_open(session, registration))
         except FeatureStoreError as error:
             warn_caller(
                 f"The training dataset {registration.name} version {registration.version} is skipped: "
@@ -101,7 +101,7 @@ def clean_all(session: Session) -> list[str]:
     return actions
 
 
-def _open_existing(session: Session, registration: RegisteredDataset) -> TrainingDataset:
+def _open(session: Session, registration: RegisteredDataset) -> TrainingDataset:
     directory = session.training_dataset_path(registration.name, registration.version)
     return TrainingDataset(
         directory, datasets.read(directory, registration.name, registration.version), session

@@ -96,7 +96,7 @@ canary_baseline = featurestore.monitor_job(
 """
 
 
-def _rows_to_frame(amount: str, secret: str, value: float) -> list[dict[str, object]]:
+def _rows(amount: str, secret: str, value: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for number, who in enumerate("abcdef"):
         at = NOON + timedelta(minutes=30)
@@ -112,7 +112,7 @@ def _labels() -> list[dict[str, object]]:
 def fill_public(store: FeatureStore, folder: Path) -> None:
     """Make what everybody sees, and the users."""
     store.create_featuregroup(
-        _rows_to_frame("pay", "open", 1.0), "visits", primary_key="who", event_time="seen",
+        _rows("pay", "open", 1.0), "visits", primary_key="who", event_time="seen",
         tags={"owner": "ann", "team": "web"}, description="Visits.",
     )  # fmt: skip
     frame = store.get_features(["visits.pay"], labels=_labels())
@@ -136,13 +136,13 @@ def fill_private(store: FeatureStore, folder: Path) -> None:
     bounds = {"column": "canary_amount", "max_value": 8e6}
     expectation = {"type": "expect_column_values_to_be_between", "kwargs": bounds}
     store.create_featuregroup(
-        _rows_to_frame("canary_amount", "canaryvalue", 7717177.25), PRIVATE, primary_key="who",
+        _rows("canary_amount", "canaryvalue", 7717177.25), PRIVATE, primary_key="who",
         event_time="seen", tags={"owner": "canary", "canary": "canary"}, description="canary",
         descriptions={"canary_amount": "canary"}, expectations=[expectation],
         validation="quarantine",
     )  # fmt: skip
     changes.set_private(store.session, ROOT, PRIVATE, True)
-    refused = _rows_to_frame("canary_amount", "canaryvalue", 7717177e9)[:1]
+    refused = _rows("canary_amount", "canaryvalue", 7717177e9)[:1]
     store.insert_into_featuregroup(refused, PRIVATE, mode="upsert")
     frame = store.get_features([f"{PRIVATE}.canary_amount"], labels=_labels())
     for _ in range(2):

@@ -87,8 +87,8 @@ def find_user(connection: Connection, name: str) -> User | None:
 
 def find_identity(connection: Connection, issuer: str, subject: str) -> User | None:
     """Return the user with an identity from an identity provider."""
-    same = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
-    row = connection.execute(sa.select(users).where(same)).first()
+    is_identity = sa.and_(users.c.issuer == issuer, users.c.subject == subject)
+    row = connection.execute(sa.select(users).where(is_identity)).first()
     return None if row is None else _to_user(row)
 
 
@@ -224,8 +224,8 @@ def remove_attempts(connection: Connection, subject: str) -> None:
 
 def put_role(connection: Connection, group: str, user: str, role: str | None) -> None:
     """Set the role of a user on a group; None removes it."""
-    same = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
-    connection.execute(group_roles.delete().where(same))
+    is_role_of_user = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
+    connection.execute(group_roles.delete().where(is_role_of_user))
     if role is not None:
         values = {"featuregroup": group, "username": user, "role": role}
         connection.execute(group_roles.insert().values(**values))

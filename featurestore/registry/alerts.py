@@ -106,8 +106,8 @@ def close_incidents(
 ) -> None:
     """Close incidents."""
     for incident in ended_incidents:
-        change = incidents.update().where(incidents.c.id == incident.id)
-        connection.execute(change.values(ended=to_micros(now)))
+        update = incidents.update().where(incidents.c.id == incident.id)
+        connection.execute(update.values(ended=to_micros(now)))
 
 
 def record_reminders(
@@ -115,8 +115,8 @@ def record_reminders(
 ) -> None:
     """Record that a reminder was sent for incidents."""
     for incident in reminded_incidents:
-        change = incidents.update().where(incidents.c.id == incident.id)
-        connection.execute(change.values(reminded=to_micros(now)))
+        update = incidents.update().where(incidents.c.id == incident.id)
+        connection.execute(update.values(reminded=to_micros(now)))
 
 
 # -- outbox ---------------------------------------------------------------------------------------
@@ -179,16 +179,16 @@ def claim_message(connection: Connection, message: Outgoing, holder: str) -> boo
         outbox.c.delivered.is_(None),
         outbox.c.holder.is_(None) if message.holder is None else outbox.c.holder == message.holder,
     )
-    changed = connection.execute(outbox.update().where(is_unclaimed).values(holder=holder))
-    return bool(changed.rowcount)
+    result = connection.execute(outbox.update().where(is_unclaimed).values(holder=holder))
+    return bool(result.rowcount)
 
 
 def record_delivery(connection: Connection, message: Outgoing) -> None:
     """Record that a message was delivered."""
-    change = outbox.update().where(outbox.c.id == message.id)
+    update = outbox.update().where(outbox.c.id == message.id)
     now = to_micros(times.utc_now())
     connection.execute(
-        change.values(delivered=now, holder=None, error=None, attempts=message.attempts + 1)
+        update.values(delivered=now, holder=None, error=None, attempts=message.attempts + 1)
     )
 
 
@@ -196,10 +196,12 @@ def record_failed_delivery(
     connection: Connection, message: Outgoing, error: str, wait: timedelta
 ) -> None:
     """Record that a delivery failed, and when to retry it."""
-    change = outbox.update().where(outbox.c.id == message.id)
-    again = to_micros(times.utc_now() + wait)
+    update = outbox.update().where(outbox.c.id == message.id)
+    next_attempt = to_micros(times.utc_now() + wait)
     connection.execute(
-        change.values(holder=None, error=error[:500], attempts=message.attempts + 1, next_try=again)
+        update.values(
+            holder=None, error=error[:500], attempts=message.attempts + 1, next_try=next_attempt
+        )
     )
 
 
@@ -210,17 +212,17 @@ def count_messages_by_channel(connection: Connection) -> dict[str, dict[str, int
     ).group_by(outbox.c.channel)
     return {
         str(channel): {
-            "delivered": int(arrived),
-            "waiting": int(total) - int(arrived),
+            "delivered": int(delivered_count),
+            "waiting": int(total) - int(delivered_count),
         }
-        for channel, total, arrived in connection.execute(query)
+        for channel, total, delivered_count in connection.execute(query)
     }
 
 
 def _to_outgoing(row: sa.Row[tuple[object, ...]]) -> Outgoing:
-    arrived = None
+    delivered = None
     if row.delivered is not None:
-        arrived = from_micros(row.delivered)
+        delivered = from_micros(row.delivered)
     return Outgoing(
-        row.id, row.channel, row.attempts, row.holder, arrived, row.error, str(row.message)
+        row.id, row.channel, row.attempts, row.holder, delivered, row.error, str(row.message)
     )

@@ -173,8 +173,8 @@ def latest_names(
 ) -> list[tuple[str, int]]:
     """Return name and latest version of groups whose name contains a string, ignoring case."""
     name, version = featuregroups.c.name, featuregroups.c.version
-    matches = contains_text(connection, name, containing)
-    query = sa.select(name, version).where(matches, is_latest(featuregroups)).order_by(name)
+    name_matches = contains_text(connection, name, containing)
+    query = sa.select(name, version).where(name_matches, is_latest(featuregroups)).order_by(name)
     if limit is not None:
         query = query.limit(limit)
     return [(row.name, row.version) for row in connection.execute(query)]
@@ -294,8 +294,8 @@ def _describe_features(
 ) -> None:
     """Set column descriptions; columns without a description get an empty one."""
     is_of_group = features.c.featuregroup_id == group_id
-    described = sa.and_(is_of_group, features.c.description != "")
-    connection.execute(features.update().where(described).values(description=""))
+    has_description = sa.and_(is_of_group, features.c.description != "")
+    connection.execute(features.update().where(has_description).values(description=""))
     is_column = sa.and_(is_of_group, features.c.name == sa.bindparam("column"))
     change = features.update().where(is_column).values(description=sa.bindparam("text"))
     rows = [{"column": column, "text": text} for column, text in descriptions.items()]
@@ -401,9 +401,9 @@ def search_features(
 
     If ``among`` is set, only these groups are searched.
     """
-    searched = text.casefold()
+    folded_text = text.casefold()
     field = search_documents.FEATURE
     for groups in search_documents.candidate_names(connection, KIND, field, text, among=among):
         for feature in latest_features(connection, groups=groups):
-            if searched in feature.name.casefold():
+            if folded_text in feature.name.casefold():
                 yield feature

@@ -167,19 +167,19 @@ class RegistryViews:
 
         The hidden objects are cached until the next commit to the registry.
         """
-        rights = (frozenset(granted), reads_store)
+        permissions = (frozenset(granted), reads_store)
         with self._lock:
             state = self._watch.state()  # the result belongs to this state or a later one
             if state != self._state:
                 self._hidden_by_rights.clear()
                 self._state = state
-            hidden = self._hidden_by_rights.get(rights)
+            hidden = self._hidden_by_rights.get(permissions)
             if hidden is None:
                 with self._registry.reading() as connection:
                     hidden = find_hidden_objects(
                         connection, granted=granted, reads_store=reads_store
                     )
-                self._hidden_by_rights[rights] = hidden
+                self._hidden_by_rights[permissions] = hidden
         return self.registry(hidden)
 
 
@@ -187,10 +187,10 @@ def _create_views(connection: Any, _record: object) -> None:
     """Create the views in a new connection; the database drops them with the connection."""
     cursor = connection.cursor()
     is_sqlite = type(connection).__module__.startswith("sqlite3")
-    base = "main."
+    base_schema = "main."
     if not is_sqlite:
         cursor.execute("select quote_ident(current_schema())")
-        base = f"{cursor.fetchone()[0]}."
+        base_schema = f"{cursor.fetchone()[0]}."
     for name, types in _LISTS.items():
         columns = ", ".join(f"{column} {kind}" for column, kind in types.items())
         if is_sqlite:
@@ -203,22 +203,22 @@ def _create_views(connection: Any, _record: object) -> None:
                 f"current_setting('featurestore.{name}')::jsonb) as h({columns})"
             )
     for table in tables.metadata.sorted_tables:
-        cursor.execute(_view_statement(table, base))
+        cursor.execute(_view_statement(table, base_schema))
     cursor.close()
     if not is_sqlite:
         connection.commit()
 
 
-def _view_statement(table: sa.Table, base: str) -> str:
+def _view_statement(table: sa.Table, base_schema: str) -> str:
     """Return the statement that creates the filtering view of a table."""
     columns = []
     for column in table.columns:
-        shown = _COLUMNS.get((table.name, column.name), f't."{column.name}"')
-        columns.append(f'{shown} as "{column.name}"')
-    condition = VISIBLE_ROWS[table.name].replace("{base}", base)
+        expression = _COLUMNS.get((table.name, column.name), f't."{column.name}"')
+        columns.append(f'{expression} as "{column.name}"')
+    condition = VISIBLE_ROWS[table.name].replace("{base}", base_schema)
     return (
         f'create temporary view "{table.name}" as select {", ".join(columns)} '
-        f'from {base}"{table.name}" t where {condition}'
+        f'from {base_schema}"{table.name}" t where {condition}'
     )
 
 
@@ -240,8 +240,8 @@ def _set_hidden_names(connection: Connection, hidden: HiddenObjects) -> None:
             if connection.dialect.name == "sqlite":
                 connection.exec_driver_sql(f"delete from {name}")
                 if rows:
-                    marks = ", ".join("?" * len(_LISTS[name]))
-                    connection.exec_driver_sql(f"insert into {name} values ({marks})", rows)
+                    placeholders = ", ".join("?" * len(_LISTS[name]))
+                    connection.exec_driver_sql(f"insert into {name} values ({placeholders})", rows)
             else:
                 records = [dict(zip(_LISTS[name], row, strict=True)) for row in rows]
                 setting = sa.select(

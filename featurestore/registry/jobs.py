@@ -51,8 +51,8 @@ class RegisteredJob:
         }
 
     def _repr_html_(self) -> str:
-        more = {"version": self.version, "kind": self.spec.kind, "origin": self.origin}
-        return display.properties_table({**self._summary(), **more}, caption="Job")
+        details = {"version": self.version, "kind": self.spec.kind, "origin": self.origin}
+        return display.properties_table({**self._summary(), **details}, caption="Job")
 
 
 def register(
@@ -68,10 +68,10 @@ def register(
             job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
         )
     if last is not None and last.hash == spec.hash:
-        same = sa.and_(
+        is_last = sa.and_(
             job_definitions.c.name == spec.name, job_definitions.c.version == last.version
         )
-        connection.execute(job_definitions.update().where(same).values(origin=origin))
+        connection.execute(job_definitions.update().where(is_last).values(origin=origin))
         return _version_of(last)
     version = 1 if last is None else _version_of(last) + 1
     connection.execute(
@@ -121,8 +121,8 @@ def registration_time(connection: Connection, name: str) -> datetime | None:
 
 def definition(connection: Connection, name: str, version: int) -> JobSpec:
     """Return one version of a job definition."""
-    same = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
-    text = connection.execute(sa.select(job_definitions.c.spec).where(same)).scalar_one()
+    is_version = sa.and_(job_definitions.c.name == name, job_definitions.c.version == version)
+    text = connection.execute(sa.select(job_definitions.c.spec).where(is_version)).scalar_one()
     with translate_parse_errors(f"job {name!r} version {version}"):
         return JobSpec.from_text(text)
 
@@ -348,7 +348,7 @@ def _put_row(
     connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
     """Update a row, or insert it if it does not exist."""
-    same = sa.and_(*(table.c[name] == value for name, value in key.items()))
-    changed = connection.execute(table.update().where(same).values(**values))
-    if not changed.rowcount:
+    has_key = sa.and_(*(table.c[name] == value for name, value in key.items()))
+    result = connection.execute(table.update().where(has_key).values(**values))
+    if not result.rowcount:
         connection.execute(table.insert().values(**key, **values))

@@ -64,9 +64,13 @@ def add(
     Each input is an object with ``source`` (or ``featuregroup``), and optionally ``version`` and
     ``delta_version``.
     """
-    same = sa.and_(lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version)
+    is_output = sa.and_(
+        lineage.c.kind == kind, lineage.c.name == name, lineage.c.version == version
+    )
     connection.execute(
-        lineage.delete().where(same, lineage.c.delta_version.is_not_distinct_from(delta_version))
+        lineage.delete().where(
+            is_output, lineage.c.delta_version.is_not_distinct_from(delta_version)
+        )
     )
     rows = [
         {

@@ -224,15 +224,15 @@ def _group_conditions(
 
 
 def _has_tag(key: str, value: str) -> sa.ColumnElement[bool]:
-    same = sa.and_(
+    is_match = sa.and_(
         tags.c.kind == KIND,
         tags.c.name == featuregroups.c.name,
         tags.c.version == featuregroups.c.version,
         tags.c.key == key,
     )
     if value:
-        same = sa.and_(same, tags.c.value == value)
-    return exists(sa.select(tags.c.key).where(same).correlate(featuregroups))
+        is_match = sa.and_(is_match, tags.c.value == value)
+    return exists(sa.select(tags.c.key).where(is_match).correlate(featuregroups))
 
 
 def filter_group_names(
@@ -324,10 +324,10 @@ def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
         .group_by(run_rows.c.job)
         .subquery()
     )
-    same = sa.and_(newest.c.job == run_rows.c.job, newest.c.started == run_rows.c.started)
+    is_newest = sa.and_(newest.c.job == run_rows.c.job, newest.c.started == run_rows.c.started)
     query = (
         sa.select(run_rows.c.run_id)
-        .join(newest, same)
+        .join(newest, is_newest)
         .where(run_rows.c.state == runs.FAILED)
         .order_by(run_rows.c.started.desc())
     )
@@ -354,7 +354,7 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
     """Return the groups whose newest report has a failed expectation, newest first."""
     reports = validation_reports
     newer = reports.alias("newer")
-    same = sa.and_(
+    is_newer = sa.and_(
         newer.c.kind == reports.c.kind,
         newer.c.name == reports.c.name,
         newer.c.version == reports.c.version,
@@ -363,7 +363,7 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
     query = (
         sa.select(reports)
         .where(reports.c.kind == KIND, reports.c.success.is_(False))
-        .where(~exists(sa.select(newer.c.id).where(same).correlate(reports)))
+        .where(~exists(sa.select(newer.c.id).where(is_newer).correlate(reports)))
         .order_by(reports.c.id.desc())
     )
     failures = []

@@ -71,8 +71,8 @@ class Run:
         }
 
     def _repr_html_(self) -> str:
-        more = {"hint": self.hint, "inputs": self.inputs, "log": self.log}
-        return display.properties_table({**self._summary(), **more}, caption="Run")
+        details = {"hint": self.hint, "inputs": self.inputs, "log": self.log}
+        return display.properties_table({**self._summary(), **details}, caption="Run")
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,10 @@ def _matching_names(connection: Connection, kind: str, field: str, text: str) ->
     indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
     # A process whose SQLite does not support trigrams writes documents that are not indexed.
     unindexed = matching_names.where(_columns.indexed.is_(False))
-    either = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
-    return list(connection.execute(sa.select(either.c.name).order_by(either.c.name)).scalars())
+    all_names = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
+    return list(
+        connection.execute(sa.select(all_names.c.name).order_by(all_names.c.name)).scalars()
+    )
 
 
 def normalize(text: str) -> str:
@@ -137,8 +139,10 @@ def create_index(connection: Connection) -> None:
 def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
     if has_index(connection):
         # FTS5 needs the indexed string to remove its trigrams.
-        indexed = sa.select(_columns.id, _columns.text).where(condition, _columns.indexed.is_(True))
-        rows = [(row.id, row.text) for row in connection.execute(indexed)]
+        indexed_documents = sa.select(_columns.id, _columns.text).where(
+            condition, _columns.indexed.is_(True)
+        )
+        rows = [(row.id, row.text) for row in connection.execute(indexed_documents)]
         removal = f"insert into {_INDEX} ({_INDEX}, rowid, text)"
         _change_index(connection, removal, [("delete", *row) for row in rows])
     connection.execute(search_documents.delete().where(condition))
@@ -178,11 +182,11 @@ def _supports_trigrams(connection: Connection) -> bool:
 
 
 def _create_in_postgres(connection: Connection) -> None:
-    located = sa.text(
+    schema_query = sa.text(
         "select quote_ident(n.nspname) from pg_extension e "
         "join pg_namespace n on n.oid = e.extnamespace where e.extname = 'pg_trgm'"
     )
-    schema = connection.execute(located).scalar()
+    schema = connection.execute(schema_query).scalar()
     if schema is not None:
         connection.exec_driver_sql(
             "create index if not exists ix_search_documents_text "

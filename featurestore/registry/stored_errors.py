@@ -133,8 +133,8 @@ def restore_names(connection: Connection, text: str) -> str:
     def list_names(match: re.Match[str]) -> str:
         column = _NAME_COLUMNS[match[1]]
         count = connection.execute(sa.select(sa.func.count(sa.distinct(column)))).scalar_one()
-        first = sa.select(column).distinct().order_by(column).limit(_LISTED)
-        names = listing(connection.execute(first).scalars())
+        first_names = sa.select(column).distinct().order_by(column).limit(_LISTED)
+        names = listing(connection.execute(first_names).scalars())
         return f"{names} and {count - _LISTED} more" if count > _LISTED else names
 
     text = _SHOWN.sub(list_names, text)

@@ -109,8 +109,10 @@ def strip_secrets(url: sa.URL) -> str:
     """
     if url.get_backend_name() == "sqlite" and url.database:
         url = url.set(database=os.path.abspath(url.database))
-    bare = sa.URL.create(url.drivername, url.username, None, url.host, url.port, url.database)
-    return bare.render_as_string()
+    url_without_secrets = sa.URL.create(
+        url.drivername, url.username, None, url.host, url.port, url.database
+    )
+    return url_without_secrets.render_as_string()
 
 
 def claim(
@@ -144,11 +146,11 @@ def claim(
         index = _claim_index(connection, directory, reference, adopt=adopt, url=url)
     else:
         index = IndexLocation(row.id, row.is_first)
-        moved = sa.update(_stores).where(_stores.c.id == row.id)
-        connection.execute(moved.values(location=directory))
-    now = RegistryReference(index.store, _url_to_store(url, directory))
-    if not read_only and now != reference:
-        fields = {"store": now.store, "registry": now.registry}
+        update = sa.update(_stores).where(_stores.c.id == row.id)
+        connection.execute(update.values(location=directory))
+    new_reference = RegistryReference(index.store, _url_to_store(url, directory))
+    if not read_only and new_reference != reference:
+        fields = {"store": new_reference.store, "registry": new_reference.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
     return index
 
@@ -204,12 +206,12 @@ def _claim_index(
     adopt: bool,
     url: sa.URL,
 ) -> IndexLocation:
-    is_listed = _indexes_location(connection, directory)
-    if not (adopt or is_listed) and _contains_versions(directory):
+    is_indexed = _indexes_location(connection, directory)
+    if not (adopt or is_indexed) and _contains_versions(directory):
         raise _unknown_location_error(connection, directory, url)
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
-    is_first = is_free and (is_listed or not _indexed_versions(connection))
+    is_first = is_free and (is_indexed or not _indexed_versions(connection))
     store = uuid.uuid4().hex if reference is None else reference.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))
     return IndexLocation(store, is_first)
@@ -217,13 +219,13 @@ def _claim_index(
 
 def _indexed_versions(connection: Connection) -> list[tuple[str, str, int]]:
     """Return (folder, name, version) for all groups and datasets in the database's own tables."""
-    listed = []
+    versions = []
     paths = {"featuregroups": tables.featuregroups, "training_datasets": tables.training_datasets}
     for kind, table in paths.items():
         if sa.inspect(connection).has_table(table.name):
             for row in connection.execute(sa.select(table.c.name, table.c.version)):
-                listed.append((kind, row.name, row.version))
-    return listed
+                versions.append((kind, row.name, row.version))
+    return versions
 
 
 def _indexes_location(connection: Connection, directory: str) -> bool:

@@ -248,12 +248,14 @@ def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> 
 @pages.post("/password")
 def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
     """Change the password after checking the current one, and end all browser sessions."""
-    person = _browser_user(visitor)
+    browser_user = _browser_user(visitor)
     with store.session.registry.reading() as connection:
-        user = changes.get_user(connection, person.name)
+        user = changes.get_user(connection, browser_user.name)
     if not verify_password(user.password, form.get("before", "")):
         raise NotAllowed("The current password is wrong.")
-    changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
+    changes.set_password(
+        store.session, browser_user.actor, browser_user.name, form.get("password", "")
+    )
     response = RedirectResponse("/sign-in", status_code=303)
     response.delete_cookie(COOKIE)
     return response

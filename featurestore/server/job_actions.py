@@ -129,16 +129,16 @@ def backfill(
     _check_windows(
         service.get_job(full_store.session, name).spec, first, last, max_windows=settings.windows
     )
-    anew = form.get("anew", "") == "yes"
+    recompute = form.get("anew", "") == "yes"
     command = _backfill_command(name, first, last)
-    _check_runs_here(request, f"{command} --anew" if anew else command)
+    _check_runs_here(request, f"{command} --anew" if recompute else command)
     description = f"backfill from {first.isoformat()} to {last.isoformat()}"
 
     def work() -> list[Run]:
-        return full_store.backfill_job(name, first, last, resume=not anew)
+        return full_store.backfill_job(name, first, last, resume=not recompute)
 
     _job_runs(request).start(name, description, actor_of(visitor), work)
-    detail = {"start": first, "end": last, "anew": anew}
+    detail = {"start": first, "end": last, "anew": recompute}
     return _log_and_redirect(full_store, visitor, "backfill job", name, detail)
 
 

@@ -90,11 +90,11 @@ def outcome_text(
     if requested_run is None:
         return ""
     known_names = definition_words(job.spec)
-    stored = stored_errors.redact_names(
+    stored_text = stored_errors.redact_names(
         full_store.session.registry, requested_run.outcome_text, allowed_names=known_names
     )
     with store.session.registry.reading() as connection:
-        return stored_errors.restore_names(connection, stored)
+        return stored_errors.restore_names(connection, stored_text)
 
 
 def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:

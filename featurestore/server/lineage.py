@@ -202,9 +202,9 @@ def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
     """Return the lineage graph of the entire store, truncated to ``limit`` nodes."""
     with store.session.registry.reading() as connection:
         rows = overview.lineage_edges(connection, limit=limit + 1)
-        lone_groups = overview.groups(connection, GroupFilter(), limit=limit)
+        group_lines = overview.groups(connection, GroupFilter(), limit=limit)
         edges = steps.edges_of(connection, rows) + steps.trainings(connection, limit=limit)
-    nodes = dict.fromkeys(Node("featuregroup", line.name, line.version) for line in lone_groups)
+    nodes = dict.fromkeys(Node("featuregroup", line.name, line.version) for line in group_lines)
     for before, after in edges:
         nodes[before] = nodes[after] = None
     shown_nodes = sorted(nodes)[:limit]
@@ -251,9 +251,9 @@ def filter_kinds(graph: Graph, kinds: Collection[str]) -> Graph:
 
 def split_isolated(graph: Graph, focus: Node | None) -> tuple[list[Node], Graph]:
     """Split a graph into nodes without edges and the remaining graph."""
-    touched = {node for edge in graph.edges for node in edge} | {focus}
-    connected = [node for node in graph.nodes if node in touched]
-    isolated = [node for node in graph.nodes if node not in touched]
+    nodes_with_edges = {node for edge in graph.edges for node in edge} | {focus}
+    connected = [node for node in graph.nodes if node in nodes_with_edges]
+    isolated = [node for node in graph.nodes if node not in nodes_with_edges]
     return isolated, Graph.from_edges(
         connected, graph.edges, truncated=graph.truncated, columns=graph.columns
     )

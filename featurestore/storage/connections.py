@@ -56,9 +56,9 @@ def use_options_for_owner(location: str, owner: str, options: Mapping[str, str])
 
     Connections of other owners to the same bucket are not changed.
     """
-    owned = add_owner(location, owner)
-    use_options(owned, options)
-    return owned
+    owner_location = add_owner(location, owner)
+    use_options(owner_location, options)
+    return owner_location
 
 
 def has_connections() -> bool:
@@ -192,14 +192,14 @@ def _check_conditional_put(store: ObjectStore, probe: str) -> CheckResult:
 
 def _check_clock(store: ObjectStore, probe: str) -> CheckResult:
     try:
-        stored = store.find(probe)
+        probe_object = store.find(probe)
     except StorageError as error:
         return CheckResult("read", False, error.message, error.hint)
-    if stored is None:
+    if probe_object is None:
         return CheckResult(
             "read", False, "the object just written does not exist", "try another server"
         )
-    skew = time.time() - stored.modified.timestamp()
+    skew = time.time() - probe_object.modified.timestamp()
     detail = f"this machine and the server differ by {abs(skew):.0f} s"
     if abs(skew) > _MAX_SKEW_SECONDS:
         return CheckResult("clock", False, detail, "set this machine's clock (NTP)")

@@ -63,12 +63,12 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
     Raises:
         ConfigurationError: An option is unknown; its value is not included in the message.
     """
-    checked = check_options(options)
+    checked_options = check_options(options)
     store = {}
     for key in _S3:
-        value = checked.get(key)
+        value = checked_options.get(key)
         # A session token in the environment belongs to the credentials there.
-        if not value and (key != TOKEN or USER not in checked):
+        if not value and (key != TOKEN or USER not in checked_options):
             value = _read_environment(key)
         if value:
             store[key] = value
@@ -80,7 +80,9 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
         store["aws_region"] = _read_profile("config", ("region",)).get("region", "us-east-1")
     client = {}
     for key in _CLIENT:
-        value = checked.get(key) or os.environ.get(f"AWS_{key.upper()}") or _SECONDS.get(key)
+        value = (
+            checked_options.get(key) or os.environ.get(f"AWS_{key.upper()}") or _SECONDS.get(key)
+        )
         if value:
             client[key] = value
     if store.get("aws_endpoint_url", "").startswith("http://"):
@@ -142,7 +144,7 @@ def check_options(
     Raises:
         ConfigurationError: An option is unknown; its value is not included in the message.
     """
-    checked = {}
+    checked_options = {}
     for name, value in options.items():
         key = str(name).lower()
         if key not in _CLIENT and not key.startswith("aws_"):
@@ -154,8 +156,8 @@ def check_options(
                 f"{argument}= has {name!r}, which is not known.",
                 hint=did_you_mean(key, known_options) or f"there are {', '.join(known_options)}",
             )
-        checked[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    return checked
+        checked_options[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return checked_options
 
 
 def _read_environment(key: str) -> str | None:

@@ -104,13 +104,15 @@ class RemoteTrainingDataset(TrainingDataset):
 
     @property
     def transformations(self) -> Transformations | None:
-        noted = self.manifest.transformations
-        if noted is None:
+        file_entry = self.manifest.transformations
+        if file_entry is None:
             return None
         with tempfile.TemporaryDirectory() as folder:
-            content = self.client.file_chunks(f"{self._address}/files/{noted['path']}")
+            content = self.client.file_chunks(f"{self._address}/files/{file_entry['path']}")
             write_verified(
-                content, files.resolve_inside(folder, noted["path"]), sha256=noted["sha256"]
+                content,
+                files.resolve_inside(folder, file_entry["path"]),
+                sha256=file_entry["sha256"],
             )
             return read_registered(folder, self.manifest)
 

@@ -141,9 +141,9 @@ class TrainingDatasetCalls(StoreBase):
             fit_on=fit_on,
         )
         dataset = create(self._session, data, request, progress=progress)
-        called = f"Training dataset {name!r} version {dataset.version}"
-        with warn_after_publication(called):
-            sys.stdout.write(f"{called}\n{dataset.roles!r}\n")
+        dataset_label = f"Training dataset {name!r} version {dataset.version}"
+        with warn_after_publication(dataset_label):
+            sys.stdout.write(f"{dataset_label}\n{dataset.roles!r}\n")
         return dataset
 
     def transform(

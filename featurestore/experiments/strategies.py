@@ -68,9 +68,9 @@ def report_callback(
             # A run resumed from this checkpoint counts from here, so the sums restart. The epoch
             # metrics of Keras cover all steps of the epoch.
             if epoch_ends:
-                earlier.put_back()
+                earlier.restore()
             else:
-                earlier.take()
+                earlier.accumulate()
             context.report(self.completed_steps, **means)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Readers of training datasets: equal steps, exactly once, any worker count, resume at any step."""
+"""Resumable training data readers with equal step counts and exactly-once reads on any workers."""
 
 from featurestore.readers.columns import Ragged
 from featurestore.readers.reader import Reader, open_reader, resume

@@ -1,7 +1,7 @@
-"""The batches of one worker: ranges of steps that are read together, and their assembly.
+"""Step ranges that a worker reads together, and the assembly of their batches.
 
-Assembly fills or masks nulls, adds padding and its weights, and packs columns of one type into one
-array for the transfer to TensorFlow.
+Assembly fills or masks nulls, adds padding rows with their weights, and packs the columns of each
+type into one array for the transfer to TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CACHED_ITERATIONS = 4
 
 @dataclass(frozen=True)
 class WorkerEpoch:
-    """The share of one worker in one epoch."""
+    """One worker's part of one epoch."""
 
     epoch: EpochOrder
     worker: int
@@ -41,7 +41,7 @@ class WorkerEpoch:
 
     @property
     def batch_rows(self) -> int:
-        """Rows of one step of this worker."""
+        """Number of rows that this worker reads per step."""
         return self.order.worker_batch(self.workers)
 
     @property
@@ -59,8 +59,8 @@ class StepRange:
     stop: int
 
     @property
-    def weighted(self) -> bool:
-        """Whether batches have padding weights: 0 for padding rows."""
+    def has_padding_weights(self) -> bool:
+        """Whether batches contain weights that are 0 for padding rows."""
         return self.worker_epoch.order.remainder != "drop"
 
     @property
@@ -74,7 +74,7 @@ class StepRange:
         return self.steps * self.worker_epoch.batch_rows
 
     def canonical_ranges(self) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows of the steps without shuffling, up to the last row."""
+        """Return the canonical row ranges of the steps if rows are not shuffled, without padding."""
         order, size = self.worker_epoch.order, self.worker_epoch.batch_rows
         steps = np.arange(self.start, self.stop, dtype=np.int64)
         starts = steps * order.global_batch_size + self.worker_epoch.worker * size
@@ -85,7 +85,7 @@ class StepRange:
         return starts, np.minimum(starts + size, order.rows)
 
     def rows(self) -> Rows:
-        """Return the canonical rows in order of steps."""
+        """Return the canonical row numbers in step order."""
         worker_epoch = self.worker_epoch
         batches = worker_epoch.epoch.batches(
             self.start, self.stop, worker=worker_epoch.worker, workers=worker_epoch.workers
@@ -94,9 +94,10 @@ class StepRange:
 
 
 class StepRanges(Sequence[StepRange]):
-    """The ranges of some epochs: a first range of one step, then growing up to ``most`` steps.
+    """The step ranges of several epochs.
 
-    ``steps`` is the total number of steps; None reads to the end of the last epoch.
+    The first range has one step; later ranges grow up to ``max_steps_per_range`` steps. ``steps``
+    is the total number of steps; None reads to the end of the last epoch.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class StepRanges(Sequence[StepRange]):
         workers: int,
         start_epoch: int,
         start_step: int,
-        most: int,
+        max_steps_per_range: int,
         steps: int | None = None,
     ) -> None:
         order.check_workers(worker, workers)
@@ -119,11 +120,13 @@ class StepRanges(Sequence[StepRange]):
         if steps is None:
             steps = epochs * total - start_step
         stop = start_step + max(0, steps)
-        self._first = list(pairwise(_growing_edges(start_step, min(stop, total), most=most)))
-        self._later = list(pairwise([*range(0, total, most), total]))
+        self._first = list(
+            pairwise(_growing_range_bounds(start_step, min(stop, total), most=max_steps_per_range))
+        )
+        self._later = list(pairwise([*range(0, total, max_steps_per_range), total]))
         # Steps of a partial last epoch.
         complete_epochs, last_steps = divmod(max(0, stop - total), max(1, total))
-        self._last = list(pairwise([*range(0, last_steps, most), last_steps]))
+        self._last = list(pairwise([*range(0, last_steps, max_steps_per_range), last_steps]))
         self._last_epoch = complete_epochs
         self._count = len(self._first) + complete_epochs * len(self._later) + len(self._last)
         self._worker_epochs = {start_epoch: WorkerEpoch(order.epoch(start_epoch), worker, workers)}
@@ -145,8 +148,8 @@ class StepRanges(Sequence[StepRange]):
         worker_epoch = self._worker_epochs.get(number)
         if worker_epoch is None:
             worker_epoch = WorkerEpoch(self._order.epoch(number), self._worker, self._workers)
-            # Drop old epochs with their permutations of blocks, but not the previous one, which
-            # another thread may still read.
+            # Drop old epochs and their block permutations. Keep the previous epoch, since another
+            # thread may still read it.
             recent_epochs = {
                 epoch: recent_epoch
                 for epoch, recent_epoch in self._worker_epochs.copy().items()
@@ -156,8 +159,8 @@ class StepRanges(Sequence[StepRange]):
         return worker_epoch
 
 
-def _growing_edges(start: int, stop: int, *, most: int) -> list[int]:
-    """Return edges from ``start`` to ``stop`` at growing distances of up to ``most`` steps."""
+def _growing_range_bounds(start: int, stop: int, *, most: int) -> list[int]:
+    """Return bounds of consecutive ranges from ``start`` to ``stop`` that grow to ``most`` steps."""
     edges, distance = [start], 1
     while edges[-1] < stop:
         edges.append(min(stop, edges[-1] + distance))
@@ -168,18 +171,18 @@ def _growing_edges(start: int, stop: int, *, most: int) -> list[int]:
 class Iterations:
     """The step ranges of each iteration over a dataset. Thread-safe.
 
-    An iteration continues at the end of the previous one, so each iteration reads new epochs.
+    An iteration starts where the previous one ended, so each iteration reads new epochs.
     """
 
     def __init__(self, ranges_of: Callable[[int], StepRanges]) -> None:
         self._ranges_of = ranges_of
         self._started = 0
-        # Invalid arguments raise here and not at the first step.
+        # Raise errors about invalid arguments here rather than at the first step.
         self._ranges = {0: ranges_of(0)}
         self._lock = Lock()
 
-    def begin(self) -> int:
-        """Return the number of a new iteration."""
+    def start_iteration(self) -> int:
+        """Start a new iteration and return its number."""
         with self._lock:
             self._started += 1
             return self._started - 1
@@ -195,16 +198,16 @@ class Iterations:
 
 
 class Blocks(Protocol):
-    """A reader of ranges of steps, called in their order."""
+    """A reader of step ranges, which are requested in order."""
 
     def read(self, steps: StepRange) -> Arrays:
-        """Return the columns as (steps * batch, ...)."""
+        """Return the columns of a step range as arrays of shape (steps * batch, ...)."""
         ...
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The assignment of the outputs of a batch to packed arrays.
+    """The assignment of batch outputs to packed arrays.
 
     Args:
         columns: Columns of the reader.
@@ -213,7 +216,7 @@ class Packing:
     """
 
     columns: tuple[SelectedColumn, ...]
-    weighted: bool
+    has_padding_weights: bool
     batch: int
 
     @cached_property
@@ -224,13 +227,13 @@ class Packing:
             result[column.name] = column.dtype, column.shape
             if column.masked:
                 result[column.name + PRESENT] = np.dtype(np.bool_), ()
-        if self.weighted:
+        if self.has_padding_weights:
             result[PADDING_WEIGHT] = np.dtype(np.float32), ()
         return result
 
     @cached_property
     def groups(self) -> dict[np.dtype[Any], list[str]]:
-        """The outputs that are packed together, by type."""
+        """The names of the outputs that are packed into one array, by type."""
         result: dict[np.dtype[Any], list[str]] = {}
         for name, (dtype, shape) in self.outputs.items():
             if dtype.kind != "O" and not shape:
@@ -239,13 +242,13 @@ class Packing:
 
     @cached_property
     def ungrouped(self) -> list[str]:
-        """The other outputs: strings, lists, matrices."""
+        """The outputs that are not packed: strings, lists and matrices."""
         grouped_names = set(chain.from_iterable(self.groups.values()))
         return [name for name in self.outputs if name not in grouped_names]
 
     @cached_property
     def planes(self) -> list[list[Plane | None]]:
-        """The planes of the rows of the groups' arrays; None for weights, which files do not have."""
+        """The file plane of each output in each group; None for weights, which are not stored."""
         planes_by_output: dict[str, Plane] = {}
         for column in self.columns:
             if column.masked:
@@ -255,7 +258,7 @@ class Packing:
         return [list(map(planes_by_output.get, names)) for names in self.groups.values()]
 
     def rows_by_output(self, arrays: Sequence[npt.NDArray[Any]]) -> Arrays:
-        """Return the rows of the groups' arrays by output."""
+        """Return the values of each packed output: one row of its group's array."""
         rows: Arrays = {}
         for names, array in zip(self.groups.values(), arrays, strict=True):
             rows.update(zip(names, array, strict=True))
@@ -264,7 +267,8 @@ class Packing:
     def pack(self, group_arrays: list[npt.NDArray[Any]], arrays: Arrays) -> list[npt.NDArray[Any]]:
         """Return the arrays to transfer.
 
-        Groups as (columns, steps, batch), then the other outputs as (steps, batch, ...).
+        Group arrays of shape (columns, steps, batch) come first, then the other outputs with shape
+        (steps, batch, ...).
         """
         packed_arrays = [array.reshape(len(array), -1, self.batch) for array in group_arrays]
         for name in self.ungrouped:
@@ -274,7 +278,7 @@ class Packing:
     def unpack(
         self, tensors: Sequence[Any], split: Callable[[Any], Sequence[Any]]
     ) -> dict[str, Any]:
-        """Return the outputs in order; ``split`` separates the columns of a group."""
+        """Return the outputs by name, in order; ``split`` splits a group into its columns."""
         outputs: dict[str, Any] = {}
         for names, tensor in zip(self.groups.values(), tensors, strict=False):
             outputs.update(zip(names, split(tensor), strict=True))
@@ -283,7 +287,7 @@ class Packing:
 
 
 def padding_values(column: SelectedColumn, rows: int) -> Values:
-    """Return a column of padding: zeros or empty bytes, not present."""
+    """Return padding for a column: zeros or empty bytes, marked as missing."""
     values = np.full((rows, *column.shape), column.zero, dtype=column.dtype)
     if not column.masked:
         return values, None
@@ -300,7 +304,7 @@ def padding_weights(rows: Rows) -> npt.NDArray[np.float32]:
 
 
 def write_values(target: Values, start: int, source: Values) -> None:
-    """Write values into a column from row ``start`` on."""
+    """Write values into a column, beginning at row ``start``."""
     values, present = target
     stop = start + len(source[0])
     values[start:stop] = source[0]
@@ -309,7 +313,7 @@ def write_values(target: Values, start: int, source: Values) -> None:
 
 
 def fill_nulls(column: SelectedColumn, values: Values, *, in_place: bool = False) -> Values:
-    """Return values with nulls filled, and the mask of present rows."""
+    """Return the values with nulls replaced, and the mask of non-null rows."""
     array, present = values
     if present is None or present.all():
         return array, present
@@ -324,8 +328,8 @@ def fill_nulls(column: SelectedColumn, values: Values, *, in_place: bool = False
     return array, present
 
 
-def with_masks(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> Arrays:
-    """Return the arrays of columns by name, with ``<name>_present`` for masked columns."""
+def add_masks(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values]) -> Arrays:
+    """Return the column arrays by name, and a ``<name>_present`` mask for each masked column."""
     arrays: Arrays = {}
     for column in columns:
         array, present = values[column.name]

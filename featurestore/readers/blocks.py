@@ -1,11 +1,11 @@
-"""Block readers: the columns of ranges of steps, from the shards of one split.
+"""Block readers, which read the columns of step ranges from the shards of one split.
 
 Fixed-width records are gathered from memory maps in any order and decoded together, some megabytes
 at a time. Numbers are decoded directly into packed arrays, one for each type.
 
-In other layouts the blocks of a window of every lane are read, decoded and shuffled once; batches
-are slices of these windows. While the current window is consumed, the next ones are loaded a few
-lanes at a time.
+In other layouts, the blocks of each lane's current window are read, decoded and shuffled once;
+batches are slices of these windows. While the current windows are consumed, the next windows are
+loaded a few lanes at a time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from featurestore.readers.batches import (
     Packing,
     StepRange,
     WorkerEpoch,
+    add_masks,
     fill_nulls,
     padding_values,
     padding_weights,
-    with_masks,
     write_values,
 )
 from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values, to_numpy
@@ -38,7 +38,7 @@ from featurestore.readers.prefetch import BufferPool
 from featurestore.readers.shardfiles import ShardFiles
 
 _CACHED_WINDOWS = 3
-# Bytes of records that are gathered together: enough to visit each shard once.
+# Number of record bytes to gather at once: enough to read each shard only once per range.
 _GATHERED_BYTES = 8 * 1024 * 1024
 Records = npt.NDArray[np.uint8]
 ReadColumn = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
@@ -46,16 +46,16 @@ ReadColumn = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
 
 @runtime_checkable
 class PackedBlocks(Blocks, Protocol):
-    """Thread-safe blocks that can be read as packed arrays."""
+    """A thread-safe reader of step ranges that can return packed arrays."""
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the columns as the arrays of a packing."""
+        """Return the columns of a step range as packed arrays."""
         ...
 
 
 @dataclass
 class RecordBlocks:
-    """A reader of ranges of steps that gathers records. Thread-safe."""
+    """A reader of step ranges that gathers fixed-width records. Thread-safe."""
 
     files: ShardFiles
     access: RecordAccess
@@ -66,23 +66,23 @@ class RecordBlocks:
     _plane_readers: dict[bool, PlaneReader] = field(default_factory=dict)
 
     def read(self, steps: StepRange) -> Arrays:
-        """Return the columns as (steps * batch, ...)."""
-        packing = Packing(self.columns, steps.weighted, steps.worker_epoch.batch_rows)
+        """Return the columns of a step range as arrays of shape (steps * batch, ...)."""
+        packing = Packing(self.columns, steps.has_padding_weights, steps.worker_epoch.batch_rows)
         arrays, ungrouped = self._read(steps, packing, self._decode_column)
         outputs = packing.rows_by_output(arrays) | ungrouped
         return {name: outputs[name] for name in packing.outputs}
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the columns as the arrays of a packing.
+        """Return the columns of a step range as packed arrays.
 
-        Strings are fixed-width bytes if padding them loses no information.
+        Strings become fixed-width bytes if padding them loses no information.
         """
-        return packing.pack(*self._read(steps, packing, self._decode_padded))
+        return packing.pack(*self._read(steps, packing, self._decode_fixed_width))
 
     def _read(
         self, steps: StepRange, packing: Packing, read_column: ReadColumn
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
-        """Return the arrays of a packing's groups, of shape (outputs, rows), and the others."""
+        """Return the group arrays of shape (outputs, rows), and the ungrouped arrays by name."""
         byte_rows = ByteRows(self.access, self.columns, self._memory, rows=steps.row_count)
         decoding = _Decoding(packing, read_column, byte_rows)
         if not steps.worker_epoch.order.shuffle:
@@ -92,18 +92,18 @@ class RecordBlocks:
                 records_by_range, slice(0, count), decoding, np.arange(steps.row_count)
             )
             return arrays_in_file_order, ungrouped | byte_rows.arrays
-        # Records are read in file order; the decoded columns, which are smaller, are put into
+        # Read the records in file order, then move the decoded columns, which are smaller, into
         # reading order.
         locations = self._locations(steps)
         order = np.argsort(locations)
         padded = int(np.searchsorted(locations[order], PADDING, side="right"))
-        records = self._gather(locations[order[padded:]])
+        records = self._gather_records(locations[order[padded:]])
         arrays_in_file_order, ungrouped = self._decode(
             records, slice(padded, len(order)), decoding, order
         )
         positions = np.empty_like(order)
         positions[order] = np.arange(len(order))
-        arrays = self._borrow(packing, len(order))
+        arrays = self._borrow_buffers(packing, len(order))
         for array, target in zip(arrays_in_file_order, arrays, strict=True):
             np.take(array, positions, axis=1, out=target, mode="clip")
         return arrays, {
@@ -117,17 +117,18 @@ class RecordBlocks:
         decoding: _Decoding,
         yielded_rows: Rows,
     ) -> tuple[list[npt.NDArray[Any]], Arrays]:
-        """Decode records into the rows ``real``; the other rows are padding.
+        """Decode records into the rows ``real_rows``; the other rows are padding.
 
-        ``yielded`` are the final rows of byte rows, since these are copied only once.
+        ``yielded_rows`` are the row positions in reading order. Byte rows are written there
+        directly, so that they are copied only once.
         """
         packing, byte_rows, rows = decoding.packing, decoding.byte_rows, len(yielded_rows)
-        arrays = self._borrow(packing, rows)
+        arrays = self._borrow_buffers(packing, rows)
         numbers = packing.rows_by_output(arrays)
-        if packing.weighted:
+        if packing.has_padding_weights:
             numbers[PADDING_WEIGHT][:] = 1
         chunks_by_column: dict[str, list[npt.NDArray[Any]]] = {
-            name: [] for name in decoding.ungrouped
+            name: [] for name in decoding.object_outputs
         }
         read_planes, start = self._plane_reader(packing), real_rows.start
         for records in record_chunks:
@@ -138,7 +139,7 @@ class RecordBlocks:
                 if column.name in chunks_by_column:
                     chunks_by_column[column.name].append(decoding.read_column(records, column))
                 elif column.name in numbers and not column.masked:
-                    # Filled in place; nulls that the manifest does not list are refused.
+                    # Fill nulls in place; raise an error for nulls that the manifest does not list.
                     present = self.access.present(records, column.name)
                     fill_nulls(column, (numbers[column.name][chunk_rows], present), in_place=True)
             start = chunk_rows.stop
@@ -155,19 +156,19 @@ class RecordBlocks:
                 )
         return arrays, ungrouped
 
-    def _borrow(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
-        """Return buffers for the groups of a packing, of shape (outputs, rows)."""
+    def _borrow_buffers(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
+        """Borrow a buffer of shape (outputs, rows) for each packed group."""
         buffers = [((len(names), rows), dtype) for dtype, names in packing.groups.items()]
         return self._memory.borrow(buffers, purpose="columns")
 
     def _decode_column(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
-        """Return the values of an ungrouped column."""
+        """Decode the values of an ungrouped column."""
         return fill_nulls(column, self.access.decode(records, [column.name])[column.name])[0]
 
-    def _decode_padded(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
-        """Return the values of an ungrouped column, with strings as fixed-width bytes.
+    def _decode_fixed_width(self, records: Records, column: SelectedColumn) -> npt.NDArray[Any]:
+        """Decode the values of an ungrouped column, with strings as fixed-width bytes.
 
-        These cost half as much to transfer as objects.
+        The transfer of fixed-width bytes costs half as much as that of Python objects.
         """
         single = column.dtype == object and not column.shape and column.items is None
         if single and column.fill is None:
@@ -177,15 +178,15 @@ class RecordBlocks:
         return self._decode_column(records, column)
 
     def _plane_reader(self, packing: Packing) -> PlaneReader:
-        plane_reader = self._plane_readers.get(packing.weighted)
+        plane_reader = self._plane_readers.get(packing.has_padding_weights)
         if plane_reader is None:
-            plane_reader = self._plane_readers[packing.weighted] = self.access.plane_reader(
-                packing.planes
+            plane_reader = self._plane_readers[packing.has_padding_weights] = (
+                self.access.plane_reader(packing.planes)
             )
         return plane_reader
 
-    def _gather(self, locations: Rows) -> Iterator[Records]:
-        """Yield the records at locations in one buffer, which each iteration overwrites."""
+    def _gather_records(self, locations: Rows) -> Iterator[Records]:
+        """Yield chunks of the records at ``locations``; each chunk overwrites the same buffer."""
         most = max(1, _GATHERED_BYTES // self.access.record_bytes)
         shape = min(most, len(locations)), self.access.record_bytes
         records = self._memory.borrow([(shape, np.dtype(np.uint8))], purpose="records")[0]
@@ -195,7 +196,7 @@ class RecordBlocks:
             yield records[: len(chunk)]
 
     def _locations(self, steps: StepRange) -> Rows:
-        """Return the locations of the rows of steps in reading order, ``PADDING`` after a lane."""
+        """Return row locations in reading order, with ``PADDING`` after the end of a lane."""
         lanes, order = steps.worker_epoch.lanes, steps.worker_epoch.order
         b = order.lane_batch
         row, stop = steps.start * b, steps.stop * b
@@ -204,7 +205,9 @@ class RecordBlocks:
             window, offset = divmod(row, order.window_rows)
             count = min(stop - row, order.window_rows - offset)
             window_parts.append(
-                self._window(steps.worker_epoch, lanes, window)[:, offset : offset + count]
+                self._window_locations(steps.worker_epoch, lanes, window)[
+                    :, offset : offset + count
+                ]
             )
             row += count
         by_lane = (
@@ -213,22 +216,22 @@ class RecordBlocks:
         by_step = by_lane.reshape(len(lanes), steps.steps, b).transpose(1, 0, 2)
         return by_step.reshape(-1)
 
-    def _window(self, worker_epoch: WorkerEpoch, lanes: range, window: int) -> Rows:
-        """Return the locations of a window of all lanes, ``PADDING`` beyond the end of a lane."""
+    def _window_locations(self, worker_epoch: WorkerEpoch, lanes: range, window: int) -> Rows:
+        """Return each lane's row locations in a window, with ``PADDING`` after the end of a lane."""
         key = (worker_epoch.epoch.number, worker_epoch.worker, worker_epoch.workers, window)
         with self._lock:
             self.files.expect(worker_epoch.epoch, lanes, window)
             locations = self._windows.get(key)
             if locations is None:
-                locations = self._windows[key] = self._compute_window(
+                locations = self._windows[key] = self._compute_window_locations(
                     worker_epoch.epoch, lanes, window
                 )
                 while len(self._windows) > _CACHED_WINDOWS:
                     self._windows.popitem(last=False)
             return locations
 
-    def _compute_window(self, epoch: EpochOrder, lanes: range, window: int) -> Rows:
-        # (lanes, rows); the configured window may be longer than all lanes.
+    def _compute_window_locations(self, epoch: EpochOrder, lanes: range, window: int) -> Rows:
+        # The array has the shape (lanes, rows). The configured window may be longer than all lanes.
         first = window * epoch.order.window_rows
         width = min(epoch.order.window_rows, epoch.order.longest_lane - first)
         window_locations = np.full((len(lanes), width), PADDING, dtype=np.int64)
@@ -244,22 +247,22 @@ class RecordBlocks:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """The targets of the values of a range of steps."""
+    """The output arrays of a step range, and the decoder of ungrouped columns."""
 
     packing: Packing
     read_column: ReadColumn
     byte_rows: ByteRows
 
     @property
-    def ungrouped(self) -> list[str]:
+    def object_outputs(self) -> list[str]:
         """The outputs that are neither single numbers nor byte rows."""
         return [name for name in self.packing.ungrouped if name not in self.byte_rows.arrays]
 
 
 class ByteRows:
-    """The fixed-length binary columns of a range of steps.
+    """The fixed-length binary columns of a step range.
 
-    ``arrays`` are uint8 of shape (rows, bytes); missing values are zeros.
+    ``arrays`` are uint8 arrays of shape (rows, bytes) by column name; missing values are zeros.
     """
 
     def __init__(
@@ -280,19 +283,19 @@ class ByteRows:
                 self.arrays[column.name] = memory.borrow(buffers, purpose=column.name)[0]
 
     def write(self, records: Records, rows: Rows) -> None:
-        """Copy the values of records to their yielded rows."""
+        """Copy the values of records to ``rows``."""
         for name, array in self.arrays.items():
             view = self._access.byte_rows(records, name)
             assert view is not None
             cells: Any = np.dtype(f"V{view.shape[1]}")
-            # A row is one item, so that numpy copies it at once.
+            # View each row as a single item, so that numpy copies it at once.
             array.view(cells)[rows, 0] = view.view(cells)[:, 0]
             present = self._access.present(records, name)
             if present is not None:
                 array[rows[~present]] = 0
 
     def clear(self, rows: Rows) -> None:
-        """Set rows to zeros."""
+        """Set ``rows`` to zero."""
         if len(rows):
             for array in self.arrays.values():
                 array[rows] = 0
@@ -301,9 +304,9 @@ class ByteRows:
 def _join_chunks(
     chunks: list[npt.NDArray[Any]], column: SelectedColumn, real_rows: slice, *, rows: int
 ) -> npt.NDArray[Any]:
-    """Return the concatenated parts, with zeros or empty bytes in the rows of padding.
+    """Concatenate chunks and set padding rows to zeros or empty bytes.
 
-    The array has objects if any part has.
+    The result is an object array if any chunk is one.
     """
     if len({chunk.dtype for chunk in chunks}) > 1:
         chunks = [chunk.astype(object) for chunk in chunks]
@@ -320,7 +323,7 @@ def _join_chunks(
 
 @dataclass
 class WindowBlocks:
-    """A reader of ranges of steps, window by window. Not thread-safe."""
+    """A reader of step ranges that loads complete windows. Not thread-safe."""
 
     files: ShardFiles
     columns: tuple[SelectedColumn, ...]
@@ -328,13 +331,13 @@ class WindowBlocks:
     _windows: dict[tuple[int, int], Mapping[str, Values]] = field(default_factory=dict)
 
     def read(self, steps: StepRange) -> Arrays:
-        """Return the columns as (steps * batch, ...)."""
+        """Return the columns of a step range as arrays of shape (steps * batch, ...)."""
         if steps.worker_epoch is not self._worker_epoch:
             self._worker_epoch = steps.worker_epoch
             self._windows.clear()
         read = self._read_lanes if steps.worker_epoch.order.shuffle else self._read_ranges
-        result = with_masks(self.columns, read(steps))
-        if steps.weighted:
+        result = add_masks(self.columns, read(steps))
+        if steps.has_padding_weights:
             result[PADDING_WEIGHT] = padding_weights(steps.rows())
         return result
 
@@ -343,7 +346,7 @@ class WindowBlocks:
         table = self.files.read(*steps.canonical_ranges(), names)
         columns: dict[str, Values] = {}
         for column in self.columns:
-            # Padding is at the end of the last step.
+            # Padding rows are at the end of the last step.
             values = to_numpy(table[column.name], name=column.name)
             columns[column.name] = padding_values(column, steps.row_count)
             write_values(columns[column.name], 0, fill_nulls(column, values))
@@ -362,21 +365,21 @@ class WindowBlocks:
             )
         for index, lane in enumerate(lanes):
             for window_slice in self._window_slices(lane, steps.start * b, steps.stop * b):
-                for name, window_values in self._window(lane, window_slice.window).items():
+                for name, window_values in self._get_window(lane, window_slice.window).items():
                     _write_slice(by_lane[name], index, window_slice, window_values)
-        self._advance(lanes, steps.stop * b)
+        self._advance_windows(lanes, steps.stop * b)
         return result
 
     @property
-    def _epoch(self) -> EpochOrder:
+    def _epoch_order(self) -> EpochOrder:
         if self._worker_epoch is None:
             raise TypeError("windows belong to an epoch")
         return self._worker_epoch.epoch
 
     def _window_slices(self, lane: int, start: int, stop: int) -> Iterator[_WindowSlice]:
-        """Yield the slices of windows that make up rows ``[start, stop)`` of a lane."""
-        size = self._epoch.order.window_rows
-        low, high = self._epoch.order.lane_bounds(lane)
+        """Yield the window slices that contain rows ``[start, stop)`` of a lane."""
+        size = self._epoch_order.order.window_rows
+        low, high = self._epoch_order.order.lane_bounds(lane)
         stop = min(stop, high - low)
         row = start
         while row < stop:
@@ -386,16 +389,16 @@ class WindowBlocks:
             yield _WindowSlice(row - start, window, row - first, end - first)
             row = end
 
-    def _window(self, lane: int, window: int) -> Mapping[str, Values]:
+    def _get_window(self, lane: int, window: int) -> Mapping[str, Values]:
         columns = self._windows.get((lane, window))
         if columns is None:
-            columns = self._windows[lane, window] = self._load(lane, window)
+            columns = self._windows[lane, window] = self._load_window(lane, window)
         return columns
 
-    def _load(self, lane: int, window: int) -> Mapping[str, Values]:
-        starts, stops = self._epoch.window_ranges(lane, window)
+    def _load_window(self, lane: int, window: int) -> Mapping[str, Values]:
+        starts, stops = self._epoch_order.window_ranges(lane, window)
         table = self.files.read(starts, stops, [column.name for column in self.columns])
-        order = self._epoch.window_permutation(lane, window)
+        order = self._epoch_order.window_permutation(lane, window)
         result = {}
         for column in self.columns:
             values, present = fill_nulls(column, to_numpy(table[column.name], name=column.name))
@@ -404,24 +407,25 @@ class WindowBlocks:
             result[column.name] = values[order], present
         return result
 
-    def _advance(self, lanes: range, row: int) -> None:
-        """Drop consumed windows and load next ones.
+    def _advance_windows(self, lanes: range, row: int) -> None:
+        """Drop consumed windows and load some of the next ones.
 
-        The share of lanes whose next window is loaded is the consumed share of this window.
+        The next window is loaded for the same fraction of lanes as the fraction of the current
+        window that has been consumed.
         """
-        size = self._epoch.order.window_rows
+        size = self._epoch_order.order.window_rows
         window, used = divmod(row, size)
         for key in list(self._windows):
             if key[1] < window:
                 del self._windows[key]
         ready = -(-used * len(lanes) // size)
         for lane in lanes[:ready]:
-            if window + 1 < self._epoch.windows(lane):
-                self._window(lane, window + 1)
+            if window + 1 < self._epoch_order.windows(lane):
+                self._get_window(lane, window + 1)
 
 
 class _WindowSlice(NamedTuple):
-    """Rows ``[begin, end)`` of a window that belong to a range of steps, at an offset of the lane."""
+    """Rows ``[begin, end)`` of a window; ``offset`` is the first row's position in the step range."""
 
     offset: int
     window: int
@@ -445,7 +449,7 @@ def _write_slice(target: Values, lane: int, window_slice: _WindowSlice, source: 
 
 
 def _write_lane(target: Any, lane: int, offset: int, values: npt.NDArray[Any]) -> None:
-    """Write values of a lane into a (steps, lanes, b, ...) array, from an offset on.
+    """Write the values of a lane into an array of shape (steps, lanes, b, ...), from ``offset`` on.
 
     The first and the last step may be partial; the steps between are complete.
     """

@@ -1,8 +1,8 @@
-"""Checkpoints of trained objects and of the reader's position: a run resumes at the next step.
+"""Checkpoints of trained objects and the reader position, from which a run resumes.
 
-A checkpoint is a directory ``step-<epoch>-<step>`` with the variables and the reader's state. One
-rename publishes it, so that a killed run never leaves a partial checkpoint. Only the first worker
-publishes.
+A checkpoint is a directory ``step-<epoch>-<step>`` with the variables and the reader state. A
+single rename publishes it, so a killed run never leaves a partial checkpoint. Only the first worker
+publishes checkpoints.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEARTBEATS = "heartbeats"
 
 @dataclass
 class ReaderCheckpoint:
-    """The checkpoints of trackable objects and of a reader's state in one directory.
+    """The checkpoints of trackable objects and reader state in one directory.
 
     Args:
         directory: Directory of the checkpoints, shared by all workers.
@@ -44,8 +44,9 @@ class ReaderCheckpoint:
         strategy: The ``tf.distribute`` strategy, for the number of this worker.
         keep: Number of checkpoints to keep.
         position: (worker, workers) without a strategy.
-        begin: Name of the checkpoint to restore, "" for none; None is the newest. Workers that are
-            not synchronized need it, since the first worker may have saved another one already.
+        begin: Name of the checkpoint to restore, or "" to restore none; None restores the newest.
+            Unsynchronized workers need this name, since the first worker may already have saved
+            a newer checkpoint.
     """
 
     directory: str
@@ -55,7 +56,7 @@ class ReaderCheckpoint:
     keep: int = 2
     position: tuple[int, int] | None = None
     begin: str | None = None
-    # States of the callbacks of a fit: to save next, and as restored.
+    # Keras callback states: those to save with the next checkpoint, and those restored.
     _callback_states: bytes | None = field(default=None, init=False, repr=False)
     _restored_states: bytes | None = field(default=None, init=False, repr=False)
 
@@ -72,7 +73,7 @@ class ReaderCheckpoint:
     def save(self, epoch: int, step: int) -> None:
         """Save the objects and the state.
 
-        Under a strategy all workers must call this after the same step.
+        With a strategy, all workers must call this method after the same step.
 
         Args:
             epoch: The epoch to resume.
@@ -80,7 +81,8 @@ class ReaderCheckpoint:
         """
         state = self.reader.state(epoch, step)
         name = f"step-{state['epoch']:06d}-{state['step']:09d}"
-        # Reading a variable may reduce it over all workers, so all workers write; one copy is used.
+        # Reading a variable may reduce it over all workers, so every worker writes a copy. Only
+        # the first worker's copy is published.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
         files.remove(temporary, below=self.directory)
         files.make_directory(temporary)
@@ -178,10 +180,10 @@ class ReaderCheckpoint:
         progress = _Progress(self, callbacks, heartbeat, save_every, first, first)
         return keras_callback(
             model,
-            start=progress.start,
-            begin=progress.begin_epoch,
-            after=progress.after_step,
-            end=progress.end_epoch,
+            on_fit_start=progress.start,
+            on_epoch_start=progress.begin_epoch,
+            after_step=progress.after_step,
+            after_epoch=progress.end_epoch,
         )
 
     def fit(
@@ -218,31 +220,35 @@ class ReaderCheckpoint:
                 is equivalent to ``validation=checks``.
         """
         from featurestore.readers.keras import (
-            merged_history,
-            restore_callbacks,
-            take_validation_reader,
+            merge_histories,
+            pop_validation_reader,
+            restore_callback_states,
         )
 
         refuse_metrics_over_padding(self.reader, model)
-        validation_reader = take_validation_reader(validation, options)
+        validation_reader = pop_validation_reader(validation, options)
         if class_weights is None:
             class_weights = options.pop("class_weight", None)
         data = self.reader if class_weights is None else self.reader.weighed(class_weights)
         options.setdefault("shuffle", False)  # the reader shuffles; Keras 3 warns of its default
         epoch, step = self.restore()
         user_callbacks = list(options.pop("callbacks", None) or ())
-        if self._restored_states is not None and restore_callbacks(
+        if self._restored_states is not None and restore_callback_states(
             user_callbacks, self._restored_states
         ):
-            return merged_history(model, [])
+            return merge_histories(model, [])
         frequency = options.pop("validation_freq", 1) if validation_reader is not None else 1
         histories: list[Any] = []
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
             while epoch < epochs:
-                # Keras counts complete epochs: a partial first epoch needs its own fit.
+                # Keras counts complete epochs, so a partial first epoch needs its own ``fit`` call.
                 last = epoch + 1 if step else epochs
                 callbacks = self._fit_callbacks(
-                    model, user_callbacks, step=step, begins=not histories, ends=last == epochs
+                    model,
+                    user_callbacks,
+                    step=step,
+                    is_first_fit=not histories,
+                    is_last_fit=last == epochs,
                 )
                 metric_callbacks = self._metric_callbacks(
                     model, validation_reader, frequency=frequency, step=step
@@ -267,26 +273,35 @@ class ReaderCheckpoint:
                 if getattr(model, "stop_training", False):
                     break
                 epoch, step = last, 0
-        return merged_history(model, histories)
+        return merge_histories(model, histories)
 
     def _fit_callbacks(
-        self, model: Any, callbacks: Sequence[Any], *, step: int, begins: bool, ends: bool
+        self,
+        model: Any,
+        callbacks: Sequence[Any],
+        *,
+        step: int,
+        is_first_fit: bool,
+        is_last_fit: bool,
     ) -> list[Any]:
-        """Return callbacks that see several fits as one training."""
+        """Wrap callbacks so that several ``fit`` calls appear to them as one training run."""
         from featurestore.readers.keras import wrap_for_fit
 
-        if begins and ends:
+        if is_first_fit and is_last_fit:
             return list(callbacks)
 
         def is_last() -> bool:
-            return ends or bool(getattr(model, "stop_training", False))
+            return is_last_fit or bool(getattr(model, "stop_training", False))
 
-        return [wrap_for_fit(model, each, begins=begins, ends=is_last) for each in callbacks]
+        return [
+            wrap_for_fit(model, callback, is_first_fit=is_first_fit, is_last_fit=is_last)
+            for callback in callbacks
+        ]
 
     def _metric_callbacks(
         self, model: Any, validation: Reader | None, *, frequency: int, step: int
     ) -> list[Any]:
-        """Return the callbacks that correct the metrics of an epoch; they must come first."""
+        """Return the callbacks that correct epoch metrics; they must precede all others."""
         from featurestore.readers.evaluation import padding_callback
         from featurestore.readers.keras import validation_callback
 
@@ -305,7 +320,7 @@ class ReaderCheckpoint:
             files.write_atomically(os.path.join(directory, _CALLBACKS), self._callback_states)
         if not self.objects:
             return
-        if not _are_arrays(self.objects):
+        if not _are_numpy_arrays(self.objects):
             from featurestore.readers.tensorflow import write_objects
 
             write_objects(os.path.join(directory, _PREFIX), self.objects)
@@ -319,7 +334,7 @@ class ReaderCheckpoint:
         self._restored_states = files.read_bytes(callbacks) if files.exists(callbacks) else None
         if not self.objects:
             return
-        if not _are_arrays(self.objects):
+        if not _are_numpy_arrays(self.objects):
             from featurestore.readers.tensorflow import read_objects
 
             read_objects(os.path.join(directory, _PREFIX), self.objects)
@@ -355,7 +370,7 @@ class ReaderCheckpoint:
 
 @dataclass
 class _Progress:
-    """The steps of a fit, counted over all epochs, and the checkpoints that it saves."""
+    """A counter of training steps that saves checkpoints at regular intervals."""
 
     checkpoint: ReaderCheckpoint
     callbacks: Sequence[Any]
@@ -365,19 +380,19 @@ class _Progress:
     steps: int
 
     def start(self) -> None:
-        """Set the callbacks to their restored state: Keras resets them when a fit starts."""
-        from featurestore.readers.keras import restore_callbacks
+        """Restore the callback states, which Keras resets at the start of ``fit``."""
+        from featurestore.readers.keras import restore_callback_states
 
         restored = self.checkpoint._restored_states
         if restored is not None:
-            restore_callbacks(self.callbacks, restored)
+            restore_callback_states(self.callbacks, restored)
             self.checkpoint._restored_states = None
 
     def begin_epoch(self) -> None:
         self.epoch_start = self.steps
 
     def after_step(self, steps_of_epoch: int) -> None:
-        """Count a step; ``end_epoch`` saves the end of an epoch."""
+        """Count a step and save a checkpoint if one is due; ``end_epoch`` handles the last step."""
         previous_steps, self.steps = self.steps, self.epoch_start + steps_of_epoch
         epoch, step = self._position()
         if self.heartbeat is not None:
@@ -390,9 +405,9 @@ class _Progress:
             self._save()
 
     def _save(self) -> None:
-        from featurestore.readers.keras import callback_states
+        from featurestore.readers.keras import dump_callback_states
 
-        states = callback_states(self.callbacks) if self.callbacks else None
+        states = dump_callback_states(self.callbacks) if self.callbacks else None
         self.checkpoint._callback_states = states
         self.checkpoint.save(*self._position())
 
@@ -401,13 +416,13 @@ class _Progress:
 
 
 def newest_checkpoint(directory: str) -> str:
-    """Return the name of the newest checkpoint in a directory, "" if the directory has none."""
+    """Return the name of the newest checkpoint in a directory, or "" if it has none."""
     names = _checkpoints(directory)
     return names[-1] if names else ""
 
 
 def _checkpoints(directory: str) -> list[str]:
-    """Return the sorted names of checkpoints, without symbolic links."""
+    """Return the checkpoint names in ascending order; symbolic links are ignored."""
     return [
         name
         for name in files.list_directory(directory)
@@ -415,6 +430,6 @@ def _checkpoints(directory: str) -> list[str]:
     ]
 
 
-def _are_arrays(objects: Mapping[str, Any]) -> bool:
-    """Return True if all objects are numpy arrays; TensorFlow saves other objects."""
-    return all(isinstance(each, np.ndarray) for each in objects.values())
+def _are_numpy_arrays(objects: Mapping[str, Any]) -> bool:
+    """Return whether all objects are numpy arrays, which are saved without TensorFlow."""
+    return all(isinstance(array, np.ndarray) for array in objects.values())

@@ -1,4 +1,4 @@
-"""Class weights: sample weights of rows by the class of their label."""
+"""Class weights, which become sample weights according to the label of each row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featurestore.readers.columns import (
     SAMPLE_WEIGHT,
     SelectedColumn,
 )
-from featurestore.readers.transformed import Transform, label_codes
+from featurestore.readers.transformed import Transform, zero_based_label_codes
 
 # Label values in manifests that are not classes.
 _NON_CLASSES = ("null", "nan")
@@ -32,26 +32,26 @@ ClassWeights: TypeAlias = str | Mapping[Any, Any]
 
 @dataclass(frozen=True)
 class LabelWeights:
-    """The weights of the classes of one label; ``classes`` are the yielded values, ascending."""
+    """The class weights of one label; ``classes`` are the yielded label values, ascending."""
 
     label: str
     classes: npt.NDArray[Any]
     weights: npt.NDArray[np.float32]
 
     def row_weights(self, values: npt.NDArray[Any], real: npt.NDArray[np.bool_]) -> Any:
-        """Return the weight of each row, 0 for rows that are not real.
+        """Return the weight of each row, and 0 for rows that ``real`` excludes.
 
         Raises:
-            ReaderConfigError: The class of a real row has no weight.
+            ReaderConfigError: A label value has no class weight.
         """
         if values.dtype == object:
-            # Fixed-width bytes on both sides: numpy would truncate longer strings.
+            # Give both sides the same fixed width, since numpy would truncate longer strings.
             values = values.astype(np.bytes_)
         index = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
         is_unknown = real & (self.classes[index] != values)
         if is_unknown.any():
-            known_classes = [_python_value(each) for each in self.classes]
-            value = _python_value(values[is_unknown][0])
+            known_classes = [_to_python_value(class_value) for class_value in self.classes]
+            value = _to_python_value(values[is_unknown][0])
             example = dict.fromkeys([*known_classes, value], 1.0)
             raise ReaderConfigError(
                 f"The label {self.label!r} has the value {value!r}, which has "
@@ -62,55 +62,55 @@ class LabelWeights:
 
 
 @dataclass(frozen=True)
-class ClassWeighing:
-    """A function that adds class weights to decoded columns, or multiplies a weight column."""
+class ClassWeighting:
+    """A function that multiplies the weight column by class weights, or adds such a column."""
 
     labels: tuple[LabelWeights, ...]
     weight: str | None
 
     @property
     def name(self) -> str:
-        """Name of the column with the weights."""
+        """Name of the weight column."""
         return self.weight or SAMPLE_WEIGHT
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Return the columns with weights: 0 for padding and for rows with a null label."""
+        """Return the columns with row weights, which are 0 for padding rows and null labels."""
         result = dict(arrays)
         total: Any = np.float32(1)
         padding = arrays.get(PADDING_WEIGHT)
-        for each in self.labels:
-            values = arrays[each.label]
+        for label_weights in self.labels:
+            values = arrays[label_weights.label]
             real = np.ones(len(values), dtype=np.bool_)
             if padding is not None:
                 real &= padding > 0
-            present = arrays.get(each.label + PRESENT)
+            present = arrays.get(label_weights.label + PRESENT)
             if present is not None:
                 real &= present
-            total = total * each.row_weights(values, real)
+            total = total * label_weights.row_weights(values, real)
         if self.weight is not None:
             total = total * arrays[self.weight].astype(np.float32)
         result[self.name] = total.astype(np.float32)
         return result
 
     def columns(self, selected: tuple[SelectedColumn, ...]) -> tuple[SelectedColumn, ...]:
-        """Return the yielded columns, with the weight column."""
+        """Return the selected columns, with the weight column appended or replaced."""
         other_columns = tuple(column for column in selected if column.name != self.name)
         weight = SelectedColumn(self.name, np.dtype(np.float32), (), weight=True)
         return (*other_columns, weight)
 
 
-def class_weighing(
+def build_class_weighting(
     manifest: Manifest,
     selected: tuple[SelectedColumn, ...],
     class_weights: ClassWeights,
     *,
     transform: Transform | None,
     label_values: Mapping[str, npt.NDArray[Any]] | None = None,
-) -> ClassWeighing:
-    """Return the weighing for ``class_weights=`` of a reader.
+) -> ClassWeighting:
+    """Build the class weighting for the ``class_weights=`` argument of a reader.
 
-    "balanced" weights are computed from the training split, or from ``label_values``: the labels of
-    the rows that are read, if these are not a complete split.
+    "balanced" weights are computed from the training split. If a reader reads only part of a split,
+    they are computed from ``label_values``, the labels of those rows.
 
     Raises:
         InvalidArgument: No label is read, the label has no classes, or a weight is not a number.
@@ -134,25 +134,25 @@ def class_weighing(
         if isinstance(each, str) and values is not None:
             weights: ByClass = _balanced_class_weights(values)
         else:
-            weights = _class_weights_of_label(manifest, name, each, transform=transform)
-        label_weights.append(_label_weights(name, weights))
-    return ClassWeighing(tuple(label_weights), weight)
+            weights = _class_weights_for_label(manifest, name, each, transform=transform)
+        label_weights.append(_build_label_weights(name, weights))
+    return ClassWeighting(tuple(label_weights), weight)
 
 
 def _balanced_class_weights(values: npt.NDArray[Any]) -> dict[Any, float]:
-    """Return the balanced weights of yielded label values."""
+    """Compute balanced class weights from yielded label values."""
     classes, counts = np.unique(values, return_counts=True)
     weights = counts.sum() / (len(classes) * counts)
-    return dict(zip(map(_python_value, classes), weights.tolist(), strict=True))
+    return dict(zip(map(_to_python_value, classes), weights.tolist(), strict=True))
 
 
-def balanced_weights(
+def compute_balanced_weights(
     manifest: Manifest, label: str, *, transform: Transform | None = None
 ) -> dict[Any, float]:
-    """Return ``{class: rows / (classes * rows of the class)}`` of the training split.
+    """Compute ``{class: rows / (classes * rows of the class)}`` for the training split.
 
-    Classes are yielded values: 0 and 1 for booleans, codes from 0 for a label with a vocabulary.
-    Rows whose label is null or NaN do not count.
+    Classes are yielded label values: 0 and 1 for booleans, and codes from 0 for a label with a
+    vocabulary. Rows with a null or NaN label are ignored.
 
     Raises:
         InvalidArgument: The label has too many values to be classes.
@@ -167,7 +167,10 @@ def balanced_weights(
 
 def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
     """Return the number of rows of each class in the training split."""
-    split = next((each for each in manifest.splits if each.name == "train"), manifest.splits[0])
+    split = next(
+        (manifest_split for manifest_split in manifest.splits if manifest_split.name == "train"),
+        manifest.splits[0],
+    )
     counts = split.label_counts.get(label)
     if counts is None:
         kind = type_from_json(manifest.column(label).type)
@@ -188,28 +191,28 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
 
 
 def _yielded_values(
-    column: ManifestColumn, texts: list[str], transform: Transform | None
+    column: ManifestColumn, strings: list[str], transform: Transform | None
 ) -> list[Any]:
-    """Return the yielded values of a label for its values in the manifest."""
+    """Convert label values from the manifest to the values that a reader yields."""
     kind = type_from_json(column.type)
     if pat.is_boolean(kind):
-        label_values: npt.NDArray[Any] = np.array([text == "true" for text in texts])
+        label_values: npt.NDArray[Any] = np.array([text == "true" for text in strings])
     elif pat.is_integer(kind):
-        label_values = np.array([int(text) for text in texts])
+        label_values = np.array([int(text) for text in strings])
     elif pat.is_floating(kind):
-        label_values = np.array([float(text) for text in texts])
+        label_values = np.array([float(text) for text in strings])
     else:
-        label_values = np.array([text.encode() for text in texts], dtype=object)
+        label_values = np.array([text.encode() for text in strings], dtype=object)
     if transform is not None and transform.form(column.name) is not None:
-        label_values = label_codes(
+        label_values = zero_based_label_codes(
             transform, column.name, transform.apply_chain(column.name, label_values, None)
         )
     if label_values.dtype == np.bool_:
         label_values = label_values.astype(np.int64)
-    return [_python_value(each) for each in label_values]
+    return [_to_python_value(label_value) for label_value in label_values]
 
 
-def _class_weights_of_label(
+def _class_weights_for_label(
     manifest: Manifest,
     label: str,
     class_weights: str | ByClass,
@@ -217,7 +220,7 @@ def _class_weights_of_label(
     transform: Transform | None,
 ) -> ByClass:
     if isinstance(class_weights, str):
-        return balanced_weights(manifest, label, transform=transform)
+        return compute_balanced_weights(manifest, label, transform=transform)
     for value, weight in class_weights.items():
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not np.isfinite(weight) or weight < 0:
@@ -257,39 +260,42 @@ def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[st
     return {labels[0]: class_weights}
 
 
-def _label_weights(label: str, weights: ByClass) -> LabelWeights:
+def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
     classes = list(weights)
-    if any(isinstance(each, (str, bytes)) for each in classes):
-        encoded = [each.encode() if isinstance(each, str) else each for each in classes]
+    if any(isinstance(class_value, (str, bytes)) for class_value in classes):
+        encoded = [
+            class_value.encode() if isinstance(class_value, str) else class_value
+            for class_value in classes
+        ]
         values = np.array(encoded, dtype=np.bytes_)
     else:
         values = np.array(classes)
         if values.dtype == np.bool_:
             values = values.astype(np.int64)
     order = np.argsort(values, kind="stable")
-    sorted_weights = np.array([weights[each] for each in classes], dtype=np.float32)
+    sorted_weights = np.array([weights[class_value] for class_value in classes], dtype=np.float32)
     return LabelWeights(label, values[order], sorted_weights[order])
 
 
-def _python_value(value: Any) -> Any:
-    """Return a numpy scalar as a Python value, bytes as a string."""
+def _to_python_value(value: Any) -> Any:
+    """Convert a numpy scalar to a Python value, and bytes to a string."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.item() if isinstance(value, np.generic) else value
 
 
 def weights_to_json(class_weights: ClassWeights) -> Any:
-    """Return class weights as a JSON value: lists of pairs, since keys may have any type."""
+    """Convert class weights to JSON: lists of pairs, since JSON object keys must be strings."""
     if isinstance(class_weights, str):
         return class_weights
     return [
-        [_python_value(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
+        [_to_python_value(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
         for key, each in class_weights.items()
     ]
 
 
 def weights_from_json(data: Any) -> ClassWeights:
-    """Return class weights from the JSON value of ``weights_to_json``."""
+    """Parse class weights from the JSON that ``weights_to_json`` returned."""
     if isinstance(data, str):
         return BALANCED
     return {key: weights_from_json(each) if isinstance(each, list) else each for key, each in data}

@@ -1,7 +1,7 @@
-"""The columns of a reader: selected from the manifest, and decoded from Arrow to numpy arrays.
+"""Column selection from the manifest, and conversion of columns from Arrow to numpy arrays.
 
-The manifest determines types, shapes and null policies. Lists of variable length are object arrays
-of arrays, yielded as ``Ragged``.
+The manifest determines types, shapes and null policies. Variable-length lists are object arrays
+of arrays internally and are yielded as ``Ragged``.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ _STRING_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _DEFAULT_ROLES = ("feature", "label", "weight")
 Nulls: TypeAlias = Literal["error", "mask"] | Mapping[str, Any]
 SAMPLE_WEIGHT = "sample_weight"
-# Internal name of the padding weights; no column can have this name.
+# Internal name of the padding weights. It is not a valid column name.
 PADDING_WEIGHT = "__fs_weight"
 PRESENT = "_present"
 
 
 @dataclass(frozen=True)
 class SelectedColumn:
-    """A column of a reader: numpy type and shape of one value, and the replacement of nulls.
+    """A column that a reader yields, with the numpy type and shape of one value.
 
-    ``dtype`` is object for strings, binaries and decimals (bytes in object arrays). ``fill`` is None
-    if nulls are not filled; ``masked`` columns have a second column ``<name>_present``.
-    ``byte_rows``: binaries of one length may be read as uint8 of (rows, bytes).
-    ``items``: the item type of variable-length lists, which are read as object arrays of arrays and
-    yielded as ``Ragged``; None if values have one shape.
+    Attributes:
+        dtype: The numpy type; object for strings, binaries and decimals, which are read as bytes.
+        fill: The replacement of nulls; None if nulls are not replaced.
+        masked: Whether the reader also yields the mask ``<name>_present``.
+        byte_rows: Whether binaries of equal length may be read as uint8 of shape (rows, bytes).
+        items: The item type of variable-length lists; None if all values have the same shape.
     """
 
     name: str
@@ -56,12 +57,12 @@ class SelectedColumn:
 
     @property
     def zero(self) -> Any:
-        """The value of padding rows."""
+        """The value for padding rows."""
         return b"" if self.dtype == object else self.dtype.type(0)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one value in memory; for strings only the pointer."""
+        """Size of one value in memory, in bytes; only the pointer for strings."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -74,29 +75,29 @@ def select_columns(
     null_handling: Sequence[str] = (),
     padded: Sequence[str] = (),
 ) -> tuple[SelectedColumn, ...]:
-    """Return the columns of a reader; None selects the inputs, the labels and the weight.
+    """Select the columns of a reader; None selects the inputs, the labels and the weight.
 
-    ``null_handling`` columns need no null policy, since a transformation replaces their nulls. A
-    transformation also pads the lists of ``padded`` columns to one length. Other variable-length
-    lists are read only if ``columns`` names them.
+    ``null_handling`` columns need no null policy, since a transformation replaces their nulls.
+    Transformations pad the lists in ``padded`` columns to a fixed length. Other columns with
+    variable-length lists are selected only if ``columns`` includes them.
 
     Raises:
         InvalidArgument: A column or the null policy is unknown.
-        UnsupportedType: Columns have no fixed shape; the message names all of them.
+        UnsupportedType: Columns have no fixed shape; the message lists all of them.
         NullsInColumns: Columns have nulls and no policy covers them.
     """
     names = _column_names(manifest, columns)
     fills = _fill_values(nulls, names)
     masked: set[str] = set()
     if nulls == "mask":
-        # All splits have the same masks, so that one model can read them.
-        for each in manifest.splits:
-            masked.update(name for name, count in each.nulls.items() if count)
+        # Use the same masks for all splits, so that a model can read any of them.
+        for manifest_split in manifest.splits:
+            masked.update(name for name, count in manifest_split.nulls.items() if count)
     selected = []
     for name in names:
         column = manifest.column(name)
         kind = type_from_json(column.type)
-        dtype, shape = value_form(kind)
+        dtype, shape = value_dtype_and_shape(kind)
         items = None
         if name in padded:
             shape = ()
@@ -119,7 +120,7 @@ def select_columns(
     _refuse_ragged(selected)
     if nulls != "mask":
         _refuse_nulls(split, [name for name in names if name not in (*fills, *null_handling)])
-    return tuple(map(_with_typed_fill, selected))
+    return tuple(map(_cast_fill_value, selected))
 
 
 def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
@@ -158,10 +159,10 @@ def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     return dict(nulls)
 
 
-def value_form(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return numpy type and shape of one value; (-1,) for variable-length lists and structs.
+def value_dtype_and_shape(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Return the numpy type and shape of a value; (-1,) for variable-length lists and structs.
 
-    >>> value_form(pa.list_(pa.float32(), 8))
+    >>> value_dtype_and_shape(pa.list_(pa.float32(), 8))
     (dtype('float32'), (8,))
     """
     shape: tuple[int, ...] = ()
@@ -206,8 +207,8 @@ def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
         )
 
 
-def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
-    """Return the column with its fill value cast to the type of the column."""
+def _cast_fill_value(column: SelectedColumn) -> SelectedColumn:
+    """Return the column with its fill value cast to the column type."""
     if column.fill is None:
         return column
     if column.items is not None:
@@ -216,7 +217,7 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
             hint='nulls="mask" reads them as empty lists and adds <column>_present',
         )
     value = (
-        _as_bytes(column.fill)
+        _encode_string(column.fill)
         if column.dtype == object
         else _cast_number(column.fill, column.dtype)
     )
@@ -228,15 +229,15 @@ def _with_typed_fill(column: SelectedColumn) -> SelectedColumn:
     return replace(column, fill=value)
 
 
-def _as_bytes(value: object) -> bytes | None:
-    """Return a string or bytes as bytes, None for other types."""
+def _encode_string(value: object) -> bytes | None:
+    """Encode a string as bytes; return None for values that are neither string nor bytes."""
     if isinstance(value, str):
         return value.encode()
     return value if isinstance(value, bytes) else None
 
 
 def _cast_number(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Cast a number to a type, None if the type cannot represent it; floats may be rounded."""
+    """Cast a number, rounding floats if necessary; return None if the type cannot represent it."""
     number = np.asarray(value)
     if number.shape != () or number.dtype.kind not in "biuf":
         return None
@@ -267,7 +268,7 @@ class Ragged(NamedTuple):
 
 
 def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Return the numpy type of the items of variable-length lists, None for unsupported types.
+    """Return the item type of variable-length lists, or None if it is not supported.
 
     >>> item_dtype(pa.list_(pa.string())), item_dtype(pa.list_(pa.float32()))
     (dtype('O'), dtype('float32'))
@@ -285,9 +286,9 @@ def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
-    """Return the rows of an object array of arrays as ``Ragged``; other cells are empty lists.
+    """Convert an object array of arrays to ``Ragged``; elements that are not arrays become empty.
 
-    Rows may also be those of ``item_rows``.
+    The result of ``item_rows`` is accepted as well.
 
     >>> rows = np.empty(3, object)
     >>> rows[:] = [np.array([1, 2]), b"", np.array([3])]
@@ -307,11 +308,12 @@ def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
 
 
 def to_numpy(array: Any, *, name: str) -> Values:
-    """Return values of shape (rows, *shape) and the mask of present rows (None: all are).
+    """Convert an Arrow array to values of shape (rows, *shape) and a mask of non-null rows.
 
-    Booleans, integers and floats keep their type; dates are int64 days and times int64 microseconds
-    since 1970 UTC; strings, binaries and decimals are object arrays of bytes, and variable-length
-    lists are object arrays of arrays. Absent rows are zeros, empty bytes or empty lists.
+    The mask is None if there are no nulls. Booleans, integers and floats keep their type; dates
+    become int64 days and times int64 microseconds since 1970 UTC; strings, binaries and decimals
+    become object arrays of bytes; and variable-length lists become object arrays of arrays. Null
+    rows become zeros, empty bytes or empty lists.
 
     >>> values, present = to_numpy(pa.array([1, None], pa.int32()), name="x")
     >>> values.tolist(), present.tolist()
@@ -321,16 +323,16 @@ def to_numpy(array: Any, *, name: str) -> Values:
         array = combine_chunks(array)
     if pat.is_fixed_size_list(array.type):
         return _fixed_size_rows(array, name=name)
-    present = _valid_mask(array)
+    present = _validity_mask(array)
     if pat.is_list(array.type) or pat.is_large_list(array.type):
         return _ragged_rows(array, present, name=name), present
-    return _flat_values(array, present), present
+    return _flatten_items(array, present), present
 
 
 def _ragged_rows(
     array: Any, present: npt.NDArray[np.bool_] | None, *, name: str
 ) -> npt.NDArray[Any]:
-    """Return variable-length lists as an object array of slices of one array."""
+    """Convert variable-length lists to an object array of slices of one item array."""
     items = array.flatten()  # excludes the items under null lists
     if items.null_count:
         raise NullsInColumns(
@@ -340,7 +342,7 @@ def _ragged_rows(
     lengths = np.diff(array.offsets.to_numpy())
     if present is not None:
         lengths = lengths * present  # null lists are empty
-    flat_items = _flat_values(items, None)
+    flat_items = _flatten_items(items, None)
     rows = np.empty(len(array), dtype=object)
     start = 0
     for row, length in enumerate(lengths.tolist()):
@@ -349,8 +351,8 @@ def _ragged_rows(
     return rows
 
 
-def _valid_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return the validity mask, None if there are no nulls."""
+def _validity_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return the mask of non-null rows, or None if there are no nulls."""
     if not array.null_count:
         return None
     valid: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -358,9 +360,9 @@ def _valid_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def _fixed_size_rows(array: Any, *, name: str) -> Values:
-    """Return fixed-size lists as rows; the items under null rows become zeros."""
+    """Convert fixed-size lists to the rows of an array; null lists become zeros."""
     rows, kind = len(array), array.type
-    present = valid = _valid_mask(array)
+    present = valid = _validity_mask(array)
     shape: tuple[int, ...] = ()
     while pat.is_fixed_size_list(kind):
         size = kind.list_size
@@ -368,21 +370,21 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
         shape, kind = (*shape, size), kind.value_type
         if valid is not None:
             valid = np.repeat(valid, size)
-        items = _valid_mask(array)
+        items = _validity_mask(array)
         if items is not None and (valid is None or (valid & ~items).any()):
             raise NullsInColumns(
                 f"Lists of column {name!r} have nulls inside.",
                 hint="fill them before the dataset is created",
             )
-    return _flat_values(array, valid).reshape(rows, *shape), present
+    return _flatten_items(array, valid).reshape(rows, *shape), present
 
 
-def _flat_values(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     kind = array.type
     if pat.is_decimal(kind):
         return _decimal_bytes(array)
     if kind in _STRING_TYPES:
-        return _bytes_objects(array, present)
+        return _to_bytes_objects(array, present)
     if pat.is_date(kind):
         array = array.cast(pa.date32()).view(pa.int32()).cast(pa.int64())
     elif pat.is_timestamp(kind):
@@ -395,7 +397,7 @@ def _flat_values(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArr
     return np.where(present, values, values.dtype.type(0))
 
 
-def _bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+def _to_bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
     raw = cast_bytes(array, pa.large_binary())
     if raw.null_count:
         raw = raw.fill_null(b"")
@@ -406,7 +408,7 @@ def _bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) -> np
 
 
 def _decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:
-    """Return decimals as text, such as ``b"-12.30"``."""
+    """Format decimals as bytes, such as ``b"-12.30"``."""
     result = np.full(len(array), b"", dtype=object)
     for row, value in enumerate(array.to_pylist()):
         if value is not None:

@@ -1,8 +1,8 @@
-"""Evaluation of a model over a split: every row once, without padding, with the keys of the rows.
+"""Model evaluation over a split, in which every row counts exactly once and padding never does.
 
-Losses and metrics of Keras become means over rows: Keras has a ``Mean`` for the loss and, with
-several outputs, one for the loss of each output. It adds the loss of a batch times its number of
-rows, padding included.
+Keras computes the total loss, and with several outputs the loss of each output, with ``Mean``
+metrics, which weight a batch by its number of rows, padding included. This module corrects them to
+means over real rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROW_MEANS = ("sum_over_batch_size", "auto")
 
 
 def reading_order(reader: Reader, epoch: int) -> Rows:
-    """Return the canonical rows of an epoch in the order of one worker, padding included."""
+    """Return the canonical row numbers of an epoch as a single worker reads them, with padding."""
     order = reader.order.epoch(epoch)
     return order.batches(0, reader.steps_per_epoch).reshape(-1)
 
@@ -64,7 +64,7 @@ def reading_keys(reader: Reader, *, epoch: int) -> pa.Table:
 
 
 def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
-    """Return the metrics of a compiled Keras model, or of a function for PyTorch."""
+    """Evaluate a compiled Keras model, or a metric function for PyTorch, and return the metrics."""
     if not hasattr(model, "evaluate"):
         return _evaluate_by_function(reader, model, options)
     metrics = _evaluate_keras(reader, model, options)
@@ -72,9 +72,9 @@ def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
 
 
 def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
-    """Return the metrics of a compiled Keras model by name."""
+    """Evaluate a compiled Keras model and return its metrics by name."""
     from featurestore.readers.tensorflow import (
-        averaged_replicas,
+        average_replicas,
         distribute_unpadded,
         has_parameter_servers,
         keras_module,
@@ -85,17 +85,17 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
     options = {"verbose": 0, **options, "return_dict": True}
     strategy = multi_replica_strategy(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
-    complete_reader = _every_row_once(reader, replicas=replicas)
+    complete_reader = _evaluation_reader(reader, replicas=replicas)
     if has_parameter_servers(getattr(model, "distribute_strategy", None)):
-        # Each worker would read all rows, and a call repeated after the loss of a worker would
-        # count twice: this process computes the metrics.
+        # Compute the metrics in this process only. Otherwise each worker would read all rows, and a
+        # call that is repeated after the loss of a worker would count rows twice.
         return _evaluate_by_steps(model, complete_reader.tf_dataset(worker=0, workers=1), options)
     is_keras_3 = keras_module(model).__name__ == "keras"
     without_rows = complete_reader.order.rows < replicas
     if strategy is not None and (without_rows or (is_keras_3 and worker_position(strategy)[1] > 1)):
-        # Keras also runs replicas without rows, and Keras 3 cannot build a model from batches
-        # distributed over several workers.
-        with averaged_replicas(model, strategy):
+        # Keras also runs replicas that have no rows, and Keras 3 cannot build a model from batches
+        # that are distributed over several workers.
+        with average_replicas(model, strategy):
             dataset = distribute_unpadded(complete_reader, strategy)
             return _evaluate_by_steps(model, dataset, options, run=strategy.run)
     if is_keras_3:
@@ -103,10 +103,10 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
         options["callbacks"] = [weighing_callback, *(options.get("callbacks") or ())]
     if strategy is None:
         return model.evaluate(complete_reader.tf_dataset(worker=0, workers=1), **options)
-    # The replicas share the rows, and Keras sums their metrics. A dataset of one worker would be
-    # distributed again by Keras, and each worker would see only some of its rows.
+    # The replicas share the rows, and Keras sums their metrics. Keras would distribute a
+    # single-worker dataset again, so that each worker would see only some of its rows.
     options["steps"] = complete_reader.steps_per_epoch
-    with averaged_replicas(model, strategy):
+    with average_replicas(model, strategy):
         return model.evaluate(distribute_unpadded(complete_reader, strategy), **options)
 
 
@@ -124,13 +124,13 @@ def _evaluate_by_function(
     from featurestore.readers.torch import evaluate_by_function, process_rank
 
     _, ranks = process_rank()
-    return evaluate_by_function(_every_row_once(reader, replicas=ranks), function)
+    return evaluate_by_function(_evaluation_reader(reader, replicas=ranks), function)
 
 
 def _evaluate_by_steps(
     model: Any, dataset: Any, options: Mapping[str, Any], *, run: Callable[..., Any] | None = None
 ) -> Any:
-    """Return the metrics of a model after ``test_step`` with each element of a dataset.
+    """Call ``test_step`` for each dataset element and return the resulting metrics.
 
     Args:
         model: A compiled model.
@@ -162,8 +162,8 @@ def _evaluate_by_steps(
             run(on_replica, args=(element,))
 
     if not model.run_eagerly:
-        # Traced for each number of rows: Keras 3 weighs the losses of outputs only with static
-        # shapes.
+        # Trace the function for each batch size, since Keras 3 weights output losses only if
+        # shapes are static.
         step = tf.function(step)
     model.reset_metrics()
     with model.distribute_strategy.scope():
@@ -172,22 +172,22 @@ def _evaluate_by_steps(
     return model.get_metrics_result()
 
 
-def _every_row_once(reader: Reader, *, replicas: int) -> Reader:
-    """Return a reader of the same rows, padded for several replicas, else with a short last batch."""
+def _evaluation_reader(reader: Reader, *, replicas: int) -> Reader:
+    """Return an evaluation reader, padded for several replicas, else with a short last batch."""
     if replicas > 1:
-        each = -(-reader.global_batch_size // replicas)
-        while _leaves_replica_empty(reader.order.rows, replicas, each):
-            each += 1
-        return balanced_over_replicas(reader, replicas, batch=each * replicas)
+        replica_batch = -(-reader.global_batch_size // replicas)
+        while _leaves_replica_empty(reader.order.rows, replicas, replica_batch):
+            replica_batch += 1
+        return balance_over_replicas(reader, replicas, batch=replica_batch * replicas)
     order = replace(reader.order, remainder="keep", shuffle=False)
     return replace(reader, order=order, settings={**reader.settings, "remainder": "keep"})
 
 
-def balanced_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
-    """Return a reader of the same rows that assigns an equal share of an epoch to each replica.
+def balance_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Reader:
+    """Return a reader of the same rows that distributes them evenly over the replicas.
 
-    In canonical order the rows of the last batch all belong to the first replicas. The others would
-    have empty batches, for which convolutions of oneDNN fail.
+    In canonical order, the rows of the last batch would all go to the first replicas. The others
+    would get empty batches, for which oneDNN convolutions fail.
     """
     order = replace(
         reader.order, remainder="pad", shuffle=True, global_batch_size=batch, lanes=replicas
@@ -196,25 +196,26 @@ def balanced_over_replicas(reader: Reader, replicas: int, *, batch: int) -> Read
 
 
 def has_empty_replica(reader: Reader, replicas: int, *, batch: int) -> bool:
-    """Return True if a replica has an empty batch even with equal shares."""
+    """Return whether a replica gets an empty batch even if rows are distributed evenly."""
     rows = reader.order.rows
     return rows < replicas or _leaves_replica_empty(rows, replicas, batch // replicas)
 
 
-def _leaves_replica_empty(rows: int, replicas: int, each: int) -> bool:
-    # Shares differ by one row. The last row of the larger ones must not start another batch.
-    return rows >= replicas and rows % replicas != 0 and (rows // replicas) % each == 0
+def _leaves_replica_empty(rows: int, replicas: int, replica_batch: int) -> bool:
+    # Row counts of replicas differ by at most one. The additional row of some replicas must not
+    # start another batch.
+    return rows >= replicas and rows % replicas != 0 and (rows // replicas) % replica_batch == 0
 
 
 def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
-    """Refuse a model whose metrics would count the padding of a reader.
+    """Refuse a model whose metrics would include padding rows.
 
     Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
     """
     names = []
     for attribute in ("_compile_metrics", "compiled_metrics"):
-        for each in getattr(getattr(model, attribute, None), "_user_metrics", None) or ():
-            names.append(getattr(each, "name", each))
+        for metric in getattr(getattr(model, attribute, None), "_user_metrics", None) or ():
+            names.append(getattr(metric, "name", metric))
     if reader.order.remainder == "pad" and names:
         raise ReaderConfigError(
             f'metrics= of the model ({listing(names)}) would count the padding of remainder="pad".',
@@ -223,10 +224,10 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
 
 
 def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
-    """Return a Keras callback that removes the padding of an epoch from the means of its losses.
+    """Return a Keras callback that removes padding rows from the mean losses of each epoch.
 
-    All padding is in the last step. Weight penalties do not depend on rows: the penalty of the last
-    step counts for its real rows. Activity penalties are part of the loss of a batch.
+    All padding is in the last step. Weight penalties do not depend on rows, so the penalty of the
+    last step counts once for each of its real rows. Activity penalties are part of the batch loss.
 
     Args:
         model: The model that is fitted.
@@ -243,7 +244,7 @@ def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
                 self.penalty = _penalty_of_variables(self.model)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            # Correct the sums of one worker only, because Keras adds those of all workers.
+            # Correct the sums of only one worker, because Keras adds the sums of all workers.
             if batch + 1 != steps or worker_position(_model_strategy(self.model))[0] > 0:
                 return
             for number, mean in enumerate(_means_over_rows(self.model)):
@@ -257,9 +258,9 @@ def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
 
 
 def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
-    """Return a Keras 3 callback for ``evaluate`` that weighs the last batch by its rows.
+    """Return a Keras 3 callback for ``evaluate`` that weights the last batch by its row count.
 
-    Keras does not weigh the losses of several outputs if the batch size is not static.
+    Keras does not weight the losses of several outputs if the batch size is not static.
     """
     keras = keras_module(model)
     last = reader.steps_per_epoch - 1
@@ -286,7 +287,7 @@ def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
 
         def means_of_replicas(self) -> list[tuple[int, Any, Any]]:
             means: list[tuple[int, Any, Any]] = []
-            for mean in _means_and_losses(self.model)[1]:
+            for mean in _loss_means_and_functions(self.model)[1]:
                 totals = _local_values(self.model, mean.total)
                 counts = _local_values(self.model, mean.count)
                 first = worker_position(_model_strategy(self.model))[0] * len(totals)
@@ -299,21 +300,21 @@ def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
 
 @dataclass
 class MetricSums:
-    """The sums of metric states over several parts of an epoch."""
+    """Metric states summed over several ``fit`` calls of one epoch."""
 
     model: Any
     _sums: list[Any] = field(default_factory=list)
 
-    def take(self) -> None:
-        """Add the state of the metrics to the sums and reset the metrics."""
+    def accumulate(self) -> None:
+        """Add the current metric states to the sums, then reset the metrics."""
         values = [np.asarray(local.numpy()) for local in self._variables()]
         if self._sums and len(self._sums) == len(values):
             values = [sum_ + value for sum_, value in zip(self._sums, values, strict=True)]
         self._sums = values
         self.model.reset_metrics()
 
-    def put_back(self) -> None:
-        """Add the sums to the state of the metrics, which then covers the complete epoch."""
+    def restore(self) -> None:
+        """Add the sums to the metric states, which then cover the complete epoch."""
         variables = self._variables()
         if len(variables) == len(self._sums):
             for local, value in zip(variables, self._sums, strict=True):
@@ -329,36 +330,36 @@ class MetricSums:
 
 
 def _means_over_rows(model: Any) -> list[Any]:
-    """Return the loss means that are divided by rows, the total loss first.
+    """Return the ``Mean`` metrics of losses that are averaged over rows, the total loss first.
 
     Losses with another reduction do not depend on padding.
     """
-    total, outputs, losses = _means_and_losses(model)
+    total, outputs, losses = _loss_means_and_functions(model)
     divided = [getattr(loss, "reduction", None) in _ROW_MEANS for loss in losses]
     if total is None or not all(divided):
         return []
     return [total, *outputs]
 
 
-def _means_and_losses(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    """Return the mean of the total loss, the means of the outputs' losses, and the loss functions."""
+def _loss_means_and_functions(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+    """Return the total loss metric, the output loss metrics, and the loss functions."""
     if keras_module(model).__name__ == "tf_keras":
         container = getattr(model, "compiled_loss", None)
         means = [] if container is None else container.metrics
         if container is None or not means:
             return None, [], []
-        functions = [each for each in container._losses if each is not None]
+        functions = [loss for loss in container._losses if loss is not None]
         return means[0], means[1:], functions
     container = getattr(model, "_compile_loss", None)
     if container is None or not container.built:
         return None, [], []
-    functions = [each.loss for each in container._flat_losses if each.loss is not None]
+    functions = [loss.loss for loss in container._flat_losses if loss.loss is not None]
     return model._loss_tracker, list(container.metrics), functions
 
 
 def _local_values(model: Any, variable: Any) -> Sequence[Any]:
-    """Return the local variables of a metric, one for each replica of this process."""
-    # Keras 3 wraps the variables of TensorFlow.
+    """Return the local copies of a metric variable, one for each replica of this process."""
+    # Keras 3 wraps TensorFlow variables.
     inner = variable if callable(variable.value) else variable.value
     local_values: Sequence[Any] = _model_strategy(model).experimental_local_results(inner)
     return local_values
@@ -372,7 +373,7 @@ def _model_strategy(model: Any) -> Any:
 def _penalty_of_variables(model: Any) -> float:
     tf = import_tensorflow()
     losses = getattr(model, "losses", ())
-    return sum(float(each) for each in losses if not tf.is_symbolic_tensor(each))
+    return sum(float(loss) for loss in losses if not tf.is_symbolic_tensor(loss))
 
 
 def _steps_per_execution(model: Any) -> int:

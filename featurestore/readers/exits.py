@@ -1,8 +1,8 @@
-"""Calls from foreign threads finish before the interpreter exits.
+"""Clean shutdown while TensorFlow threads call Python functions.
 
-A thread of TensorFlow that requests the GIL during interpreter shutdown never returns, and an
-iterator that waits for its call, such as one left in the middle of an epoch, waits forever. So new
-calls are refused at exit, and the exit waits for the running ones.
+A TensorFlow thread that requests the GIL during interpreter shutdown never returns. An iterator
+that waits for such a thread, for example one abandoned in the middle of an epoch, would block
+forever. Therefore an exit handler rejects new calls and waits for running ones.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
-# After its Python code a call still needs some time to return to its thread, and the next call
-# some time to get here.
+# After its Python code ends, a call needs some time to return to its thread, and the next call
+# needs some time to arrive here.
 _QUIET_SECONDS = 0.1
 _TIMEOUT_SECONDS = 60
 
 
-class _Calls:
-    """Counter of running calls, with the time of its last change."""
+class _RunningCalls:
+    """A counter of running calls that can wait for their end."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -46,7 +46,7 @@ class _Calls:
             self._running -= 1
 
     def finish(self) -> None:
-        """Refuse new calls and wait for the running ones."""
+        """Reject new calls and wait for running ones."""
         with self._lock:
             self._is_closed = True
         deadline = time.monotonic() + _TIMEOUT_SECONDS
@@ -58,14 +58,14 @@ class _Calls:
             return self._running == 0 and time.monotonic() - self._changed_at > _QUIET_SECONDS
 
 
-_calls = _Calls()
+_calls = _RunningCalls()
 atexit.register(_calls.finish)
 
 
-def awaited_at_exit(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Return a function that foreign threads may call until the interpreter exits.
+def await_at_exit(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Wrap a function so that the interpreter waits for its running calls before it exits.
 
-    The exit waits for its running calls.
+    Calls that start during the exit raise RuntimeError.
     """
 
     @wraps(function)

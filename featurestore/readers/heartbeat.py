@@ -1,8 +1,8 @@
-"""Heartbeats of training workers, to report a stalled worker instead of waiting for it silently.
+"""Heartbeats of training workers, which detect stalled workers.
 
-Each worker writes each step into its own file in a shared directory, so that after a kill the file
-has the last step. When a worker has not finished a step for ``timeout`` seconds, its watchdog reports
-the steps of all workers: the others wait for the slowest one.
+Each worker writes its step number to its own file in a shared directory, where it remains after the
+worker is killed. If a worker has not finished a step for ``timeout`` seconds, its watchdog reports
+the last steps of all workers. The slowest worker is the one that the others are waiting for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerStep:
-    """The last position of a worker, after ``step`` steps of ``epoch``."""
+    """The last reported position of a worker, which has finished ``step`` steps of ``epoch``."""
 
     worker: int
     epoch: int
@@ -93,7 +93,8 @@ class Heartbeat:
     ) -> None:
         self.stop()
         if kind is not None and self.workers > 1:
-            # The error of a collective operation does not show which worker stopped; the steps do.
+            # The error of a collective operation does not name the worker that stopped, but the
+            # last steps show it.
             _log.critical("Worker %d ends with %s.\n%s", self.worker, kind.__name__, self.report())
 
     def start(self) -> None:
@@ -121,7 +122,7 @@ class Heartbeat:
             raise stall
 
     def write(self) -> None:
-        """Make the last step durable if it is new; the watchdog calls this every second."""
+        """Write the last step to storage if it has changed; the watchdog calls this every second."""
         last_step = self._last_step
         if last_step is None or last_step == self._durable_step:
             return
@@ -138,7 +139,7 @@ class Heartbeat:
             _log.warning("The heartbeat cannot be written: %s", error)
 
     def _overwrite(self, step: tuple[int, int]) -> None:
-        """Write a step into the file of this worker, which the first step creates."""
+        """Overwrite the step in this worker's file, creating the file if necessary."""
         if self._is_unwritable or not storage_for(self.directory).supports_appending:
             return
         try:
@@ -172,7 +173,7 @@ class Heartbeat:
         return describe_steps(steps, workers=self.workers, now=self._clock())
 
     def stalled(self) -> WorkerStalled | None:
-        """Return the error of a stall if the last step is older than the timeout, else None."""
+        """Return a stall error if the last step is older than the timeout, else None."""
         seconds_without_step = self._clock() - self._last
         if seconds_without_step < self._timeout:
             return None
@@ -198,9 +199,9 @@ class Heartbeat:
 
 
 def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
-    """Return the last step of each worker, without workers that have no step or a damaged file.
+    """Read the last step of each worker; omit workers whose file is missing or damaged.
 
-    A report about the other workers is better than an error.
+    Damaged files are not an error, so that the other workers can still be reported.
     """
     steps = {}
     for worker in range(workers):
@@ -214,7 +215,7 @@ def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
 
 
 def _parse_step(content: Any) -> WorkerStep:
-    """Parse a step file; errors of conversions mean that the file is damaged."""
+    """Parse the content of a step file; conversion errors mean that the file is damaged."""
     return WorkerStep(
         worker=int(content["worker"]),
         epoch=int(content["epoch"]),
@@ -226,7 +227,7 @@ def _parse_step(content: Any) -> WorkerStep:
 
 
 def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) -> str:
-    """Return one line for each worker, with a mark at the slowest ones.
+    """Describe each worker's last step on its own line, and mark the slowest workers.
 
     >>> print(describe_steps({0: WorkerStep(0, 1, 7, 90.0, "a", 1)}, workers=2, now=100.0))
       worker 0: epoch 1, step 7, 10 s ago (a, process 1)

@@ -1,8 +1,8 @@
-"""Readers in ``fit`` and ``evaluate`` of Keras: datasets, validation, history, resumable callbacks.
+"""Integration of readers with Keras ``fit`` and ``evaluate``.
 
-Keras divides the loss of a batch by its rows, padding included, and ``metrics=`` count padding. So
-a padded dataset yields only real rows to ``evaluate``, and all rows to ``fit``, since training needs
-one static shape.
+Keras divides the loss of a batch by its number of rows, padding included, and ``metrics=`` count
+padding. Therefore a padded dataset yields only real rows to ``evaluate``. It yields all rows to
+``fit``, since training needs a static shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.model.arguments import calling_frame
-from featurestore.readers.evaluation import balanced_over_replicas, has_empty_replica
+from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.tensorflow import (
     distribute,
     distribute_unpadded,
@@ -59,7 +59,7 @@ _HOOKS = (
     "on_train_end",
 )
 _KERAS = ("keras", "tf_keras", "tensorflow")
-# Keras 3 builds a model from the first batch before training; this iteration is not an epoch.
+# The Keras 3 function that builds a model from the first batch; that iteration is not an epoch.
 _SYMBOLIC_BUILD = "_maybe_symbolic_build"
 _READER = "_featurestore_reader"
 _TASK = re.compile("/job:([^/]+)/replica:[0-9]+/task:[0-9]+")
@@ -72,11 +72,11 @@ _SCHEDULE = (
 def distribute_for_keras(
     reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int
 ) -> Any:
-    """Return the distributed dataset of a strategy, without padding where Keras evaluates.
+    """Return a distributed dataset that yields no padding to Keras ``evaluate``.
 
     Raises:
-        ReaderConfigError: The strategy has parameter servers, whose workers are independent: each
-            worker would read all rows.
+        ReaderConfigError: The strategy has parameter servers. Their workers are independent, so
+            each worker would read all rows.
     """
     if has_parameter_servers(strategy):
         raise ReaderConfigError(
@@ -101,7 +101,7 @@ def distribute_for_keras(
             )
         if start_step:  # a partial epoch must follow the reader's order
             return distribute_unpadded(reader, strategy, epochs, **start)
-        balanced_reader = balanced_over_replicas(reader, replicas, batch=batch)
+        balanced_reader = balance_over_replicas(reader, replicas, batch=batch)
         return distribute_unpadded(balanced_reader, strategy, epochs, start_epoch=start_epoch)
 
     return _attach_reader(
@@ -110,7 +110,7 @@ def distribute_for_keras(
 
 
 def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_step: int) -> Any:
-    """Return the dataset of one process, without padding where Keras evaluates."""
+    """Return a single-process dataset that yields no padding to Keras ``evaluate``."""
     make_dataset = partial(
         tf_dataset,
         reader,
@@ -138,20 +138,20 @@ def _attach_reader(
     make_dataset: Callable[[], Any],
     make_evaluation_dataset: Callable[[], Any],
 ) -> Any:
-    """Attach a reader to a dataset, and change what Keras iterates.
+    """Attach a reader to a dataset, and select the iterated dataset by the calling Keras function.
 
     Args:
         dataset: The dataset of a strategy or of this process.
         reader: The reader of the dataset.
         make_dataset: Creates an equal dataset, from which Keras 3 builds a model.
-        make_evaluation_dataset: Creates the dataset that Keras evaluates instead.
+        make_evaluation_dataset: Creates the dataset that ``evaluate`` iterates.
     """
     kind: Any = type(dataset)
     evaluation_datasets: list[Any] = []
 
     class DatasetOfReader(kind):  # type: ignore[misc]
         def __iter__(self) -> Any:
-            # Keras has no argument for the purpose of an iteration: the calling frame shows it.
+            # Keras does not pass the purpose of an iteration, so find it in the call stack.
             frame = calling_frame(("fit", "evaluate", _SYMBOLIC_BUILD), _KERAS)
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
                 return kind.__iter__(make_dataset())
@@ -177,24 +177,24 @@ def _attach_reader(
     return dataset
 
 
-def attached_reader(dataset: Any) -> Reader | None:
-    """Return the reader that is attached to a dataset, if any."""
+def get_attached_reader(dataset: Any) -> Reader | None:
+    """Return the reader attached to a dataset, or None."""
     return getattr(dataset, _READER, None)
 
 
 def refuse_undistributed(*, hint: str) -> None:
-    """Refuse a dataset of ``tf_dataset`` in one of several workers of a cluster.
+    """Refuse a ``tf_dataset`` dataset in a cluster with several workers.
 
     Keras would distribute it again: each step would read only some rows of a worker's batch, and
     rows would be dropped or repeated.
 
     Args:
-        hint: The hint for workers of an all-reduce strategy.
+        hint: The error hint for workers of an all-reduce strategy.
 
     Raises:
         ReaderConfigError: The cluster has several workers.
     """
-    workers, servers = _cluster_of_process()
+    workers, servers = _cluster_size()
     if workers > 1:
         raise ReaderConfigError(
             f"This process is one of {workers} workers, and Keras would distribute "
@@ -203,15 +203,15 @@ def refuse_undistributed(*, hint: str) -> None:
         )
 
 
-def _cluster_of_process() -> tuple[int, int]:
-    """Return the numbers of workers and parameter servers in the cluster of this process."""
+def _cluster_size() -> tuple[int, int]:
+    """Return the number of workers and of parameter servers in the cluster."""
     try:
         cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
         counts = Counter({job: len(tasks) for job, tasks in cluster.items()})
     except (ValueError, AttributeError, TypeError):
         counts = Counter()
     if not counts:
-        # Strategies with other cluster resolvers have connected to the devices of all tasks.
+        # Strategies with other cluster resolvers are already connected to the devices of all tasks.
         names = [device.name for device in import_tensorflow().config.list_logical_devices()]
         tasks = {match[0]: match[1] for match in map(_TASK.match, names) if match}
         counts = Counter(tasks.values())
@@ -219,7 +219,7 @@ def _cluster_of_process() -> tuple[int, int]:
 
 
 def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
-    """Refuse a distributed ``validation_data=`` without its number of steps.
+    """Refuse a distributed ``validation_data=`` dataset without ``validation_steps=``.
 
     Raises:
         InvalidArgument: ``validation_steps=`` is missing.
@@ -235,10 +235,11 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
         )
 
 
-def take_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
-    """Return the validation reader, and remove it from the options of ``fit``.
+def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
+    """Remove the validation dataset from the ``fit`` options and return its reader.
 
-    ``validation_data=`` from a reader's ``distribute``, with all its steps, is that reader.
+    A ``validation_data=`` dataset that a reader's ``distribute`` created is replaced by that reader
+    if it is used with all of its steps.
 
     Raises:
         InvalidArgument: There are two validation datasets, or the steps of one are unknown.
@@ -249,7 +250,7 @@ def take_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
             "validation= and validation_data= exclude each other.",
             hint="fit(model, epochs, validation=reader)",
         )
-    reader = attached_reader(data)
+    reader = get_attached_reader(data)
     if reader is None:
         refuse_unknown_steps(options)
         return getattr(validation, "reader", validation)
@@ -261,9 +262,9 @@ def take_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
 
 
 def validation_callback(model: Any, validation: Reader, *, frequency: int = 1) -> Any:
-    """Return a Keras callback that adds the metrics of ``validation.evaluate`` to the epoch's logs.
+    """Return a Keras callback that adds ``validation.evaluate`` metrics to the epoch logs.
 
-    It must be the first callback, so that the others see ``val_loss`` and its siblings.
+    It must be the first callback, so that the others see ``val_loss`` and the other metrics.
     """
     keras = keras_module(model)
 
@@ -278,22 +279,24 @@ def validation_callback(model: Any, validation: Reader, *, frequency: int = 1) -
     return ValidationCallback()
 
 
-def wrap_for_fit(model: Any, callback: Any, *, begins: bool, ends: Callable[[], bool]) -> Any:
-    """Return a wrapper of a callback for one of several fits of one training.
+def wrap_for_fit(
+    model: Any, callback: Any, *, is_first_fit: bool, is_last_fit: Callable[[], bool]
+) -> Any:
+    """Wrap a callback for a training run that consists of several ``fit`` calls.
 
     Args:
-        model: The model that is fitted.
+        model: The model to fit.
         callback: The callback to wrap.
-        begins: Whether this fit is the first.
-        ends: Returns True if this fit is the last.
+        is_first_fit: Whether this ``fit`` call is the first.
+        is_last_fit: Returns whether this ``fit`` call is the last.
     """
     keras = keras_module(model)
 
     def hook(name: str) -> Callable[..., None]:
         def call(self: Any, *arguments: Any, **keywords: Any) -> None:
-            if name == "on_train_begin" and not begins:
+            if name == "on_train_begin" and not is_first_fit:
                 return
-            if name == "on_train_end" and not ends():
+            if name == "on_train_end" and not is_last_fit():
                 return
             getattr(callback, name)(*arguments, **keywords)
 
@@ -312,25 +315,25 @@ def wrap_for_fit(model: Any, callback: Any, *, begins: bool, ends: Callable[[], 
     return wrapper
 
 
-def merged_history(model: Any, histories: Sequence[Any]) -> Any:
-    """Return one Keras ``History`` of consecutive fits."""
+def merge_histories(model: Any, histories: Sequence[Any]) -> Any:
+    """Merge the Keras ``History`` objects of consecutive ``fit`` calls."""
     merged = keras_module(model).callbacks.History()
     merged.set_model(model)
     merged.epoch, merged.history = [], {}
-    for each in histories:
-        merged.epoch.extend(each.epoch)
-        for name, values in each.history.items():
+    for history in histories:
+        merged.epoch.extend(history.epoch)
+        for name, values in history.history.items():
             merged.history.setdefault(name, []).extend(values)
-        merged.params = each.params
+        merged.params = history.params
     return merged
 
 
-def callback_states(callbacks: Sequence[Any]) -> bytes:
-    """Return the state of callbacks as an ``.npz`` file."""
+def dump_callback_states(callbacks: Sequence[Any]) -> bytes:
+    """Serialize the callback states as an ``.npz`` file."""
     states: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     for number, callback in enumerate(callbacks):
-        kind = _saved_class(callback)
+        kind = _stateful_class_name(callback)
         state = {}
         for name in _COUNTERS if kind else ():
             value = vars(callback).get(name)
@@ -345,16 +348,18 @@ def callback_states(callbacks: Sequence[Any]) -> bytes:
     return content.getvalue()
 
 
-def restore_callbacks(callbacks: Sequence[Any], content: bytes) -> bool:
-    """Restore the state of callbacks; return True if one of the callbacks had stopped the training.
+def restore_callback_states(callbacks: Sequence[Any], content: bytes) -> bool:
+    """Restore the callback states, and return whether a callback had stopped the training.
 
-    Callbacks whose class or position differs from the saved one start without a state.
+    A callback is not restored if its class or position differs from the saved one.
     """
     stopped = False
     with np.load(io.BytesIO(content), allow_pickle=False) as saved:
         states = json.loads(saved["states"].tobytes())
         for number, callback in enumerate(callbacks):
-            if number >= len(states) or states[number]["kind"] != (_saved_class(callback) or None):
+            if number >= len(states) or states[number]["kind"] != (
+                _stateful_class_name(callback) or None
+            ):
                 continue
             for name, text in states[number]["state"].items():
                 value = float.fromhex(text)
@@ -367,12 +372,12 @@ def restore_callbacks(callbacks: Sequence[Any], content: bytes) -> bool:
     return stopped
 
 
-def _saved_class(callback: Any) -> str | None:
-    """Return the class name of a callback whose state can be saved, else None."""
-    for each in type(callback).__mro__:
-        if each.__name__ in _SAVED_CLASSES and each.__module__.split(".")[0] in (
+def _stateful_class_name(callback: Any) -> str | None:
+    """Return the Keras class name of a callback whose state can be saved, else None."""
+    for base_class in type(callback).__mro__:
+        if base_class.__name__ in _SAVED_CLASSES and base_class.__module__.split(".")[0] in (
             "keras",
             "tf_keras",
         ):
-            return each.__name__
+            return base_class.__name__
     return None

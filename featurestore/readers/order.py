@@ -1,8 +1,8 @@
 """The order in which workers read an epoch.
 
-Order version 1: pure arithmetic on numbers that all workers know, without I/O, random state or
-communication. docs/reader-order.md has the rules and the test vectors that freeze them; a change
-here is a new order version.
+Order version 1 is pure arithmetic on numbers that all workers know: it needs no I/O, random state
+or communication. docs/reader-order.md has the rules and test vectors. Any change to the order
+requires a new order version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REMAINDERS: tuple[Remainder, ...] = get_args(Remainder)
 Rows = npt.NDArray[np.int64]
 
 _BLOCKS, _WINDOWS = tag(101), tag(102)
-# Rows permuted together: larger arrays exceed the core's cache and allocate new pages.
+# Number of rows to permute at once. Larger arrays exceed the core's cache and allocate new pages.
 _PERMUTED_ROWS = 1 << 14
 
 
@@ -48,7 +48,7 @@ def divisors(number: int, *, limit: int | None = None) -> list[int]:
     [1, 2, 3, 4, 6, 12]
     """
     highest = number if limit is None else min(number, limit)
-    return [each for each in range(1, highest + 1) if number % each == 0]
+    return [divisor for divisor in range(1, highest + 1) if number % divisor == 0]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ReaderOrder:
         if self.global_batch_size % self.lanes:
             raise ReaderConfigError(
                 f"lanes={self.lanes} does not divide global_batch_size={self.global_batch_size}; "
-                f"lanes may be {_list_numbers(divisors(self.global_batch_size))}.",
+                f"lanes may be {_format_numbers(divisors(self.global_batch_size))}.",
                 hint=f"leave lanes out (it is then {default_lanes(self.global_batch_size)})",
             )
         if self.remainder == "drop" and self.rows < self.global_batch_size:
@@ -121,12 +121,12 @@ class ReaderOrder:
 
     @property
     def lane_batch(self) -> int:
-        """Rows that a global batch takes from every lane."""
+        """Number of rows of a global batch that come from each lane."""
         return self.global_batch_size // self.lanes
 
     @property
     def longest_lane(self) -> int:
-        """Rows of the longest lane, padding included."""
+        """Number of rows in the longest lane, padding included."""
         return max(-(-self.rows // self.lanes), self.steps_per_epoch * self.lane_batch)
 
     def worker_counts(self) -> list[int]:
@@ -145,8 +145,8 @@ class ReaderOrder:
         if workers < 1 or self.lanes % workers:
             raise ReaderConfigError(
                 f"{workers} workers cannot share {self.lanes} lanes equally; "
-                f"with {self.lanes} lanes there can be {_list_numbers(self.worker_counts())} workers.",
-                hint=self._valid_setting(workers),
+                f"with {self.lanes} lanes there can be {_format_numbers(self.worker_counts())} workers.",
+                hint=self._suggest_setting(workers),
             )
         if not 0 <= worker < workers:
             raise ReaderConfigError(
@@ -154,7 +154,7 @@ class ReaderOrder:
             )
 
     def worker_batch(self, workers: int) -> int:
-        """Return the rows of one step of one worker."""
+        """Return the number of rows that a worker reads per step."""
         return self.global_batch_size // workers
 
     def worker_lanes(self, worker: int, workers: int) -> range:
@@ -173,8 +173,8 @@ class ReaderOrder:
             raise ReaderConfigError(f"epoch={number} must be at least 0.")
         return EpochOrder(self, number)
 
-    def _valid_setting(self, workers: int) -> str:
-        """Return a setting that is valid for this number of workers."""
+    def _suggest_setting(self, workers: int) -> str:
+        """Suggest a setting that is valid for this number of workers."""
         if workers < 1:
             return "workers=1"
         if self.global_batch_size % workers:
@@ -291,7 +291,7 @@ class EpochOrder:
         return self._blocks[slots] * size + (shifted - slots * size)
 
     def _cached_window(self, lane: int, window: int) -> Rows:
-        """Return ``window_rows``, cached for all steps of a window."""
+        """Return ``window_rows`` of the lane's current window from a cache."""
         cached_window = self._last_windows.get(lane)
         if cached_window is None or cached_window[0] != window:
             cached_window = self._last_windows[lane] = (window, self.window_rows(lane, window))
@@ -307,7 +307,7 @@ class EpochOrder:
         return low + window * size, min(high, low + (window + 1) * size)
 
     def _slot_edges(self, low: int, high: int) -> Rows:
-        """Return ``low``, the starts of blocks in between, and ``high``."""
+        """Return ``low``, the block starts between the two positions, and ``high``."""
         size = self.order.block_rows
         begin, gap = self.order.rows, 0
         if self.order.shuffle:
@@ -326,12 +326,12 @@ class EpochOrder:
 
     @cached_property
     def _blocks(self) -> Rows:
-        """The blocks in reading order."""
+        """The block numbers in reading order."""
         return permutation(-(-self.order.rows // self.order.block_rows), self._key(_BLOCKS))
 
     @cached_property
     def _short_block(self) -> tuple[int, int]:
-        """Start position of the short block, and the number of rows that it lacks."""
+        """Start position of the short block, and how many rows shorter it is than the others."""
         order = self.order
         count = -(-order.rows // order.block_rows)
         gap = count * order.block_rows - order.rows
@@ -356,13 +356,13 @@ def permutation(size: int, key: int) -> Rows:
 
 
 def permutations(size: int, keys: Sequence[int]) -> Rows:
-    """Return ``permutation(size, key)`` for each of the keys, as rows of one array."""
+    """Return an array whose rows are ``permutation(size, key)`` for each key."""
     index = np.arange(1, size + 1, dtype=np.uint64)
     starts = np.array(keys, dtype=np.uint64)[:, None]
     steps = index * np.uint64(GOLDEN)
-    # The mixer is a bijection, so hashes are distinct. Sorting hashes with the index in their low
-    # bits gives the order of argsort several times faster, unless two hashes agree in all other
-    # bits; those rows are sorted again.
+    # The mixer is a bijection, so hashes are distinct. Sorting hashes whose low bits are replaced
+    # by the index is several times faster than argsort. The order is the same unless two hashes
+    # agree in all other bits; those rows are sorted again.
     low = np.uint64((1 << max(1, int(size).bit_length())) - 1)
     packed: Words = mix_all((steps + starts).reshape(-1)).reshape(len(keys), size)
     packed &= ~low
@@ -377,7 +377,7 @@ def permutations(size: int, keys: Sequence[int]) -> Rows:
 
 
 def check_at_least_one(name: str, value: object) -> None:
-    """Raise ReaderConfigError unless the value of an argument is an integer of at least 1."""
+    """Raise ReaderConfigError unless the value is an integer of at least 1."""
     if not is_integer(value):
         raise ReaderConfigError(f"{name}={value!r} is not a whole number.")
     if value < 1:  # type: ignore[operator]
@@ -385,10 +385,10 @@ def check_at_least_one(name: str, value: object) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Return True if a value is an integer and not a boolean."""
+    """Return whether a value is an integer; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _list_numbers(values: list[int], *, shown: int = 24) -> str:
-    text = ", ".join(map(str, values[:shown]))
-    return text if len(values) <= shown else f"{text}, ... {values[-1]}"
+def _format_numbers(values: list[int], *, limit: int = 24) -> str:
+    text = ", ".join(map(str, values[:limit]))
+    return text if len(values) <= limit else f"{text}, ... {values[-1]}"

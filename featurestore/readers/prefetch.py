@@ -1,8 +1,8 @@
-"""Prefetching: results of threads in order, records read by range requests, and pooled buffers.
+"""Prefetching: ordered results from threads, range requests for records, and buffer pools.
 
-A request costs about as much as the transfer of some blocks, so neighboring blocks of a shard are
-fetched by one request. Blocks in the gaps between them are fetched too, and are cached for later
-use while the limit allows it.
+A request costs about as much as the transfer of several blocks, so one request fetches neighboring
+blocks of a shard. It includes the blocks in small gaps between them, which are cached for later use
+if the memory limit permits.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Fetch = Callable[[Sequence[int]], list[Records]]
 """Fetches consecutive blocks of one shard by one request, each into its own buffer."""
 _FETCHES = 8
 _REQUEST_BYTES = 8 << 20
-# Blocks with smaller gaps between them are fetched by one request.
+# One request fetches blocks if the gaps between them are smaller than this.
 _GAP_BYTES = 1 << 20
 
 
-def prefetched(
+def prefetch(
     work: Callable[[Task], Result], tasks: Iterable[Task], *, threads: int, limit: int
 ) -> Iterator[Result]:
-    """Yield ``work(task)`` for each task in order, with up to ``limit`` results computed in advance.
+    """Yield ``work(task)`` for each task in order, computing up to ``limit`` results in advance.
 
     Closing the iterator early cancels pending tasks and waits for running ones.
     """
@@ -63,10 +63,10 @@ class PrefetchLimits:
     """Limits on the blocks in memory and in one request.
 
     Args:
-        unread_blocks: Most blocks that are fetched and not read yet.
-        read_blocks: Most blocks that were read and stay cached.
-        request_blocks: Most blocks of one request.
-        gap_blocks: Most unneeded blocks between two blocks of one request.
+        unread_blocks: Maximum number of fetched blocks that have not been read yet.
+        read_blocks: Maximum number of blocks that stay cached after they were read.
+        request_blocks: Maximum number of blocks per request.
+        gap_blocks: Maximum number of unneeded blocks between two needed blocks of a request.
     """
 
     unread_blocks: int
@@ -76,7 +76,7 @@ class PrefetchLimits:
 
     @classmethod
     def for_blocks(cls, *, block_bytes: int, ahead_bytes: int, read: int) -> PrefetchLimits:
-        """Return the limits for blocks of this size."""
+        """Compute the limits for a block size."""
         size = max(1, block_bytes)
         return cls(
             max(1, ahead_bytes // size),
@@ -86,11 +86,11 @@ class PrefetchLimits:
         )
 
 
-def merge_blocks(blocks: Sequence[int], *, gap: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, stop) that cover ascending block numbers.
+def merge_blocks(blocks: Sequence[int], *, gap: int, max_blocks: int) -> Iterator[tuple[int, int]]:
+    """Merge ascending block numbers into ranges [first, stop).
 
-    Two blocks are in one range if at most ``gap`` others are between them; a range has at most
-    ``most`` blocks.
+    Two blocks are merged if at most ``gap`` other blocks are between them. A range has at most
+    ``max_blocks`` blocks.
 
     >>> list(merge_blocks([1, 2, 5, 9, 10], gap=2, most=4))
     [(1, 3), (5, 6), (9, 11)]
@@ -99,7 +99,7 @@ def merge_blocks(blocks: Sequence[int], *, gap: int, most: int) -> Iterator[tupl
     for block in blocks:
         if first < 0:
             first = block
-        elif block - stop > gap or block - first >= most:
+        elif block - stop > gap or block - first >= max_blocks:
             yield first, stop
             first = block
         stop = block + 1
@@ -108,10 +108,10 @@ def merge_blocks(blocks: Sequence[int], *, gap: int, most: int) -> Iterator[tupl
 
 
 class PrefetchedBlocks:
-    """The blocks of a split that are cached or being fetched. Thread-safe.
+    """A cache of fetched blocks and pending requests. Thread-safe.
 
-    The key of a block has its shard above ``ROW_BITS`` bits and its number below. Pending requests
-    are cancelled when the object is garbage-collected.
+    The low ``ROW_BITS`` bits of a block key are the block number, the high bits the shard number.
+    Pending requests are cancelled when the object is garbage-collected.
     """
 
     def __init__(self, fetch: Fetch, limits: PrefetchLimits) -> None:
@@ -119,16 +119,16 @@ class PrefetchedBlocks:
         self._fetch = fetch
         self._lock = Lock()
         self._blocks: dict[int, Future[Records]] = {}
-        # Keys of blocks that were read, least recently used first, and of unneeded blocks in gaps.
+        # Keys of blocks that were read (least recently used first), and of blocks in gaps.
         self._read_keys: OrderedDict[int, None] = OrderedDict()
         self._gap_keys: OrderedDict[int, None] = OrderedDict()
         self.pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="featurestore-get")
         weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
 
     def get(self, keys: Sequence[int]) -> list[Future[Records]]:
-        """Return blocks, cached or being fetched; evict the least recently read ones."""
+        """Return futures of blocks, fetching missing ones; evict the least recently read blocks."""
         with self._lock:
-            self._fetch_missing(keys, later=None)
+            self._fetch_missing(keys, is_needed_later=None)
             blocks = []
             for key in keys:
                 self._read_keys[key] = None
@@ -139,15 +139,15 @@ class PrefetchedBlocks:
                 self._blocks.pop(self._read_keys.popitem(last=False)[0])
             return blocks
 
-    def expect(self, keys: Sequence[int], later: npt.NDArray[np.bool_]) -> None:
+    def expect(self, keys: Sequence[int], is_needed_later: npt.NDArray[np.bool_]) -> None:
         """Start to fetch blocks that will be read soon.
 
         Args:
-            keys: Ascending keys of blocks.
-            later: For each block number, whether the block is read after these.
+            keys: The block keys, in ascending order.
+            is_needed_later: For each block number, whether the block is read after these blocks.
         """
         with self._lock:
-            self._fetch_missing(keys, later=later)
+            self._fetch_missing(keys, is_needed_later=is_needed_later)
             for key in keys:
                 self._read_keys.pop(key, None)
                 self._gap_keys.pop(key, None)
@@ -158,8 +158,10 @@ class PrefetchedBlocks:
     def _unread_count(self) -> int:
         return len(self._blocks) - len(self._read_keys)
 
-    def _fetch_missing(self, keys: Sequence[int], *, later: npt.NDArray[np.bool_] | None) -> None:
-        """Start to fetch the blocks that are neither cached nor being fetched."""
+    def _fetch_missing(
+        self, keys: Sequence[int], *, is_needed_later: npt.NDArray[np.bool_] | None
+    ) -> None:
+        """Request the blocks that are neither cached nor being fetched."""
         missing_keys = []
         for key in keys:
             future = self._blocks.get(key)
@@ -168,20 +170,24 @@ class PrefetchedBlocks:
         for _, keys_of_shard in groupby(missing_keys, key=lambda key: key >> ROW_BITS):
             shard_keys = list(keys_of_shard)
             ranges = merge_blocks(
-                shard_keys, gap=self.limits.gap_blocks, most=self.limits.request_blocks
+                shard_keys, gap=self.limits.gap_blocks, max_blocks=self.limits.request_blocks
             )
             needed_keys = set(shard_keys)
             for first, stop in ranges:
-                self._request(range(first, stop), needed_keys, later)
+                self._submit_request(range(first, stop), needed_keys, is_needed_later)
 
-    def _request(
-        self, keys: range, needed_keys: set[int], later: npt.NDArray[np.bool_] | None
+    def _submit_request(
+        self, keys: range, needed_keys: set[int], is_needed_later: npt.NDArray[np.bool_] | None
     ) -> None:
-        """Start to fetch a range of blocks; cache the needed ones, others within the limit."""
+        """Request a range of blocks; cache the needed ones, and others if the limit permits."""
         futures: dict[int, Future[Records]] = {}
         for key in keys:
             if key not in needed_keys:
-                if later is None or key in self._blocks or not later[key & ROW_MASK]:
+                if (
+                    is_needed_later is None
+                    or key in self._blocks
+                    or not is_needed_later[key & ROW_MASK]
+                ):
                     continue
                 if self._unread_count >= self.limits.unread_blocks:
                     continue
@@ -203,15 +209,16 @@ def _fetch_blocks(fetch: Fetch, keys: range, futures: dict[int, Future[Any]]) ->
 
 
 class BufferPool:
-    """A pool of buffers by purpose, of about equal size per purpose. A pickled copy is empty.
+    """A pool of reusable buffers, grouped by purpose. A pickled copy is empty.
 
-    Allocating new pages for every range of steps costs more time than decoding. A buffer returns to
-    the pool when the last array that refers to it is garbage-collected, also outside of readers:
-    TensorFlow keeps arrays as long as their tensors live.
+    Buffers of the same purpose should have similar sizes. Allocating new pages for each step range
+    would take longer than decoding it. A buffer returns to the pool when the last array that refers
+    to it is garbage-collected. This may happen outside of readers: TensorFlow keeps an array until
+    its tensors are released.
 
     Args:
-        free_limit: Most free buffers of each purpose; None keeps all of them, so that the pool never has
-            more buffers than were in use at one time.
+        free_limit: Maximum number of free buffers per purpose. None keeps all free buffers, so the
+            pool never has more buffers than were in use at the same time.
     """
 
     def __init__(self, free_limit: int | None = 8) -> None:
@@ -237,8 +244,8 @@ class BufferPool:
             offsets.append(end)
             sizes.append(size)
             end += -(-size // ALIGNMENT) * ALIGNMENT
-        block = self._take_free(end + ALIGNMENT, purpose)
-        # All views keep a reference to this array, because it owns its memory in numpy's eyes.
+        block = self._pop_free_buffer(end + ALIGNMENT, purpose)
+        # All views keep a reference to this array, because numpy considers it the memory owner.
         owner = np.frombuffer(block.data, dtype=np.uint8)
         finalize(owner, self._release, purpose, block).atexit = False
         aligned_bytes = owner[-owner.ctypes.data % ALIGNMENT :]
@@ -247,7 +254,7 @@ class BufferPool:
             for offset, size, (shape, dtype) in zip(offsets, sizes, arrays, strict=True)
         ]
 
-    def _take_free(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
+    def _pop_free_buffer(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
         free = self._free.setdefault(purpose, [])
         while free:
             try:
@@ -265,8 +272,11 @@ class BufferPool:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """The objects of a split; without a reference to the reader, so that it can be collected."""
+class _SplitSource:
+    """The storage objects of a split.
+
+    It has no reference to the reader, so that the reader can be garbage-collected.
+    """
 
     paths: tuple[str, ...]
     first_rows: Rows
@@ -275,41 +285,41 @@ class _Source:
     memory: BufferPool
 
     def block_range(self, key: int) -> tuple[int, int]:
-        """Return the rows [begin, end) of a block in its shard."""
+        """Return the row range [begin, end) of a block within its shard."""
         shard, block = key >> ROW_BITS, key & ROW_MASK
         first, stop = self.first_rows[shard : shard + 2].tolist()
         begin = max(first, block * self.block_rows)
         return begin - first, min(stop, (block + 1) * self.block_rows) - first
 
-    def rows(self, shard: int, begin: int, end: int) -> Records:
-        """Return rows of a shard."""
+    def read_rows(self, shard: int, begin: int, end: int) -> Records:
+        """Read rows [begin, end) of a shard."""
         records = np.empty((end - begin, self.record_bytes), np.uint8)
-        self._fill(shard, begin, [records])
+        self._read_into(shard, begin, [records])
         return records
 
-    def blocks(self, keys: Sequence[int]) -> list[Records]:
-        """Return consecutive blocks of one shard, each in its own buffer."""
+    def read_blocks(self, keys: Sequence[int]) -> list[Records]:
+        """Read consecutive blocks of one shard into separate buffers."""
         blocks = []
         for key in keys:
             begin, end = self.block_range(key)
             shape = self.block_rows, self.record_bytes
             (block,) = self.memory.borrow([(shape, np.dtype(np.uint8))], purpose="blocks")
             blocks.append(block[: end - begin])
-        self._fill(keys[0] >> ROW_BITS, self.block_range(keys[0])[0], blocks)
+        self._read_into(keys[0] >> ROW_BITS, self.block_range(keys[0])[0], blocks)
         return blocks
 
-    def _fill(self, shard: int, first: int, arrays: Sequence[Records]) -> None:
-        """Read rows of a shard, from ``first`` on, into arrays."""
+    def _read_into(self, shard: int, first: int, arrays: Sequence[Records]) -> None:
+        """Read the rows of a shard, starting at ``first``, into arrays."""
         buffers = [array.reshape(-1).data for array in arrays]
         files.read_into(self.paths[shard], first * self.record_bytes, buffers)
 
 
 @dataclass
 class _RequestedWindows:
-    """The requested windows of some lanes in an epoch.
+    """The prefetching progress of a group of lanes in an epoch.
 
     Args:
-        stop: The first window that was not requested.
+        stop: The first window that has not been requested.
         is_needed_later: For each block of the split, whether it is read in that window or later.
     """
 
@@ -319,10 +329,11 @@ class _RequestedWindows:
 
 @dataclass
 class RangedShardFiles(ShardFiles):
-    """The records of a split in an object store; ``records`` and ``slices`` are thread-safe.
+    """Shard files in an object store, read by range requests.
 
-    Memory has at most ``read_blocks`` blocks that were read, ``ahead_bytes`` of prefetched blocks
-    (at least one window), and the blocks of running requests. ``memory`` may be shared by epochs.
+    ``records`` and ``slices`` are thread-safe. At any time, memory holds at most ``read_blocks``
+    blocks that were read, ``ahead_bytes`` of prefetched blocks (but at least one window), and the
+    blocks of running requests. Epochs may share ``memory``.
     """
 
     read_blocks: int = 1
@@ -333,7 +344,7 @@ class RangedShardFiles(ShardFiles):
     )
 
     def records(self, locations: Rows, *, out: Records) -> None:
-        """Copy the records at ascending locations into ``out``, (n, record bytes)."""
+        """Copy the records at ascending locations into ``out``, of shape (n, record bytes)."""
         if not len(locations):
             return
         rows = locations & ROW_MASK
@@ -351,15 +362,15 @@ class RangedShardFiles(ShardFiles):
             )
 
     def slices(self, starts: Rows, stops: Rows) -> list[Records]:
-        """Return the records of ranges, fetched in parallel."""
+        """Fetch the records of row ranges in parallel."""
         futures = [
-            self._blocks.pool.submit(self._source.rows, shard, begin, end)
+            self._blocks.pool.submit(self._source.read_rows, shard, begin, end)
             for shard, begin, end in self._shard_ranges(starts, stops)
         ]
         return [future.result() for future in futures]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
-        """Start to fetch the current window, then as many of the next ones as the limit allows."""
+        """Start to fetch the current window and as many subsequent ones as the limit permits."""
         key = (epoch.number, lanes)
         requested = self._requested_windows.get(key)
         if requested is None or window >= requested.stop:
@@ -371,15 +382,15 @@ class RangedShardFiles(ShardFiles):
         order = epoch.order
         window_blocks = len(lanes) * (order.window_rows // order.block_rows)
         windows_ahead = max(1, self._blocks.limits.unread_blocks // window_blocks)
-        # Wait until half of the prefetched windows are used: requests for more windows are larger
-        # and fewer.
+        # Wait until half of the prefetched windows are used. Then the next requests are fewer and
+        # larger.
         if requested.stop - 1 - window <= windows_ahead // 2:
             self._request_windows(epoch, lanes, requested, stop=window + 1 + windows_ahead)
 
     def _request_windows(
         self, epoch: EpochOrder, lanes: range, requested: _RequestedWindows, *, stop: int
     ) -> None:
-        """Start to fetch the windows before ``stop`` that were not requested yet."""
+        """Request the windows before ``stop`` that have not been requested yet."""
         longest = max(epoch.windows(lane) for lane in lanes)
         keys = set()
         size = self.manifest.block_rows
@@ -397,7 +408,7 @@ class RangedShardFiles(ShardFiles):
     def _blocks_needed_from(
         self, epoch: EpochOrder, lanes: range, window: int
     ) -> npt.NDArray[np.bool_]:
-        """Return for each block whether lanes read it in a window or later."""
+        """Return for each block whether the lanes read it in ``window`` or later."""
         is_needed = np.zeros(self.split.rows // self.manifest.block_rows + 1, np.bool_)
         if self.row_ranges is None:
             for lane in lanes:
@@ -407,8 +418,8 @@ class RangedShardFiles(ShardFiles):
         return is_needed
 
     @cached_property
-    def _source(self) -> _Source:
-        return _Source(
+    def _source(self) -> _SplitSource:
+        return _SplitSource(
             tuple(files.resolve_inside(self.directory, shard.path) for shard in self.split.shards),
             self.first_rows,
             self.manifest.block_rows,
@@ -422,4 +433,4 @@ class RangedShardFiles(ShardFiles):
         limits = PrefetchLimits.for_blocks(
             block_bytes=block_bytes, ahead_bytes=self.ahead_bytes, read=self.read_blocks
         )
-        return PrefetchedBlocks(self._source.blocks, limits)
+        return PrefetchedBlocks(self._source.read_blocks, limits)

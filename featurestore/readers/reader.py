@@ -1,4 +1,4 @@
-"""Reader: the batches of a split as a pure function of manifest, settings, epoch and step."""
+"""The reader, whose batches depend only on the manifest, the settings, the epoch and the step."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from featurestore.plugins.format import find_format
 from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks
 from featurestore.readers.class_weights import (
-    ClassWeighing,
+    ClassWeighting,
     ClassWeights,
-    class_weighing,
+    build_class_weighting,
     weights_from_json,
     weights_to_json,
 )
@@ -34,7 +34,7 @@ from featurestore.readers.columns import (
     select_columns,
     to_numpy,
     to_ragged,
-    value_form,
+    value_dtype_and_shape,
 )
 from featurestore.readers.order import (
     ORDER_VERSION,
@@ -44,7 +44,7 @@ from featurestore.readers.order import (
     default_lanes,
     is_integer,
 )
-from featurestore.readers.prefetch import BufferPool, RangedShardFiles, prefetched
+from featurestore.readers.prefetch import BufferPool, RangedShardFiles, prefetch
 from featurestore.readers.shardfiles import RowRanges, ShardFiles, check_shards
 from featurestore.readers.transformed import (
     ArraysFunction,
@@ -52,7 +52,7 @@ from featurestore.readers.transformed import (
     TransformedColumns,
     TransformedRecords,
     TransformedWindows,
-    transformed_columns,
+    plan_transformed_columns,
 )
 from featurestore.storage import storage_for
 from featurestore.storage.shards import ShardCache
@@ -63,20 +63,20 @@ if TYPE_CHECKING:
     from featurestore.readers.checkpoint import ReaderCheckpoint
     from featurestore.readers.torch import ReaderDataset, ReaderLoader
 
-# Arrays by column name; columns of variable-length lists are ``Ragged``.
+# Arrays by column name. Columns with variable-length lists are ``Ragged``.
 Batch = dict[str, Any]
 
-# The default window: this many rows over all lanes, fewer if rows are wide. These numbers are part
-# of order version 1.
+# Default window size: this many rows over all lanes, or fewer if rows are wide. These numbers are
+# part of order version 1.
 DEFAULT_WINDOW_ROWS = 131_072
 DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 
-# Limits of one range of steps.
+# Size limits of a step range.
 _RANGE_ROWS = 32_768
 _RANGE_BYTES = 16 * 1024 * 1024
 _WIDE_STEP_BYTES = 1024 * 1024
 _PREFETCHED_RANGES = 3
-# For records in an object store: windows whose blocks stay in memory, and bytes to prefetch.
+# For records in object stores: the number of windows to cache, and the bytes to prefetch.
 _CACHED_WINDOWS = 2
 _PREFETCHED_BYTES = 256 * 1024 * 1024
 _GATHER_THREADS = 2
@@ -91,7 +91,7 @@ _USAGE = (
 @suggest_arguments
 @dataclass(frozen=True)
 class Reader:
-    """A reader of one split in steps that all workers share.
+    """A reader of one split, which yields the batches of each worker for every step.
 
     Every worker yields ``steps_per_epoch`` batches of one static shape. A batch depends only on the
     manifest, the settings, the epoch and the step: readers have no state and workers do not
@@ -111,10 +111,10 @@ class Reader:
     transform: TransformedColumns | None = field(default=None, repr=False)
     row_ranges: RowRanges | None = field(default=None, repr=False)
     cache: ShardCache | None = field(default=None, repr=False)
-    weighing: ClassWeighing | None = field(default=None, repr=False)
+    weighing: ClassWeighting | None = field(default=None, repr=False)
     # The columns before ``weighing`` adds its weight column.
     file_columns: tuple[SelectedColumn, ...] = field(default=(), repr=False)
-    # Buffers for blocks from an object store: allocating pages costs more than reading from a disk.
+    # Reusable buffers for object store blocks: allocating pages takes longer than reading a disk.
     memory: BufferPool = field(default_factory=partial(BufferPool, None), repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -146,7 +146,9 @@ class Reader:
         >>> reader.inputs
         ('temp', 'seats')
         """
-        return tuple(each.name for each in self.columns if not each.label and not each.weight)
+        return tuple(
+            column.name for column in self.columns if not column.label and not column.weight
+        )
 
     @property
     def weight(self) -> str | None:
@@ -176,7 +178,7 @@ class Reader:
         [36.0, 37.0] [True, False]
         [38.5, 39.0] [False, True]
         """
-        # Not a generator, so that invalid arguments raise here and not at the first batch.
+        # This method is not a generator, so that errors about arguments are raised immediately.
         ranges = self.step_ranges(
             1, worker=worker, workers=workers, start_epoch=epoch, start_step=start_step
         )
@@ -187,10 +189,10 @@ class Reader:
             size = steps.worker_epoch.batch_rows
             for start in range(0, steps.row_count, size):
                 batch = {name: array[start : start + size] for name, array in arrays.items()}
-                yield self._with_ragged(self._resolve_padding(batch))
+                yield self._convert_ragged_columns(self._apply_padding_policy(batch))
 
-    def _resolve_padding(self, batch: Batch) -> Batch:
-        """Return a batch with its padding removed, or with the weights of its padding rows."""
+    def _apply_padding_policy(self, batch: Batch) -> Batch:
+        """Remove padding rows from a batch, or convert their weights to the weight column."""
         weight = batch.pop(PADDING_WEIGHT, None)
         if weight is None:
             return batch
@@ -202,8 +204,8 @@ class Reader:
             batch[SAMPLE_WEIGHT] = weight
         return batch
 
-    def _with_ragged(self, batch: Batch) -> Batch:
-        """Return a batch with its variable-length lists as values and row splits."""
+    def _convert_ragged_columns(self, batch: Batch) -> Batch:
+        """Convert the variable-length lists of a batch to values and row splits."""
         for name, items in self.ragged.items():
             batch[name] = to_ragged(batch[name], items)
         return batch
@@ -575,7 +577,7 @@ class Reader:
             )
         transform = None if self.transform is None else self.transform.transform
         labels = _yielded_labels(self.files(), self.columns, self.row_ranges, transform)
-        weighing = class_weighing(
+        weighing = build_class_weighting(
             self.manifest, self.columns, class_weights, transform=transform, label_values=labels
         )
         return replace(
@@ -601,7 +603,10 @@ class Reader:
     def iterations(
         self, epochs: int, *, worker: int, workers: int, start_epoch: int, start_step: int
     ) -> Iterations:
-        """Return the step ranges of each iteration over a dataset, the first one from a start."""
+        """Return the step ranges of each iteration over a dataset.
+
+        The first iteration begins at ``start_step`` of ``start_epoch``.
+        """
         total = self.steps_per_epoch
         steps = max(0, epochs * total - start_step)
 
@@ -631,10 +636,10 @@ class Reader:
         start_step: int,
         steps: int | None = None,
     ) -> StepRanges:
-        """Return the steps of some epochs in ranges that are read together.
+        """Divide the steps of several epochs into ranges that are read together.
 
-        The first range has one step; later ones grow up to some megabytes. ``steps`` is the number
-        of steps; None reads to the end of the last epoch.
+        The first range has one step; later ranges grow up to some megabytes. ``steps`` is the
+        total number of steps; None reads to the end of the last epoch.
 
         Raises:
             ReaderConfigError: The workers cannot share the lanes, or the step does not exist.
@@ -648,14 +653,15 @@ class Reader:
             workers=workers,
             start_epoch=start_epoch,
             start_step=start_step,
-            most=self.steps_at_once(workers),
+            max_steps_per_range=self.steps_at_once(workers),
             steps=steps,
         )
 
     def steps_at_once(self, workers: int) -> int:
-        """Return the largest number of steps in one range of a worker.
+        """Return the maximum number of steps per range.
 
-        Wide steps are read one by one, because splitting a range would cost more than it saves.
+        Steps with many bytes are read one at a time, because splitting a range into steps would
+        cost more than it saves.
         """
         batch = self.order.worker_batch(workers)
         if batch * self.row_bytes >= _WIDE_STEP_BYTES:
@@ -664,9 +670,9 @@ class Reader:
         return max(1, rows // batch)
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
-        """Yield the columns of ranges of steps as (steps * batch, ...), prefetched in a thread."""
+        """Yield step ranges with their columns of shape (steps * batch, ...), prefetched by threads."""
         source = self.blocks()
-        # Windows are read in order; several threads may gather records.
+        # Windows must be read in order, but several threads may gather records.
         threads = 1
         if isinstance(source, PackedBlocks):
             threads = min(_GATHER_THREADS, usable_cores())
@@ -674,7 +680,7 @@ class Reader:
         def read(steps: StepRange) -> tuple[StepRange, Batch]:
             return steps, source.read(steps)
 
-        return prefetched(read, ranges, threads=threads, limit=_PREFETCHED_RANGES)
+        return prefetch(read, ranges, threads=threads, limit=_PREFETCHED_RANGES)
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
@@ -703,7 +709,7 @@ class Reader:
         if self.transform is not None:
             file_columns, finish = self.transform.file_columns, self.transform
             if self.weighing is not None:
-                finish = _compose(self.transform, self.weighing)
+                finish = _compose_functions(self.transform, self.weighing)
         if files.access is not None:
             records = RecordBlocks(files, files.access, file_columns)
             return records if finish is None else TransformedRecords(records, finish)
@@ -721,7 +727,7 @@ class Reader:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory, over all columns."""
+        """Size of a row in memory, in bytes."""
         return sum(column.row_bytes for column in self.columns)
 
 
@@ -731,11 +737,11 @@ def _yielded_labels(
     rows: RowRanges | None,
     transform: Transform | None,
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the labels of row ranges as readers yield them, without nulls; {} for all rows."""
+    """Return the non-null labels of row ranges as readers yield them; {} if ``rows`` is None."""
     if rows is None:
         return {}
     names = [column.name for column in selected if column.label]
-    starts, stops = (np.array(each, dtype=np.int64) for each in zip(*rows, strict=True))
+    starts, stops = (np.array(bounds, dtype=np.int64) for bounds in zip(*rows, strict=True))
     table = files.read(starts, stops, names)
     values = {}
     for name in names:
@@ -747,7 +753,7 @@ def _yielded_labels(
     return values
 
 
-def _compose(first: ArraysFunction, second: ArraysFunction) -> ArraysFunction:
+def _compose_functions(first: ArraysFunction, second: ArraysFunction) -> ArraysFunction:
     return lambda arrays: second(first(arrays))
 
 
@@ -769,7 +775,7 @@ def open_reader(
     cache: ShardCache | None = None,
     class_weights: ClassWeights | None = None,
 ) -> Reader:
-    """Return the reader of a split, after checking everything that does not need the rows.
+    """Return the reader of a split after checking all settings and the shard files.
 
     Args:
         path: The dataset's directory.
@@ -815,11 +821,11 @@ def open_reader(
     )
     transformed = None
     if transform is not None:
-        transformed = transformed_columns(selected, transform)
+        transformed = plan_transformed_columns(selected, transform)
         selected = transformed.columns
     file_columns, weighing = selected, None
     if class_weights is not None:
-        weighing = class_weighing(
+        weighing = build_class_weighting(
             manifest,
             selected,
             class_weights,
@@ -861,7 +867,7 @@ def open_reader(
         "transformed": None if transform is None else transform.sha256,
     }
     if rows is not None:
-        settings["rows"] = [list(each) for each in rows]
+        settings["rows"] = [list(row_range) for row_range in rows]
     if class_weights is not None:
         settings["class_weights"] = weights_to_json(class_weights)
     return Reader(
@@ -909,9 +915,9 @@ def resume(
     transform: Transform | None = None,
     cache: ShardCache | None = None,
 ) -> tuple[Reader, int, int]:
-    """Return (reader, epoch, step) from a state of ``Reader.state``.
+    """Return (reader, epoch, step) for a state that ``Reader.state`` returned.
 
-    ``transform`` must be the one whose hash is in the state; ``cache`` is a cache of this machine.
+    ``transform`` must have the hash that is in the state; ``cache`` is a local shard cache.
 
     Raises:
         ManifestMismatch: The state belongs to another manifest; the message names both hashes.
@@ -969,21 +975,21 @@ def resume(
 
 
 def default_window_rows(manifest: Manifest, *, lanes: int) -> int:
-    """Return the default number of rows of a window.
+    """Return the default number of rows per window.
 
-    A multiple of the block size, about 131,072 rows or 128 MiB over all lanes. Bytes are computed
-    from column types, so that the order does not depend on the file format.
+    It is a multiple of the block size: about 131,072 rows or 128 MiB over all lanes, whichever is
+    less. Sizes are computed from column types, so that the order does not depend on the file format.
     """
     row_bytes = 0
     for column in manifest.columns:
-        dtype, shape = value_form(type_from_json(column.type))
+        dtype, shape = value_dtype_and_shape(type_from_json(column.type))
         row_bytes += dtype.itemsize * abs(int(np.prod(shape, dtype=np.int64)))
     rows = min(DEFAULT_WINDOW_ROWS, DEFAULT_WINDOW_BYTES // max(1, row_bytes))
     return max(1, rows // (lanes * manifest.block_rows)) * manifest.block_rows
 
 
 def _refuse_weight_name(columns: Sequence[SelectedColumn], remainder: str) -> None:
-    """Refuse a column whose name is that of the padding weights."""
+    """Refuse a column that has the reserved name of the padding weights."""
     for column in columns:
         if column.name == SAMPLE_WEIGHT and remainder == "pad" and not column.weight:
             raise ReaderConfigError(

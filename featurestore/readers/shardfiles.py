@@ -1,4 +1,4 @@
-"""The shard files of one split: checked against the manifest, opened lazily, read by row."""
+"""Row access to the shard files of a split, which are opened lazily and checked first."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPEN_MAPS = 4096
 _SEQUENTIAL_SHARDS = 64
 _CHECKING_THREADS = 16
 _DAMAGE_HINT = "restore it, or create the dataset again"
-# A location has the number of a shard above these bits and a row of the shard below them.
+# The low ROW_BITS bits of a location are the row within a shard, the high bits the shard number.
 ROW_BITS = 40
 ROW_MASK = (1 << ROW_BITS) - 1
 
@@ -40,8 +40,8 @@ RowRanges = tuple[tuple[int, int], ...]
 class ShardFiles:
     """Access to the rows of a split through its format.
 
-    Methods for records are thread-safe, ``read`` is not. With ``row_ranges``, only the rows of these
-    ranges exist, renumbered from 0.
+    Methods for records are thread-safe; ``read`` is not. ``row_ranges`` limits the split to the
+    rows of these ranges and renumbers them from 0.
     """
 
     directory: str
@@ -57,12 +57,12 @@ class ShardFiles:
 
     @cached_property
     def first_rows(self) -> Rows:
-        """The first canonical row of each shard, and the number of rows."""
+        """The first canonical row of each shard, followed by the total number of rows."""
         firsts = [shard.first_row for shard in self.split.shards]
         return np.array([*firsts, self.split.rows], dtype=np.int64)
 
     def locations(self, starts: Rows, stops: Rows) -> Rows:
-        """Return the locations of the rows of ranges: shard and row in one integer."""
+        """Return a location for each row of the ranges: shard and row in one integer."""
         locations = [
             np.arange(begin, end, dtype=np.int64) + (shard << ROW_BITS)
             for shard, begin, end in self._shard_ranges(starts, stops)
@@ -70,34 +70,34 @@ class ShardFiles:
         return np.concatenate([np.empty(0, dtype=np.int64), *locations])
 
     def records(self, locations: Rows, *, out: npt.NDArray[np.uint8]) -> None:
-        """Copy the records at ascending locations into ``out``, (n, record bytes)."""
+        """Copy the records at ascending locations into ``out``, of shape (n, record bytes)."""
         shards, rows = locations >> ROW_BITS, locations & ROW_MASK
         changes = np.flatnonzero(shards[1:] != shards[:-1]) + 1
         for begin, end in pairwise([0, *changes.tolist(), len(locations)]):
             if begin == end:
                 continue
-            # "clip" writes into ``out`` without a buffer; rows are in bounds, because the rows of
-            # a shard were checked.
+            # mode="clip" writes into ``out`` without an intermediate buffer. All rows are in
+            # bounds, because the row count of the shard was checked.
             records = self._records_of_shard(int(shards[begin]))
             np.take(records, rows[begin:end], axis=0, out=out[begin:end], mode="clip")
 
     def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
-        """Return the records of ranges as views of the shards' memory maps."""
+        """Return the records of row ranges as views of memory-mapped shards."""
         return [
             self._records_of_shard(shard)[begin:end]
             for shard, begin, end in self._shard_ranges(starts, stops)
         ]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
-        """Announce that a window of lanes is read next; memory maps need no prefetching."""
+        """Announce which window is read next; does nothing, since memory maps need no prefetching."""
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of a fixed-width record, 0 for other layouts."""
+        """Size of a fixed-width record in bytes; 0 for other layouts."""
         return 0 if self.access is None else self.access.record_bytes
 
     def read(self, starts: Rows, stops: Rows, columns: list[str]) -> Any:
-        """Return the rows of ranges as an Arrow table."""
+        """Read row ranges as an Arrow table."""
         import pyarrow as pa
 
         batches = [
@@ -109,9 +109,9 @@ class ShardFiles:
         return pa.Table.from_batches(batches)
 
     def _shard_ranges(self, starts: Rows, stops: Rows) -> Iterator[tuple[int, int, int]]:
-        """Yield (shard, first row, end row in the shard) for ranges of canonical rows."""
+        """Split canonical row ranges by shard; yield (shard, first row, end row)."""
         if self.row_ranges is not None:
-            starts, stops = ranges_of_selected_rows(self.row_ranges, starts, stops)
+            starts, stops = to_canonical_ranges(self.row_ranges, starts, stops)
         firsts = self.first_rows
         shards = np.searchsorted(firsts, starts, side="right") - 1
         ranges = zip(starts.tolist(), stops.tolist(), shards.tolist(), strict=True)
@@ -160,17 +160,18 @@ class ShardFiles:
         return reader
 
     def _local_path(self, entry: ManifestShard) -> AbstractContextManager[str]:
-        """Yield the local path of a shard or of its cached copy."""
+        """Yield the local path of a shard, which is cached if it is remote."""
         if self.cache is None and storage_for(self.directory).is_local:
             check_shard(self.directory, entry)
         return local_path(self.directory, entry, self.cache)
 
     def check_rows(self) -> None:
-        """Raise DatasetDamaged unless files have the number of rows in the manifest.
+        """Raise DatasetDamaged unless shards have as many rows as the manifest says.
 
-        The memory and time of a reader depend on these numbers, so they are checked before an order
-        is built. Fixed-width records are counted by bytes. In other layouts only the shard with the
-        most rows is opened here, since it bounds the others, which are checked when they are opened.
+        A reader's memory and time depend on these numbers, so they are checked before the order is
+        computed. The file size determines the number of fixed-width records. In other layouts, only
+        the shard with the most rows is opened here, since its row count bounds the others; these
+        are checked when they are opened.
         """
         if self.access is not None:
             width = self.access.record_bytes
@@ -183,10 +184,10 @@ class ShardFiles:
             self._open_reader(longest).close()
 
 
-def ranges_of_selected_rows(row_ranges: RowRanges, starts: Rows, stops: Rows) -> tuple[Rows, Rows]:
-    """Convert ranges that number only the rows of ``row_ranges`` to ranges of canonical rows.
+def to_canonical_ranges(row_ranges: RowRanges, starts: Rows, stops: Rows) -> tuple[Rows, Rows]:
+    """Convert ranges of renumbered rows, which count only ``row_ranges``, to canonical ranges.
 
-    >>> starts, stops = ranges_of_selected_rows(((0, 2), (5, 9)), np.array([1]), np.array([4]))
+    >>> starts, stops = to_canonical_ranges(((0, 2), (5, 9)), np.array([1]), np.array([4]))
     >>> starts.tolist(), stops.tolist()
     ([1, 5], [2, 7])
     """
@@ -213,7 +214,7 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 
 
 def check_shards(directory: str, split: ManifestSplit) -> None:
-    """Raise DatasetDamaged unless every shard of a split has its size in the manifest."""
+    """Raise DatasetDamaged unless the size of every shard of a split matches the manifest."""
     if storage_for(directory).prefers_listing:
         sizes = files.list_sizes(os.path.join(directory, split.name))
         for shard in split.shards:
@@ -227,8 +228,8 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
     if len(split.shards) <= _SEQUENTIAL_SHARDS:
         check(split.shards)
         return
-    # On a network file system each check takes a round trip. A task has many shards, because
-    # submitting it costs more than a check.
+    # On a network file system each check needs a round trip, so checks run in parallel. Each task
+    # checks many shards, because submitting a task takes longer than a check.
     size = -(-len(split.shards) // (4 * _CHECKING_THREADS))
     tasks = [split.shards[start : start + size] for start in range(0, len(split.shards), size)]
     with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
@@ -236,7 +237,7 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
 
 
 def check_shard(directory: str, shard: ManifestShard) -> None:
-    """Raise DatasetDamaged unless a shard exists with its size in the manifest."""
+    """Raise DatasetDamaged unless a shard exists and its size matches the manifest."""
     path = files.resolve_inside(directory, shard.path)
     try:
         size = files.status(path).size

@@ -1,8 +1,8 @@
-"""Readers as ``tf.data`` datasets with static shapes, alone or under a ``tf.distribute`` strategy.
+"""``tf.data`` datasets of readers, with static shapes, for one process or a distribution strategy.
 
-The only module of the core that imports TensorFlow. Numpy decodes ranges of many steps, and the
-columns of a range are passed to TensorFlow together: with 25 columns this took a fifth of the
-processor time of slices and bitcasts in the graph, and the cost of the transfer is spread over all
+This is the only module of the core that imports TensorFlow. Numpy decodes ranges of many steps, and
+all columns of a range are passed to TensorFlow together. With 25 columns, this takes a fifth of the
+processor time that slices and bitcasts in the graph take, and the transfer cost is spread over all
 steps of the range.
 """
 
@@ -22,13 +22,13 @@ from featurestore.model.runtime import usable_cores
 from featurestore.readers.batches import Blocks, Iterations, Packing
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, to_ragged
-from featurestore.readers.exits import awaited_at_exit
+from featurestore.readers.exits import await_at_exit
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
 _GATHER_THREADS = 4
-# Low bits are the number of a range in its iteration; high bits are the iteration.
+# The low bits of a range number are its index within the iteration, the high bits the iteration.
 _NUMBER_BITS = 40
 _PADDING_ADVICE = (
     'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and metrics= '
@@ -45,7 +45,7 @@ def _log_once(text: str) -> None:
 
 
 def import_tensorflow() -> Any:
-    """Return the module ``tensorflow``, or raise MissingExtra."""
+    """Import and return ``tensorflow``; raise MissingExtra if it is not installed."""
     try:
         import tensorflow
     except ImportError as error:
@@ -66,8 +66,8 @@ def tf_dataset(
 ) -> Any:
     """Return the dataset of one worker.
 
-    With several replicas each step is split into one element per replica, in order. ``unpadded``
-    removes the padding rows of ``remainder="pad"``: the last elements are shorter or empty.
+    With several replicas, each step is split into one element per replica, in order. ``unpadded``
+    removes the padding rows of ``remainder="pad"``; then the last elements are shorter or empty.
     """
     tf = import_tensorflow()
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
@@ -84,9 +84,9 @@ def tf_dataset(
     if reader.order.remainder == "pad" and workers == 1 and not unpadded:
         _log_once(_PADDING_ADVICE)
     packing = Packing(reader.columns, reader.order.remainder != "drop", batch // replicas)
-    one_by_one = replicas == 1 and reader.steps_at_once(workers) == 1
+    single_step_ranges = replicas == 1 and reader.steps_at_once(workers) == 1
     removes_padding = unpadded or reader.order.remainder == "keep"
-    builder = _DatasetBuilder(reader, tf, packing, one_by_one, removes_padding)
+    builder = _DatasetBuilder(reader, tf, packing, single_step_ranges, removes_padding)
     iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
@@ -95,7 +95,8 @@ def tf_dataset(
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
-    # Nothing to tune here, and the end of an epoch would wait up to a second for the tuning thread.
+    # Disable autotuning: it has nothing to tune here, and the end of an epoch would wait up to a
+    # second for its thread.
     options.autotune.enabled = False
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     return dataset.prefetch(2 * replicas).with_options(options)
@@ -103,57 +104,59 @@ def tf_dataset(
 
 @dataclass(frozen=True)
 class _DatasetBuilder:
-    """Builder of the datasets of one reader.
+    """A builder of datasets for a reader.
 
-    ``one_by_one``: each range is one batch. ``removes_padding``: batches have only real rows.
+    Attributes:
+        single_step_ranges: Whether each range has only one step.
+        removes_padding: Whether padding rows are removed from batches.
     """
 
     reader: Reader
     tf: Any
     packing: Packing
-    one_by_one: bool
+    single_step_ranges: bool
     removes_padding: bool
 
     def dataset(self, iterations: Iterations, source: Blocks) -> Any:
         """Return a dataset of batches; several threads read fixed-width records.
 
-        Variable-length lists do not fit into one array, so they are read in order.
+        Variable-length lists cannot be packed, so datasets with such columns are read in order.
         """
-        finish = self._step_element if self.one_by_one else self._range_elements
+        finish = self._step_element if self.single_step_ranges else self._range_elements
         if isinstance(source, PackedBlocks) and not self.reader.ragged:
             steps = self.numbered_ranges(iterations, source, finish)
         else:
             steps = self.sequential_ranges(iterations).map(self._without_autograph(finish))
-        if self.one_by_one:
+        if self.single_step_ranges:
             return steps
         steps = steps.unbatch()
         if self.removes_padding:
-            # Steps of a range have one static size, so padding is removed after the split.
-            return steps.map(self._without_autograph(self.without_padding))
+            # The steps of a range need the same static size, so remove padding after the split.
+            return steps.map(self._without_autograph(self.remove_padding))
         return steps
 
     def _without_autograph(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function for ``map`` that autograph does not rewrite."""
+        """Mark a ``map`` function so that autograph does not convert it."""
         unconverted: Callable[..., Any] = self.tf.autograph.experimental.do_not_convert(function)
         return unconverted
 
     def _range_elements(self, columns: Mapping[str, Any]) -> Any:
-        """Return the elements of a range, not yet split into steps."""
+        """Return the elements of a range before they are split into steps."""
         return dict(columns) if self.removes_padding else self.element(columns)
 
     def _step_element(self, columns: Mapping[str, Any]) -> Any:
-        """Return the element of a range of one step, without a copy."""
-        step = self.tf.nest.map_structure(self._single_step, self._range_elements(columns))
-        return self.without_padding(step) if self.removes_padding else step
+        """Return the element of a single-step range without copying it."""
+        step = self.tf.nest.map_structure(self._squeeze_step, self._range_elements(columns))
+        return self.remove_padding(step) if self.removes_padding else step
 
-    def _single_step(self, steps: Any) -> Any:
-        """Return the single step of a range."""
+    def _squeeze_step(self, steps: Any) -> Any:
+        """Remove the step dimension of a single-step range."""
         if isinstance(steps, self.tf.RaggedTensor):
             return steps[0]
         return self.tf.squeeze(steps, 0)
 
     def _ragged_tensor(self, rows: Any, items: np.dtype[Any]) -> Any:
-        """Return variable-length lists as a ragged tensor of (steps, batch, items)."""
+        """Convert variable-length lists to a ragged tensor of shape (steps, batch, items)."""
         values, splits = to_ragged(rows, items)
         values = self.tf.constant(values, self._spec((), items).dtype)
         lists = self.tf.RaggedTensor.from_row_splits(values, splits)
@@ -162,27 +165,27 @@ class _DatasetBuilder:
     def numbered_ranges(
         self, iterations: Iterations, source: PackedBlocks, finish: Callable[..., Any]
     ) -> Any:
-        """Return a dataset of ranges of steps, read by their numbers in any thread.
+        """Return a dataset of step ranges that several threads read by range number.
 
-        ``finish`` converts a range to dataset elements. It is not a ``map`` of its own, because
-        each map adds about 10 ms of processor time to the start of an epoch.
+        ``finish`` converts a range to dataset elements. It is not a separate ``map``, because each
+        ``map`` adds about 10 ms of processor time to the start of an epoch.
         """
         tf, packing = self.tf, self.packing
         specs = self._packed_specs()
 
-        @awaited_at_exit
+        @await_at_exit
         def begin() -> Any:
-            iteration = iterations.begin()
+            iteration = iterations.start_iteration()
             first = iteration << _NUMBER_BITS
             return np.array([first, first + len(iterations[iteration])], np.int64)
 
-        @awaited_at_exit
+        @await_at_exit
         def read(number: Any) -> list[Any]:
             iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
             return source.read_packed(iterations[iteration][index], packing)
 
         def numbers(_: Any) -> Any:
-            # Called once per iteration over the dataset.
+            # TensorFlow calls this once per iteration over the dataset.
             bounds = tf.numpy_function(begin, [], tf.int64)
             bounds.set_shape((2,))
             return tf.data.Dataset.range(bounds[0], bounds[1])
@@ -201,13 +204,13 @@ class _DatasetBuilder:
         )
 
     def sequential_ranges(self, iterations: Iterations) -> Any:
-        """Return a dataset of ranges of steps, read in order."""
+        """Return a dataset of step ranges that are read in order."""
         batch = self.packing.batch
 
         def generate() -> Iterator[dict[str, Any]]:
-            ranges = self.reader.read(iterations[iterations.begin()])
+            ranges = self.reader.read(iterations[iterations.start_iteration()])
 
-            @awaited_at_exit
+            @await_at_exit
             def read_next() -> dict[str, Any]:
                 _, arrays = next(ranges, (0, {}))
                 batches = {}
@@ -229,22 +232,24 @@ class _DatasetBuilder:
             specs[name] = self.tf.RaggedTensorSpec((None, batch, None), kind, ragged_rank=2)
         return self.tf.data.Dataset.from_generator(generate, output_signature=specs)
 
-    def without_padding(self, columns: Mapping[str, Any]) -> Any:
-        """Return the element of one batch without its padding rows."""
+    def remove_padding(self, columns: Mapping[str, Any]) -> Any:
+        """Return a batch element without padding rows."""
         outputs = dict(columns)
         rows = self.tf.where(outputs.pop(PADDING_WEIGHT) > 0)[:, 0]
-        return self.element({name: self.tf.gather(each, rows) for name, each in outputs.items()})
+        return self.element(
+            {name: self.tf.gather(tensor, rows) for name, tensor in outputs.items()}
+        )
 
     def element(self, columns: Mapping[str, Any]) -> Any:
-        """Return the element of one batch: features, label and weight."""
+        """Return a batch element: features, label and weight."""
         features = dict(columns)
         weight = features.pop(PADDING_WEIGHT, None)
         if self.reader.weight is not None:
-            # Padding rows have weight 0 here, too: all their values are zeros.
+            # The weight of padding rows is 0, because all values of padding rows are 0.
             weight = self.tf.cast(features.pop(self.reader.weight), self.tf.float32)
         labels = {name: features.pop(name) for name in self.reader.labels}
         element_parts: list[Any] = [features]
-        # The mask of a label with nulls stays among the features, for use in a loss.
+        # The null mask of a label stays among the features, so that a loss can use it.
         if len(labels) == 1:
             element_parts.extend(labels.values())
         elif labels:
@@ -254,7 +259,7 @@ class _DatasetBuilder:
         return tuple(element_parts) if len(element_parts) > 1 else features
 
     def _packed_specs(self) -> list[Any]:
-        """Return the specs of the arrays of one range."""
+        """Return the tensor specs of a packed range."""
         packing = self.packing
         specs = [
             self._spec((len(names), None, packing.batch), dtype)
@@ -266,7 +271,7 @@ class _DatasetBuilder:
         return specs
 
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
-        """Return the tensor spec of a shape and a numpy type."""
+        """Return the tensor spec for a shape and numpy type."""
         tf = self.tf
         kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
         return tf.TensorSpec(shape, kind)
@@ -275,10 +280,10 @@ class _DatasetBuilder:
 def distribute(
     reader: Reader, strategy: Any, epochs: int, *, start_epoch: int, start_step: int
 ) -> Any:
-    """Return the distributed dataset of a strategy; each input pipeline reads its own lanes."""
+    """Return a distributed dataset in which each input pipeline reads its own lanes."""
     import_tensorflow()
 
-    def of_worker(context: Any) -> Any:
+    def worker_dataset(context: Any) -> Any:
         return tf_dataset(
             reader,
             epochs,
@@ -289,18 +294,19 @@ def distribute(
             replicas=context.num_replicas_in_sync // context.num_input_pipelines,
         )
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    return strategy.distribute_datasets_from_function(worker_dataset)
 
 
 def distribute_unpadded(
     reader: Reader, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
 ) -> Any:
-    """Return a distributed dataset without padding: the last batches of an epoch are short.
+    """Return a distributed dataset without padding; the last batches of an epoch are short.
 
-    The reader's order must be padded, and workers and replicas must divide its global batch.
+    The reader's order must be padded, and the numbers of workers and replicas must divide its
+    global batch size.
     """
 
-    def of_worker(context: Any) -> Any:
+    def worker_dataset(context: Any) -> Any:
         pipelines = context.num_input_pipelines
         return tf_dataset(
             reader,
@@ -313,7 +319,7 @@ def distribute_unpadded(
             unpadded=True,
         )
 
-    return strategy.distribute_datasets_from_function(of_worker)
+    return strategy.distribute_datasets_from_function(worker_dataset)
 
 
 def multi_replica_strategy(model: Any) -> Any | None:
@@ -326,11 +332,11 @@ def multi_replica_strategy(model: Any) -> Any | None:
 
 
 @contextmanager
-def averaged_replicas(model: Any, strategy: Any) -> Iterator[None]:
-    """Set per-replica variables to their mean, and restore them at exit.
+def average_replicas(model: Any, strategy: Any) -> Iterator[None]:
+    """Set per-replica variables to their mean over replicas, and restore them at exit.
 
-    These are the moving averages of BatchNormalization; a saved model has their means. All workers
-    must enter this together.
+    Such variables are the moving averages of BatchNormalization, whose means a saved model should
+    contain. All workers must enter this context together.
     """
     tf = import_tensorflow()
     replica_values = []
@@ -360,7 +366,7 @@ def _is_averaged_over_replicas(tf: Any, variable: Any) -> bool:
 
 
 def worker_position(strategy: Any | None) -> tuple[int, int]:
-    """Return (worker, workers) of this process in a strategy's cluster; (0, 1) without one.
+    """Return the worker number of this process and the worker count; (0, 1) without a strategy.
 
     A chief is worker 0, as in the strategy's own input contexts.
     """
@@ -392,47 +398,47 @@ def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
 def keras_callback(
     model: Any,
     *,
-    start: Callable[[], None],
-    begin: Callable[[], None],
-    after: Callable[[int], None],
-    end: Callable[[], None],
+    on_fit_start: Callable[[], None],
+    on_epoch_start: Callable[[], None],
+    after_step: Callable[[int], None],
+    after_epoch: Callable[[], None],
 ) -> Any:
-    """Return a callback of the Keras that ``model`` belongs to.
+    """Return a callback for the Keras package that ``model`` belongs to.
 
-    ``start()`` is called at the start of a fit, ``begin()`` at the start of each Keras epoch,
-    ``after(n)`` after each step with the number of steps since the start of this Keras epoch, and
-    ``end()`` at the end of the epoch, after the validation.
+    Keras calls ``on_fit_start()`` at the start of a fit and ``on_epoch_start()`` at the start of
+    each epoch. It calls ``after_step(n)`` after each step, with the number of steps in this epoch
+    so far, and ``after_epoch()`` after the validation at the end of an epoch.
     """
     keras = keras_module(model)
 
     class ReaderCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, logs: Any = None) -> None:
-            start()
+            on_fit_start()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            end()
+            after_epoch()
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            begin()
+            on_epoch_start()
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            after(batch + 1)
+            after_step(batch + 1)
 
     return ReaderCallback()
 
 
 def keras_module(model: Any) -> Any:
-    """Return the module ``keras`` or ``tf_keras`` that a model belongs to."""
+    """Return the package of a model: ``keras`` or ``tf_keras``."""
     import importlib
 
-    # tf_keras (Keras 2) and keras (Keras 3) may both be installed; a callback must be a class of
-    # the package of the model.
-    packages = {each.__module__.split(".")[0] for each in type(model).__mro__}
+    # Both tf_keras (Keras 2) and keras (Keras 3) may be installed, and callbacks must come from the
+    # same package as the model.
+    packages = {base_class.__module__.split(".")[0] for base_class in type(model).__mro__}
     name = "tf_keras" if "tf_keras" in packages else "keras"
     return importlib.import_module(name)
 
 
 def has_parameter_servers(strategy: Any) -> bool:
-    """Return True if a strategy has parameter servers."""
+    """Return whether a strategy has parameter servers."""
     kind = import_tensorflow().distribute.ParameterServerStrategy
     return isinstance(strategy, kind)

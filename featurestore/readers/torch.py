@@ -1,7 +1,8 @@
-"""Readers as PyTorch datasets and resumable loaders, with an equal number of steps on every rank.
+"""PyTorch datasets and resumable loaders of readers, with equal step counts on all ranks.
 
-Imported only if PyTorch is used. Numpy reads ranges of many steps; the tensors of a step are views
-of the memory of its range. In an evaluation the ranks share the rows and add their sums.
+This module is imported only if PyTorch is used. Numpy reads ranges of many steps, and the tensors
+of each step are views of these arrays. In evaluations, each rank processes a part of the rows, and
+the ranks add up their sums.
 """
 
 from __future__ import annotations
@@ -72,49 +73,49 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         self._loaded: Iteration | None = None
 
     def __len__(self) -> int:
-        """Return the number of steps of an iteration; one that starts inside an epoch has fewer."""
+        """Return the number of steps per iteration; the first has fewer if it starts mid-epoch."""
         return self._steps
 
     def __iter__(self) -> Iterator[Any]:
-        # The iteration starts at the first batch, because loaders create iterators without using
-        # them.
+        # Start the iteration at the first batch, because loaders also create iterators that they
+        # do not use.
         self._iteration = None
         return self._iterate()
 
     def _iterate(self) -> Iterator[Any]:
         iteration, self._loaded = self._loaded, None
         if iteration is None:
-            iteration = self._position.begin(*loader_worker())
+            iteration = self._position.begin(*get_loader_worker())
         self._iteration = iteration
         is_worker = get_worker_info() is not None
         for element in self._elements(iteration):
             iteration.yielded += 1
             yield pack_element(element) if is_worker else element
 
-    def start_at(self, step: int, *, anew: bool) -> None:
+    def start_at(self, step: int, *, independent: bool) -> None:
         """Start the next iteration at a step, counted from epoch 0.
 
         Args:
             step: The step.
-            anew: True if no live workers share the previous position.
+            independent: Whether to create a new position. Running workers keep the previous one.
         """
-        if anew:
-            self._position = self._position.moved(step)
+        if independent:
+            self._position = self._position.restarted_at(step)
         else:
             self._position.set(step)
 
     def end_from(self, step: int) -> int:
-        """Return the end of an iteration that starts at a step."""
+        """Return the step at which an iteration that starts at ``step`` ends."""
         return self._position.end_from(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of this process, for ``torchdata.StatefulDataLoader``.
 
-        In a worker it counts the steps that this worker has yielded.
+        In a worker process, the position includes the number of steps that it has yielded.
         """
         iteration = self._iteration or self._loaded
         if iteration is None:
-            iteration = self._position.peek(*loader_worker())
+            iteration = self._position.peek(*get_loader_worker())
         step, yielded = iteration.begin, iteration.yielded
         if iteration.workers == 1:
             step, yielded = step + yielded, 0
@@ -130,7 +131,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             ReaderConfigError: The state is of a reader with other settings or of other workers.
         """
         step = step_from_state(self.reader, state)
-        worker, workers = loader_worker()
+        worker, workers = get_loader_worker()
         state_workers = state.get("workers", 1)
         self._iteration = self._loaded = None
         if state_workers == 1 and workers == 1:
@@ -168,16 +169,16 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class ElementBuilder:
-    """The structure of a batch: features, label and weight, as in ``tf_dataset``.
+    """A builder of batch elements: features, label and weight, as in ``tf_dataset``.
 
-    ``removes_padding``: batches have only their real rows, unless all rows are padding.
+    ``removes_padding`` removes padding rows, unless all rows of a batch are padding.
     """
 
     reader: Reader
     removes_padding: bool = False
 
     def elements(self, steps: StepRange, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[Any]:
-        """Yield the elements of a range of steps; their tensors are views of the arrays."""
+        """Yield the batch elements of a step range; their tensors are views of the arrays."""
         size = steps.worker_epoch.batch_rows
         by_step = [_split_batches(array, size) for array in arrays.values()]
         for columns in zip(*by_step, strict=True):
@@ -186,11 +187,11 @@ class ElementBuilder:
     def _element(self, columns: dict[str, Any]) -> Any:
         weight = columns.pop(PADDING_WEIGHT, None)
         if self.removes_padding or self.reader.order.remainder == "keep":
-            columns, weight = _without_padding(columns, weight), None
+            columns, weight = _remove_padding(columns, weight), None
         for name, items in self.reader.ragged.items():
             columns[name] = _ragged_tensors(columns[name], items)
         if self.reader.weight is not None:
-            # Padding rows have weight 0 here, too: all their values are zeros.
+            # The weight of padding rows is 0, because all values of padding rows are 0.
             weight = columns.pop(self.reader.weight).to(torch.float32)
         labels = {name: columns.pop(name) for name in self.reader.labels}
         element_parts: list[Any] = [columns]
@@ -204,18 +205,18 @@ class ElementBuilder:
 
 
 def _split_batches(array: npt.NDArray[Any], size: int) -> Sequence[Any]:
-    """Return the batches of a column as tensors, for strings as lists."""
+    """Split a column into batches: tensors, or lists for strings."""
     if array.dtype == object:
         return [array[start : start + size].tolist() for start in range(0, len(array), size)]
     if not array.flags.writeable:
-        # A view of a file's memory map; tensors must be writable.
+        # The array is a view of a memory-mapped file, but tensors must be writable.
         array = array.copy()
     batches: Sequence[Any] = torch.from_numpy(array).reshape(-1, size, *array.shape[1:]).unbind(0)
     return batches
 
 
 def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
-    """Return variable-length lists as tensors of values and row splits."""
+    """Convert variable-length lists to tensors of values and row splits."""
     cells = np.empty(len(rows), dtype=object)
     for row, cell in enumerate(rows):
         cells[row] = cell
@@ -225,10 +226,10 @@ def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
     return Ragged(torch.from_numpy(values), torch.from_numpy(splits))
 
 
-def _without_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
+def _remove_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
     if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
-    # Without shuffling padding is at the end of the last step, else anywhere in it.
+    # Without shuffling, padding rows are at the end of the last step; otherwise anywhere in it.
     rows = np.flatnonzero(weight.numpy())
     real_columns = {}
     for name, values in columns.items():
@@ -240,7 +241,7 @@ def _without_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
 
 
 def refuse_strings(reader: Reader) -> None:
-    """Refuse string columns that ``columns=`` does not name, since tensors cannot have strings."""
+    """Refuse strings unless ``columns=`` names the column, since tensors cannot hold strings."""
     requested_names = reader.settings.get("columns") or ()
     string_columns = [
         column.name
@@ -312,9 +313,9 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             dataset.rank, dataset.world_size = distributed_rank()
             dataset.reader.order.check_workers(dataset.rank, dataset.world_size)
             self._has_rank = True
-        # An abandoned iteration counts as complete.
+        # Treat an abandoned iteration as complete.
         start = self._end
-        dataset.start_at(start, anew=self._iterator is None)
+        dataset.start_at(start, independent=self._iterator is None)
         self._next, self._end = start, dataset.end_from(start)
         for element in super().__iter__():
             self._next += 1
@@ -336,14 +337,14 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
         self._next = self._end = step_from_state(self.dataset.reader, state)
 
 
-def loader_worker() -> tuple[int, int]:
-    """Return (worker, workers) of this process in a ``DataLoader``; (0, 1) outside."""
+def get_loader_worker() -> tuple[int, int]:
+    """Return the ``DataLoader`` worker number and worker count; (0, 1) in the main process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 def _every_nth_step(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRange]:
-    """Yield every ``count``-th step of ranges, each as a range of one step."""
+    """Yield every ``count``-th step of the ranges as a range of one step."""
     position = 0
     for steps in ranges:
         for step in range(steps.start, steps.stop):
@@ -353,7 +354,7 @@ def _every_nth_step(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRan
 
 
 def distributed_rank() -> tuple[int, int]:
-    """Return (rank, world size) of ``torch.distributed`` or ``torchrun``; (0, 1) without them."""
+    """Return rank and world size from ``torch.distributed`` or ``torchrun``; (0, 1) without them."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -362,12 +363,12 @@ def distributed_rank() -> tuple[int, int]:
 
 
 def _identity(element: Any) -> Any:
-    """Return an element unchanged, since it is a batch already."""
+    """Return an element unchanged; ``DataLoader`` needs no collation, since elements are batches."""
     return element
 
 
 def process_rank() -> tuple[int, int]:
-    """Return (rank, world size) of ``torch.distributed``, (0, 1) if it is not initialized."""
+    """Return rank and world size from ``torch.distributed``, or (0, 1) if it is not initialized."""
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
@@ -376,10 +377,10 @@ def process_rank() -> tuple[int, int]:
 def evaluate_by_function(
     reader: Reader, function: Callable[..., Mapping[str, Any]]
 ) -> dict[str, float]:
-    """Return the weighted means of the values that a function returns for each row.
+    """Call a metric function for each batch and return the weighted means of its row values.
 
     Args:
-        reader: A reader padded for the ranks, with one lane each, or with ``remainder="keep"``.
+        reader: A reader with padding and one lane per rank, or with ``remainder="keep"``.
         function: Function from an element of ``torch_loader`` to ``{name: (rows,)}``.
     """
     require_torch()
@@ -394,8 +395,8 @@ def evaluate_by_function(
             is_real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, steps.worker_epoch.batch_rows)
             for element, real_rows in zip(builder.elements(steps, arrays), is_real, strict=True):
                 element_parts = element if isinstance(element, tuple) else (element,)
-                # All ranks call their models equally often, since a wrapped model synchronizes its
-                # buffers in each call. Batches without real rows do not count.
+                # All ranks must call their models equally often, since a wrapped model synchronizes
+                # its buffers in each call. Batches without real rows are not counted.
                 rows = int(real_rows.sum())
                 weight = torch.ones(rows) if rows else torch.zeros(len(real_rows))
                 if reader.weight is not None:
@@ -422,10 +423,10 @@ def evaluate_by_function(
 
 
 def _check_metrics(figures: Any, rows: int) -> Mapping[str, Any]:
-    """Return the metrics of a function after checking their shapes.
+    """Check the shapes of the metrics that a function returned, and return the metrics.
 
     Raises:
-        InvalidArgument: They are not tensors with one value for each row.
+        InvalidArgument: A metric is not a tensor with one value per row.
     """
     if not isinstance(figures, Mapping):
         raise InvalidArgument(

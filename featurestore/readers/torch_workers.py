@@ -1,10 +1,10 @@
-"""Worker processes of a PyTorch ``DataLoader``: their positions, and the transfer of batches.
+"""Positions of ``DataLoader`` worker processes, and the transfer of batches from them.
 
-Steps are counted from epoch 0. An iteration ends at the next multiple of ``steps`` after ``first``,
-so that after a partial iteration the next one is complete.
+Steps are counted from epoch 0. An iteration ends at ``first`` plus the next multiple of ``steps``,
+so a partial iteration is followed by complete ones.
 
-The workers of a ``DataLoader`` are new processes in each iteration, or persist. In both cases a
-worker starts each iteration once, so a counter per worker in shared memory identifies the iteration.
+A ``DataLoader`` either starts new workers for each iteration or keeps them. In both cases, a worker
+starts each iteration once, so a counter per worker in shared memory identifies the iteration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from featurestore.readers.order import ORDER_VERSION
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
-# The readers' only import of PyTorch, which is optional; their classes call ``require_torch``.
+# PyTorch is optional, and readers import it only here; their classes call ``require_torch``.
 try:
     import torch
     from torch import distributed
@@ -39,13 +39,13 @@ def require_torch() -> None:
 
 
 MAX_WORKERS = 128
-# Keys of a state that are not settings of its reader.
+# State keys that are not reader settings.
 _POSITION_KEYS = ("order_version", "dataset", "manifest", "epoch", "step", "workers", "yielded")
 
 
 @dataclass
 class Iteration:
-    """Steps ``[begin, end)``, of which a worker yields every ``workers``-th."""
+    """An iteration over steps ``[begin, end)``, of which a worker yields every ``workers``-th."""
 
     begin: int
     end: int
@@ -66,13 +66,13 @@ class Position:
     def __init__(self, start: int, *, first: int, steps: int) -> None:
         self._first, self._steps = first, steps
         self._start = torch.tensor([start], dtype=torch.int64).share_memory_()
-        # Started iterations, by number of workers and worker: loaders with different numbers of
-        # workers may read a dataset in turn.
+        # Number of started iterations by worker count and worker, since loaders with different
+        # worker counts may read the same dataset alternately.
         counters = torch.zeros((MAX_WORKERS + 1, MAX_WORKERS), dtype=torch.int64)
         self._started = counters.share_memory_()
 
     def begin(self, worker: int, workers: int) -> Iteration:
-        """Start the next iteration of a worker."""
+        """Start and return the next iteration of a worker."""
         iteration = self.peek(worker, workers)
         self._started[workers, worker] += 1
         return iteration
@@ -83,18 +83,18 @@ class Position:
         self._started.zero_()
 
     def resume(self, step: int, worker: int, workers: int, *, yielded: int) -> Iteration:
-        """Resume an iteration of a worker that started at a step; all workers call this."""
+        """Resume a worker's iteration that started at ``step``; every worker must call this."""
         self._start[0] = step
         self._started[torch.arange(len(self._started)) != workers] = 0
         self._started[workers, worker] = 1
         return Iteration(step, self.end_from(step), worker, workers, yielded)
 
-    def moved(self, step: int) -> Position:
-        """Return an independent position that starts at a step."""
+    def restarted_at(self, step: int) -> Position:
+        """Return a new, independent position that starts at ``step``."""
         return Position(step, first=self._first, steps=self._steps)
 
     def end_from(self, step: int) -> int:
-        """Return the end of an iteration that starts at a step."""
+        """Return the step at which an iteration that starts at ``step`` ends."""
         if not self._steps:
             return step
         return step + self._steps - (step - self._first) % self._steps
@@ -116,7 +116,7 @@ class Position:
 
 
 def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
-    """Return the step of a state, counted from epoch 0, after comparing it with a reader.
+    """Check that a state belongs to a reader, and return its step, counted from epoch 0.
 
     Raises:
         ManifestMismatch: The state belongs to another dataset.
@@ -153,7 +153,7 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
 
 
 class Columns(dict[str, Any]):
-    """The columns of a batch, stacked for pickling; unpickled as a dict."""
+    """The columns of a batch, which are stacked for pickling and unpickled as a dict."""
 
     def __copy__(self) -> Columns:
         return Columns(self)
@@ -176,7 +176,7 @@ def restore_columns(
     stacked: Sequence[Any],
     other_columns: Any,
 ) -> dict[str, Any]:
-    """Return the columns of an unpickled batch."""
+    """Unstack the columns of an unpickled batch."""
     columns = dict(other_columns)
     for names, tensor in zip(groups, stacked, strict=True):
         columns.update(zip(names, tensor.unbind(0), strict=True))
@@ -184,7 +184,7 @@ def restore_columns(
 
 
 def pack_element(element: Any) -> Any:
-    """Return an element for the transfer from a worker."""
+    """Prepare a batch element for the transfer from a worker process."""
     if isinstance(element, Ragged):
         return element
     if isinstance(element, tuple):

@@ -1,7 +1,7 @@
-"""Transformation of columns after decoding, and the input features of a model.
+"""Transformation of decoded columns into model inputs.
 
-Readers use transformations only through the ``Transform`` protocol: output types and shapes, and a
-function on the values of a column.
+Readers use transformations only through the ``Transform`` protocol, which defines output types and
+shapes and a function that transforms the values of a column.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ArraysFunction = Callable[[Arrays], Arrays]
 
 
 class Transform(Protocol):
-    """A fitted transformation of columns; its results do not depend on batches."""
+    """A fitted transformation of columns, whose results do not depend on batch boundaries."""
 
     @property
     def sha256(self) -> str:
@@ -46,20 +46,20 @@ class Transform(Protocol):
 
     @property
     def padded(self) -> tuple[str, ...]:
-        """The columns whose variable-length lists are padded to one length."""
+        """The columns whose variable-length lists are padded to a fixed length."""
         ...
 
     @property
     def byte_rows(self) -> tuple[str, ...]:
-        """The binary columns that are also accepted as uint8 of (rows, bytes)."""
+        """The binary columns that are also accepted as uint8 arrays of shape (rows, bytes)."""
         ...
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """Return type and shape of a transformed column, None if the column is not transformed."""
+        """Return type and shape of a transformed column, or None if it is not transformed."""
         ...
 
     def label_offset(self, name: str) -> int:
-        """Return the code of the first class of a column; lower codes mean missing or unknown."""
+        """Return the code of the first class; lower codes are missing or unknown values."""
         ...
 
     def apply_chain(
@@ -91,7 +91,9 @@ class TransformedColumns:
             present = arrays.get(column.name + PRESENT)
             values = self._values(column, arrays[column.name], present)
             if column.label and self.transform.form(column.name) is not None:
-                values = label_codes(self.transform, column.name, values, padding=padding)
+                values = zero_based_label_codes(
+                    self.transform, column.name, values, padding=padding
+                )
             result[column.name] = values
             if column.masked and present is not None:
                 result[column.name + PRESENT] = present
@@ -105,7 +107,7 @@ class TransformedColumns:
             return data
         result = self.transform.apply_chain(column.name, data, present)
         if present is not None and column.name not in self.transform.null_handling:
-            # Masked values and padding are 0, as in columns without a transformation.
+            # Set masked values and padding to 0, as in columns without a transformation.
             result[~present] = 0
         return result
 
@@ -113,17 +115,17 @@ class TransformedColumns:
         return any(name == column.name + PRESENT for column in self.file_columns if column.masked)
 
 
-def label_codes(
+def zero_based_label_codes(
     transform: Transform,
     name: str,
     codes: npt.NDArray[Any],
     *,
     padding: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[Any]:
-    """Return the codes of a label starting at 0, as loss functions need them; padding rows are 0.
+    """Shift label codes so that they start at 0, as loss functions require; padding rows get 0.
 
     Raises:
-        ReaderConfigError: A label is missing, or not in the vocabulary.
+        ReaderConfigError: A label is missing or is not in the vocabulary.
     """
     offset = transform.label_offset(name)
     if not offset:
@@ -143,10 +145,10 @@ def label_codes(
     return shifted_codes
 
 
-def transformed_columns(
+def plan_transformed_columns(
     selected: tuple[SelectedColumn, ...], transform: Transform
 ) -> TransformedColumns:
-    """Return the columns to read and to yield for a transformation."""
+    """Determine the columns to read and to yield for a transformation."""
     file_columns, columns = [], []
     for column in selected:
         form = transform.form(column.name)
@@ -165,17 +167,17 @@ def transformed_columns(
 
 @dataclass
 class TransformedRecords:
-    """Transformed fixed-width records. Thread-safe."""
+    """A block reader that transforms fixed-width records. Thread-safe."""
 
     source: RecordBlocks
     transform: ArraysFunction
 
     def read(self, steps: StepRange) -> Arrays:
-        """Return the columns as (steps * batch, ...)."""
+        """Return the transformed columns of a step range, of shape (steps * batch, ...)."""
         return self.transform(self.source.read(steps))
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
-        """Return the columns as the arrays of a packing."""
+        """Return the transformed columns of a step range as packed arrays."""
         arrays = self.read(steps)
         packed = [
             np.stack(list(map(arrays.__getitem__, names))) for names in packing.groups.values()
@@ -185,24 +187,24 @@ class TransformedRecords:
 
 @dataclass
 class TransformedWindows:
-    """Transformed windows, read in order."""
+    """A block reader that transforms windows, which must be read in order."""
 
     source: WindowBlocks
     transform: ArraysFunction
 
     def read(self, steps: StepRange) -> Arrays:
-        """Return the columns as (steps * batch, ...)."""
+        """Return the transformed columns of a step range, of shape (steps * batch, ...)."""
         return self.transform(self.source.read(steps))
 
 
-def input_forms(
+def feature_forms(
     manifest: Manifest,
     *,
     columns: Sequence[str] | None,
     nulls: Nulls,
     transform: Transform | None,
 ) -> Forms:
-    """Return numpy type and shape of one value of each feature, without labels and weights.
+    """Return the numpy type and shape of each model input, without labels and weights.
 
     Variable-length lists have the shape (None,) and the type of their items.
     """
@@ -215,7 +217,7 @@ def input_forms(
         manifest, split, columns=columns, nulls=nulls, null_handling=null_handling, padded=padded
     )
     if transform is not None:
-        selected = transformed_columns(selected, transform).columns
+        selected = plan_transformed_columns(selected, transform).columns
     forms: Forms = {}
     for column in selected:
         if column.label or column.weight:

@@ -118,12 +118,12 @@ class ModelInputs:
         >>> {name: (each.shape, each.dtype) for name, each in inputs.items()}  # doctest: +SKIP
         {'temp': ((None,), 'float64'), 'seats': ((None,), 'int64')}
         """
-        from featurestore.readers.transformed import input_forms
+        from featurestore.readers.transformed import feature_forms
         from featurestore.training.transformations import resolve_transformations
         from featurestore.transform.keras import input_layers
 
         dataset = cast("TrainingDataset", self)
-        forms = input_forms(
+        forms = feature_forms(
             dataset.manifest,
             columns=columns,
             nulls=nulls,

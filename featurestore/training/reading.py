@@ -21,9 +21,9 @@ from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.format import find_format
-from featurestore.readers.class_weights import balanced_weights
-from featurestore.readers.columns import to_numpy, value_form
-from featurestore.readers.transformed import label_codes
+from featurestore.readers.class_weights import compute_balanced_weights
+from featurestore.readers.columns import to_numpy, value_dtype_and_shape
+from featurestore.readers.transformed import zero_based_label_codes
 from featurestore.storage.shards import local_path
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ def class_weights(manifest: Manifest, transform: Transformations | None) -> dict
             f"Training dataset {manifest.name!r} has no label.",
             hint="create_training_dataset(..., label='column')",
         )
-    weights = {label: balanced_weights(manifest, label, transform=transform) for label in labels}
+    weights = {
+        label: compute_balanced_weights(manifest, label, transform=transform) for label in labels
+    }
     return weights[labels[0]] if len(labels) == 1 else weights
 
 
@@ -193,7 +195,7 @@ def _form(
     transformed = None if transform is None else transform.form(column.name)
     if transformed is not None:
         return transformed
-    dtype, shape = value_form(kind)
+    dtype, shape = value_dtype_and_shape(kind)
     while pat.is_fixed_size_list(kind):
         kind = kind.value_type
     return (np.dtype(object) if pat.is_timestamp(kind) else dtype), shape
@@ -260,7 +262,7 @@ def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDAr
         )
     if transform is not None and name in transform:
         values = transform.apply_chain(name, to_numpy(array, name=name)[0], None)
-        return label_codes(transform, name, values)
+        return zero_based_label_codes(transform, name, values)
     if pat.is_string(array.type):
         return np.array(array.to_pylist(), dtype=object)
     return to_numpy(array, name=name)[0]

@@ -137,14 +137,14 @@ def test_iterations_read_all_steps_of_epochs_in_turn(
             workers=1,
             start_epoch=start_epoch + passed,
             start_step=step,
-            most=most,
+            max_steps_per_range=most,
             steps=count,
         )
 
     iterations = Iterations(ranges_of)
     found = []
     for _ in range(4):
-        for steps in iterations[iterations.begin()]:
+        for steps in iterations[iterations.start_iteration()]:
             for step in range(steps.start, steps.stop):
                 found.append(steps.worker_epoch.epoch.number * total + step)
     first = start_epoch * total + start_step

@@ -14,7 +14,7 @@ import pytest
 from featurestore import FeatureStore
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers import Reader
-from featurestore.readers.evaluation import balanced_over_replicas, has_empty_replica
+from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
 from featurestore.readers.order import PADDING
 from featurestore.readers.tensorflow import _log_once
 from featurestore.training import TrainingDataset
@@ -41,7 +41,7 @@ def test_balanced_over_replicas_gives_each_replica_rows(tfrecord: Example, repli
     for each in range(1, 50):
         batch = each * replicas
         reader = open_example(tfrecord, global_batch_size=batch, remainder="pad", shuffle=False)
-        balanced = balanced_over_replicas(reader, replicas, batch=batch)
+        balanced = balance_over_replicas(reader, replicas, batch=batch)
         rows = balanced.order.epoch(0).batches(0, balanced.steps_per_epoch)
         shares = rows.reshape(balanced.steps_per_epoch, replicas, each)
         without_rows = (shares == PADDING).all(axis=2).any()

@@ -306,7 +306,7 @@ class FeatureViewCalls(StoreBase):
         """
         from featurestore.views import FeatureView, definition
 
-        return [FeatureView(self._session, spec) for spec in definition.every(self._session)]
+        return [FeatureView(self._session, spec) for spec in definition.list_views(self._session)]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
         """Delete a version of a feature view; its training datasets are not deleted.

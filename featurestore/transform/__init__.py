@@ -1,4 +1,6 @@
-"""Transformations of stored features into model inputs: fitted on one split, saved, applied.
+"""Transformations of stored features into model inputs.
+
+A chain of steps is fitted on one split, stored with the dataset, and applied to any rows.
 
 >>> from featurestore import transform as t
 >>> {"distance": t.log1p() | t.standardize(), "carrier": t.vocabulary(max_size=100)}
@@ -65,7 +67,7 @@ def min_max(low: float = 0.0, high: float = 1.0) -> Chain:
     >>> min_max(-1, 1) | clip(-1, 1)
     min_max(low=-1.0, high=1.0) | clip(low=-1.0, high=1.0)
     """
-    if not _finite_number("low", low) < _finite_number("high", high):
+    if not _check_finite_number("low", low) < _check_finite_number("high", high):
         raise InvalidArgument(f"low={low} is not below high={high}.")
     return single_step("min_max", low=float(low), high=float(high))
 
@@ -89,12 +91,12 @@ def log1p() -> Chain:
 
 
 def clip(low: float | None = None, high: float | None = None) -> Chain:
-    """Limit values to a range, infinities included; missing values stay missing.
+    """Limit values, including infinities, to a range; missing values stay missing.
 
     >>> clip(low=0)
     clip(low=0.0)
     """
-    ends = [None if end is None else _finite_number("clip", end) for end in (low, high)]
+    ends = [None if end is None else _check_finite_number("clip", end) for end in (low, high)]
     if ends[0] is None and ends[1] is None:
         raise InvalidArgument("clip() needs low or high.", hint="t.clip(0, 100)")
     if None not in ends and not ends[0] <= ends[1]:  # type: ignore[operator]
@@ -113,69 +115,71 @@ def impute(value: float | str) -> Chain:
     impute(value='median') | standardize()
     """
     if not isinstance(value, str):
-        _finite_number("value", value)
+        _check_finite_number("value", value)
     return single_step("impute", value=value)
 
 
 def quantile_bins(bins: int) -> Chain:
-    """Encode numbers by bins of about equal row counts, numbered from 1; 0 is missing.
+    """Encode numbers by bins with about equal row counts, numbered from 1; 0 is missing.
 
-    There are fewer bins if many rows have one value.
+    There are fewer bins if many rows have the same value.
 
     >>> quantile_bins(10)
     quantile_bins(bins=10)
     """
-    return single_step("quantile_bins", bins=_integer("bins", bins, least=2))
+    return single_step("quantile_bins", bins=_check_integer("bins", bins, minimum=2))
 
 
 def bins(edges: Sequence[float]) -> Chain:
-    """Encode numbers by bins: 1 below the first edge; bins include their lower edge; 0 is missing.
+    """Encode numbers by bins with fixed edges, numbered from 1; 0 is missing.
+
+    Bin 1 is below the first edge. Each bin includes its lower edge.
 
     >>> bins([0, 18, 65])
     bins(edges=[0.0, 18.0, 65.0])
     """
-    numbers = [_finite_number("edges", edge) for edge in edges]
+    numbers = [_check_finite_number("edges", edge) for edge in edges]
     if not numbers or sorted(set(numbers)) != numbers:
         raise InvalidArgument(f"edges={list(edges)} are not ascending.", hint="t.bins([0, 18, 65])")
     return single_step("bins", edges=numbers)
 
 
 def vocabulary(max_size: int | None = None, *, unknown: int = 1) -> Chain:
-    """Encode strings or integers by a vocabulary, the most frequent value first; 0 is missing.
+    """Encode strings or integers by a vocabulary in descending frequency; 0 is missing.
 
     Args:
-        max_size: Largest number of known values, the most frequent ones; None keeps all values of
-            the split.
-        unknown: Number of codes, from 1 on, for unseen values by hash; with 0 they get code 0, as
-            missing values.
+        max_size: Maximum number of known values; the most frequent values are kept. None keeps all
+            values of the split.
+        unknown: Number of hash codes, starting at 1, for unseen values. With 0, unseen values get
+            code 0, like missing values.
 
     >>> vocabulary(max_size=100, unknown=1)
     vocabulary(max_size=100, unknown=1)
     """
     if max_size is not None:
-        _integer("max_size", max_size, least=1)
+        _check_integer("max_size", max_size, minimum=1)
     return single_step(
-        "vocabulary", max_size=max_size, unknown=_integer("unknown", unknown, least=0)
+        "vocabulary", max_size=max_size, unknown=_check_integer("unknown", unknown, minimum=0)
     )
 
 
 def hash_bucket(buckets: int) -> Chain:
-    """Encode strings or integers by the bucket of their hash, from 1; 0 is missing.
+    """Encode strings or integers by hash bucket, starting at 1; 0 is missing.
 
     >>> hash_bucket(1000)
     hash_bucket(buckets=1000)
     """
-    return single_step("hash_bucket", buckets=_integer("buckets", buckets, least=1))
+    return single_step("hash_bucket", buckets=_check_integer("buckets", buckets, minimum=1))
 
 
 def one_hot(max_size: int | None = None) -> Chain:
-    """Encode values as one-hot vectors, in ascending order; missing and unseen values are all 0.
+    """Encode values as one-hot vectors, in ascending order; missing and unseen values are zeros.
 
     >>> quantile_bins(4) | one_hot()
     quantile_bins(bins=4) | one_hot()
     """
     if max_size is not None:
-        _integer("max_size", max_size, least=1)
+        _check_integer("max_size", max_size, minimum=1)
     return single_step("one_hot", max_size=max_size)
 
 
@@ -185,7 +189,7 @@ def cyclical(period: float) -> Chain:
     >>> cyclical(24)
     cyclical(period=24.0)
     """
-    if not 1e-150 < _finite_number("period", period) < 1e150:
+    if not 1e-150 < _check_finite_number("period", period) < 1e150:
         raise InvalidArgument(f"period={period} is not a valid period.", hint="t.cyclical(24)")
     return single_step("cyclical", period=float(period))
 
@@ -200,20 +204,20 @@ def text_tokens(
 
     Args:
         length: Number of words per string.
-        max_size: Largest number of known words, the most frequent ones.
-        unknown: Number of codes for unseen words by hash.
+        max_size: Maximum number of known words; the most frequent words are kept.
+        unknown: Number of hash codes for unseen words.
         lower: Whether A to Z are converted to lower case.
 
     >>> text_tokens(32, max_size=5000)
     text_tokens(length=32, max_size=5000, unknown=1, lower=True)
     """
     if max_size is not None:
-        _integer("max_size", max_size, least=1)
+        _check_integer("max_size", max_size, minimum=1)
     return single_step(
         "text_tokens",
-        length=_integer("length", length, least=1),
+        length=_check_integer("length", length, minimum=1),
         max_size=max_size,
-        unknown=_integer("unknown", unknown, least=0),
+        unknown=_check_integer("unknown", unknown, minimum=0),
         lower=bool(lower),
     )
 
@@ -261,8 +265,8 @@ def decode_image(
         raise InvalidArgument(f"orientation={orientation!r} is not one of {listing(ORIENTATIONS)}.")
     return single_step(
         "decode_image",
-        height=_integer("height", height, least=1),
-        width=_integer("width", width, least=1),
+        height=_check_integer("height", height, minimum=1),
+        width=_check_integer("width", width, minimum=1),
         channels=channels,
         encoding=encoding,
         dtype=dtype,
@@ -287,7 +291,7 @@ def pad(length: int, *, keep: str = "first") -> Chain:
 
     if keep not in KEEP:
         raise InvalidArgument(f"keep={keep!r} is not one of {listing(KEEP)}.")
-    return single_step("pad", length=_integer("length", length, least=1), keep=keep)
+    return single_step("pad", length=_check_integer("length", length, minimum=1), keep=keep)
 
 
 def cast(dtype: str) -> Chain:
@@ -328,13 +332,13 @@ def function(fn: Callable[..., Any], *, fitted: Callable[..., Any] | None = None
     return Chain((register_function(fn, fitted),))
 
 
-def _finite_number(argument: str, value: object) -> float:
+def _check_finite_number(argument: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise InvalidArgument(f"{argument}={value!r} is not a finite number.")
     return float(value)
 
 
-def _integer(argument: str, value: object, *, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{argument}={value!r} is not an integer of at least {least}.")
+def _check_integer(argument: str, value: object, *, minimum: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise InvalidArgument(f"{argument}={value!r} is not an integer of at least {minimum}.")
     return value

@@ -1,6 +1,7 @@
-"""Application of fitted chains: to columns with the operations of any library, and to batches.
+"""Application of fitted chains to columns and batches.
 
-Batches are arrays by name, or Arrow record batches.
+Chains use only the operations of ``Ops``, so they run in any library. Batches are dicts of arrays,
+or Arrow record batches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from featurestore.transform.fitted import FittedColumn, Transformations
 
 _ITEM_TYPES: dict[Kind | None, Any] = {"number": np.float64, "whole": np.int64}
-# Converts an input column to the library, and returns the mask of present values (None: all are).
+# Converts an input column to an array of the library, and returns it with the mask of present
+# values (None if all values are present).
 ReadColumn = Callable[["FittedColumn", Any], tuple[Any, Any | None]]
 
 
@@ -50,7 +52,7 @@ def transform_columns(
 def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
     kind = column.input_form.kind
     if kind == "whole" and ops.is_floating(data):
-        # Integers with missing values arrive as floats with NaN.
+        # The caller represents missing integers as NaN in a float array.
         is_number = ~ops.isnan(data)
         present = is_number if present is None else present & is_number
         data = ops.where(is_number, data, 0.0)
@@ -63,7 +65,7 @@ def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | 
 
 
 def _combine_masks(ops: Ops, mask: Any | None, present: Any | None) -> Any | None:
-    """Return the conjunction of two masks, None if both are None."""
+    """Combine two masks by logical and; return None if both are None."""
     if mask is None:
         return present
     mask = ops.cast(mask, "bool")
@@ -78,8 +80,8 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
         chain: The fitted steps.
         value: The input column.
         form: The form of the result.
-        narrow: Whether the files of the dataset store the column as float32; inputs are then
-            rounded to float32, too.
+        narrow: Whether the dataset files store the column as float32. If so, inputs are also
+            rounded to float32.
     """
     steps = chain.steps
     if value.kind == "list":
@@ -115,8 +117,10 @@ def _to_output(ops: Ops, value: Value, form: Form) -> Any:
     return ops.cast(data, form.dtype)
 
 
-def read_value(form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None) -> Value:
-    """Return an array of readers and its mask as a value."""
+def decoded_to_value(
+    form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
+) -> Value:
+    """Convert a decoded array and its mask to a ``Value``."""
     if form.kind == "list":
         return Value("list", to_lists(data, form.item), present)
     if form.kind != "number":
@@ -131,23 +135,25 @@ def read_value(form: Form, data: npt.NDArray[Any], present: npt.NDArray[np.bool_
 def decode_column(
     column: FittedColumn, values: Any
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return an array as decoded by readers, strings as bytes, with the mask of present values."""
+    """Convert values to an array as readers decode it, with bytes for strings, and to its mask."""
     if column.input_form.kind in ("text", "binary"):
         return _encode_strings(values)
     if column.input_form.kind == "list":
-        return _list_arrays(values, column.input_form.item)
+        return _to_list_arrays(values, column.input_form.item)
     data = np.asarray(values)
     if data.dtype.kind == "M":
         data = data.astype("datetime64[us]").astype(np.int64)
     if data.dtype.kind != "O":
-        return data, _present_integers(data, column)
+        return data, _find_present_integers(data, column)
     present = np.array([value is not None for value in data.reshape(-1).tolist()])
     filled = np.where(present.reshape(data.shape), data, 0)
     return filled.astype(np.float64 if column.input_form.kind == "number" else np.int64), present
 
 
-def _present_integers(data: npt.NDArray[Any], column: FittedColumn) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of integers that are floats with NaN."""
+def _find_present_integers(
+    data: npt.NDArray[Any], column: FittedColumn
+) -> npt.NDArray[np.bool_] | None:
+    """Return the mask of non-missing values if integers are stored as floats with NaN, else None."""
     if column.input_form.kind == "number" or data.dtype.kind != "f":
         return None
     return ~np.isnan(data)
@@ -168,10 +174,10 @@ def _encode_strings(strings: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool
     return data, None if present.all() else present
 
 
-def _list_arrays(
+def _to_list_arrays(
     rows: Any, item: str | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return rows of lists, or ``Ragged``, as an object array of arrays; None is a missing list."""
+    """Convert lists or ``Ragged`` to an object array of arrays; None is a missing list."""
     if isinstance(rows, Ragged):
         values = rows.values
         if item == "text":
@@ -190,7 +196,7 @@ def _list_arrays(
 
 
 def to_value(column: pa.Array, *, name: str) -> Value:
-    """Return an Arrow column as a value.
+    """Convert an Arrow column to a ``Value``.
 
     >>> to_value(pa.array([1.5, None]), name="x").data.tolist()
     [1.5, nan]
@@ -199,13 +205,13 @@ def to_value(column: pa.Array, *, name: str) -> Value:
     if form.kind == "other":
         raise UnsupportedType(f"Transformations do not support column {name!r} ({column.type}).")
     data, present = to_numpy(column, name=name)
-    return read_value(form, data, present)
+    return decoded_to_value(form, data, present)
 
 
 def to_lists(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
-    """Return the rows of an object array of arrays as ``Lists``; other cells are empty lists.
+    """Convert an object array of arrays to ``Lists``; elements that are not arrays become empty.
 
-    Rows may also be those of ``item_rows``.
+    The result of ``item_rows`` is accepted as well.
 
     >>> rows = np.empty(2, object)
     >>> rows[:] = [np.array([1, 2]), b""]
@@ -226,7 +232,7 @@ def to_lists(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
 
 
 def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch of arrays with its columns transformed."""
+    """Transform the columns of a batch of arrays."""
     result: dict[str, Any] = {}
     for name, values in batch.items():
         if name not in transformations:
@@ -243,12 +249,12 @@ def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) 
 
 @dataclass(frozen=True)
 class TransformBatch:
-    """A picklable function that transforms record batches, for engines."""
+    """A picklable function that engines apply to record batches to transform them."""
 
     transformations: Transformations
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return a batch with its columns transformed."""
+        """Transform the columns of a batch."""
         columns = []
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if field.name in self.transformations:
@@ -267,7 +273,7 @@ class TransformBatch:
 
 
 def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
-    """Check that a frame has the transformed columns, with compatible types.
+    """Check that a frame has the columns to transform, with compatible types.
 
     Raises:
         FeatureNotFound: Columns are missing.

@@ -1,8 +1,8 @@
-"""Requested chains: their JSON, their checks, and the fitting of their steps in order.
+"""Validation, serialization and fitting of requested chains.
 
-Steps are fitted with statistics where these suffice, else with the distinct values of a column and
-their counts. Counts may be merged in any order. A state has each distinct value once: about 20
-bytes for a number, more for strings.
+The steps of a chain are fitted in order. Each step is fitted on statistics if these suffice, else
+on the distinct values of the column and their counts. Counts may be merged in any order. A state
+stores each distinct value once, which takes about 20 bytes for a number and more for a string.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from featurestore.transform.rules import RULES
 from featurestore.transform.rules.rule import Sample
 from featurestore.transform.steps import Chain, Form, Step, form_of
 
-# Tables are merged when the pending ones have more values than this and than the merged one.
+# Pending tables are merged once they have more values than this and than the merged table.
 _PENDING = 1_000_000
 ChainsJson = Mapping[str, Sequence[Mapping[str, Any]]]
 _OPS = NumpyOps()
@@ -40,7 +40,7 @@ _OPS = NumpyOps()
 
 @dataclass(frozen=True)
 class ColumnChain:
-    """A column and its chain before fitting; ``narrow`` as in ``FittedColumn``."""
+    """A column and its chain before fitting. ``FittedColumn`` describes ``narrow``."""
 
     name: str
     chain: Chain
@@ -50,7 +50,7 @@ class ColumnChain:
 
 
 def check_chains(chains: object, schema: pa.Schema) -> tuple[ColumnChain, ...]:
-    """Return the columns and chains of ``transformations=`` after checking them against a schema.
+    """Check the ``transformations=`` argument against a schema and return its columns and chains.
 
     Raises:
         InvalidArgument: The argument is not ``{column: chain}``, or a chain does not support the
@@ -82,7 +82,7 @@ def check_chains(chains: object, schema: pa.Schema) -> tuple[ColumnChain, ...]:
 
 
 def output_form(input_form: Form, chain: Chain, *, name: str) -> Form:
-    """Return the form of a chain's result; InvalidArgument names the column."""
+    """Return the output form of a chain; the error for an unsupported input names the column."""
     form = input_form
     for step in chain.steps:
         try:
@@ -98,7 +98,7 @@ def output_form(input_form: Form, chain: Chain, *, name: str) -> Form:
 
 
 def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -> Chain | None:
-    """Fit a chain on statistics only; return None if it needs the values."""
+    """Fit a chain on statistics only; return None if it needs the column values."""
     steps: list[Step] = []
     form = column.form
     for index, step in enumerate(column.chain.steps):
@@ -119,17 +119,17 @@ def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -
 def fit_on_sample(
     column: ColumnChain, sample: Sample, statistics: ColumnStatistics | None
 ) -> Chain:
-    """Return the chain fitted on the distinct values of a split.
+    """Fit a chain on the distinct values of a split.
 
-    Exact statistics take precedence over the sample, so that the chains of other columns, which
-    decide if a sample is needed, cannot change the result.
+    Exact statistics take precedence over the sample. The chains of other columns determine whether
+    a sample is computed, and they must not change the result.
     """
     steps: list[Step] = []
     form = replace(column.form, shape=())
     for index, step in enumerate(column.chain.steps):
         rule = RULES[step.rule]
         if rule.for_lists:
-            # The values of a sample are the items of all lists.
+            # A sample of a list column contains the items of all lists.
             form = replace(rule.output(step, form), shape=())
             steps.append(step)
             continue
@@ -157,9 +157,9 @@ def _fit_step(name: str, step: Step, sample: Sample, form: Form) -> Mapping[str,
 def chains_to_json(
     chains: Mapping[str, Chain], schema: pa.Schema
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return chains as JSON after checking those of known columns against their types.
+    """Convert chains to JSON after checking them against the types of known columns.
 
-    Columns of the labels are checked when a dataset is created.
+    Chains of label columns are checked when a dataset is created.
     """
     if not isinstance(chains, Mapping):
         check_chains(chains, schema)
@@ -179,7 +179,7 @@ def chains_to_json(
 
 
 def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
-    """Return the chains of a feature view.
+    """Parse the chains of a feature view.
 
     Raises:
         FeatureViewDamaged: The JSON is not valid in this release.
@@ -208,14 +208,14 @@ def _step(data: JsonObject) -> Step:
 
 @dataclass
 class ColumnState:
-    """The counts of one column: tables of (value, n), and the number of missing values."""
+    """The value counts of a column: tables of (value, n), and the number of missing values."""
 
     tables: list[pa.Table] = field(default_factory=list)
     pending: int = 0
     missing: int = 0
 
     def add(self, values: pa.Array) -> None:
-        """Count values, missing ones included."""
+        """Count an array of values, including missing values."""
         present = values.drop_null()
         self.missing += len(values) - len(present)
         value_counts = pc.value_counts(present)
@@ -229,7 +229,7 @@ class ColumnState:
             self._append(table)
 
     def merge_tables(self) -> pa.Table | None:
-        """Merge the tables and return each value once with its count, None without values."""
+        """Merge the tables into one with distinct values and return it, or None without values."""
         if len(self.tables) > 1:
             joined = pa.concat_tables(self.tables)
             summed = joined.group_by("value").aggregate([("n", "sum")])
@@ -250,7 +250,7 @@ CountStates = dict[str, ColumnState]
 
 @dataclass(frozen=True)
 class ValueCounts(Accumulator[CountStates, CountStates]):
-    """Accumulator of the distinct values of columns."""
+    """An accumulator that counts the distinct values of columns."""
 
     columns: tuple[str, ...]
 
@@ -261,7 +261,7 @@ class ValueCounts(Accumulator[CountStates, CountStates]):
     def update(self, state: CountStates, batch: pa.RecordBatch) -> CountStates:
         """Count the values of a batch."""
         for name, column in state.items():
-            column.add(countable(batch.column(name)))
+            column.add(to_countable_values(batch.column(name)))
         return state
 
     def merge(self, state: CountStates, other_state: CountStates) -> CountStates:
@@ -271,16 +271,16 @@ class ValueCounts(Accumulator[CountStates, CountStates]):
         return state
 
     def finish(self, state: CountStates) -> CountStates:
-        """Return the state with each value once."""
+        """Return the state with merged tables."""
         for column in state.values():
             column.merge_tables()
         return state
 
 
-def countable(column: pa.Array) -> pa.Array:
-    """Return the values of a column in the types in which they are counted.
+def to_countable_values(column: pa.Array) -> pa.Array:
+    """Convert a column to a type for counting: int64, float64 or bytes.
 
-    int64, float64 with nulls for NaN and 0.0 for -0.0, or bytes; lists are flattened.
+    NaN becomes null, -0.0 becomes 0.0, and lists are flattened.
     """
     while (
         pat.is_fixed_size_list(column.type)
@@ -302,7 +302,7 @@ def countable(column: pa.Array) -> pa.Array:
 
 
 def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
-    """Return the counts of a column as a sample."""
+    """Convert the value counts of a column to a sample."""
     if form.item is not None:
         form = Form(form.item)
     table = state.merge_tables()
@@ -312,7 +312,7 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
         table = table.take(pc.sort_indices(table, sort_keys=[("value", "ascending")]))
         values = table.column("value").to_numpy()
         counts = table.column("n").to_numpy()
-    data, present = _append_missing(np.asarray(values), form, missing=state.missing)
+    data, present = _append_missing_value(np.asarray(values), form, missing=state.missing)
     if narrow and form.kind == "number":
         with np.errstate(over="ignore"):
             data = data.astype(np.float32).astype(np.float64)
@@ -322,8 +322,8 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
     return Sample(Value(kind, data, present), counts.astype(np.int64))
 
 
-def _append_missing(values: Any, form: Form, *, missing: int) -> tuple[Any, Any | None]:
-    """Append one value for the missing rows; return the values and their mask."""
+def _append_missing_value(values: Any, form: Form, *, missing: int) -> tuple[Any, Any | None]:
+    """Append a missing value if any row has one; return the values and their mask."""
     dtypes: dict[str, Any] = {"number": np.float64, "whole": np.int64}
     data = np.asarray(values, dtype=dtypes.get(form.kind, object))
     if not missing:

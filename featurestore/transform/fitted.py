@@ -1,6 +1,6 @@
-"""Transformations: fitted chains of a training dataset's columns, applied to batches.
+"""Fitted transformations of a training dataset.
 
-They are stored as sealed JSON in the directory of the dataset, in a file named by its hash.
+They are stored as sealed JSON in the dataset directory, in a file that is named by its hash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import display
 from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
-from featurestore.transform.apply import apply_chain, apply_to_arrays, read_value
+from featurestore.transform.apply import apply_chain, apply_to_arrays, decoded_to_value
 from featurestore.transform.fit import output_form
 from featurestore.transform.ops import NumpyOps
 from featurestore.transform.rules import RULES
@@ -37,8 +37,9 @@ _NUMPY = NumpyOps()
 class FittedColumn:
     """A column and its fitted chain.
 
-    ``type`` is the column's feature type as JSON. ``narrow``: files of the dataset store its
-    float64 values as float32.
+    Attributes:
+        type: The feature type of the column as JSON.
+        narrow: Whether the dataset files store the float64 values of the column as float32.
     """
 
     name: str
@@ -53,7 +54,7 @@ class FittedColumn:
 
     @cached_property
     def output(self) -> Form:
-        """The form of the results."""
+        """The form of the transformed values."""
         return output_form(self.input_form, self.chain, name=self.name)
 
     @property
@@ -62,11 +63,11 @@ class FittedColumn:
         return any(RULES[step.rule].handles_missing for step in self.chain.steps)
 
     @property
-    def fitted_text(self) -> str:
-        """The fitted values of all steps."""
+    def fitted_summary(self) -> str:
+        """A summary of the fitted values of all steps."""
         steps = self.chain.steps
         return "; ".join(
-            RULES[step.rule].fitted_text(step) for step in steps if RULES[step.rule].fits
+            RULES[step.rule].fitted_summary(step) for step in steps if RULES[step.rule].fits
         )
 
 
@@ -127,17 +128,17 @@ class Transformations:
     def apply_chain(
         self, name: str, data: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None
     ) -> npt.NDArray[Any]:
-        """Transform the values of a column, as decoded by readers."""
+        """Transform the decoded values of a column."""
         column = self[name]
         with np.errstate(all="ignore"):
-            value = read_value(column.input_form, data, present)
+            value = decoded_to_value(column.input_form, data, present)
             result: npt.NDArray[Any] = apply_chain(
                 _NUMPY, column.chain, value, column.output, narrow=column.narrow
             )
         return result
 
     def label_offset(self, name: str) -> int:
-        """Return the code of the first class of a column; lower codes mean missing or unknown."""
+        """Return the code of the first class; lower codes are missing or unknown values."""
         last = self[name].chain.steps[-1]
         if self[name].output.kind != "code":
             return 0
@@ -150,26 +151,26 @@ class Transformations:
 
     @cached_property
     def padded(self) -> tuple[str, ...]:
-        """The columns whose variable-length lists are padded to one length."""
+        """The columns whose variable-length lists are padded to a fixed length."""
         return tuple(column.name for column in self.columns if column.input_form.kind == "list")
 
     @cached_property
     def byte_rows(self) -> tuple[str, ...]:
-        """The binary columns that are also accepted as uint8 of (rows, bytes)."""
+        """The binary columns that are also accepted as uint8 arrays of shape (rows, bytes)."""
         first_steps = {column.name: column.chain.steps[0] for column in self.columns}
         return tuple(
             name for name, step in first_steps.items() if RULES[step.rule].takes_byte_rows(step)
         )
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """Return numpy type and shape of a transformed column, None if it is not transformed."""
+        """Return type and shape of a transformed column, or None if it is not transformed."""
         if name not in self:
             return None
         output = self[name].output
         return np.dtype(output.dtype), output.shape
 
     def portable(self, *, without: Sequence[str] = ()) -> Transformations:
-        """Return the transformations with their functions, to pickle for other processes.
+        """Return a copy with resolved Python functions, which other processes can unpickle.
 
         Args:
             without: Columns to omit.
@@ -193,7 +194,7 @@ class Transformations:
         return pa.schema(fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the transformations as a JSON object."""
+        """Convert the transformations to a JSON object."""
         columns = []
         for column in self.columns:
             steps = [step.to_json() for step in column.chain.steps]
@@ -217,7 +218,7 @@ class Transformations:
 
     @classmethod
     def from_json(cls, data: object) -> Transformations:
-        """Return transformations from the JSON object of ``to_json``.
+        """Parse the JSON object that ``to_json`` returned.
 
         Raises:
             MalformedJson: The object is invalid.
@@ -237,12 +238,12 @@ class Transformations:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the content of the file."""
+        """Return the content of the transformations file."""
         return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Transformations:
-        """Return transformations from the content of a file.
+        """Parse the content of a transformations file.
 
         Raises:
             DatasetDamaged: The content is damaged.
@@ -257,12 +258,12 @@ class Transformations:
 
     @cached_property
     def sha256(self) -> str:
-        """The SHA-256 of the file."""
+        """The SHA-256 of the transformations file."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
     def path(self) -> str:
-        """The path of the file, relative to the dataset."""
+        """The path of the transformations file, relative to the dataset directory."""
         return f"{TRANSFORMATIONS}/{self.sha256}.json"
 
     def records(self) -> list[dict[str, object]]:
@@ -277,7 +278,7 @@ class Transformations:
             {
                 "input": column.name,
                 "rule": str(column.chain),
-                "fitted": column.fitted_text,
+                "fitted": column.fitted_summary,
                 "output": str(column.output),
             }
             for column in self.columns

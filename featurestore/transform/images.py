@@ -1,6 +1,6 @@
-"""Encoded images as arrays of one shape, decoded in threads.
+"""Decoding of images into arrays of a fixed shape.
 
-Pillow releases the GIL while it decodes, so the threads run in parallel.
+Images are decoded by threads, which run in parallel, since Pillow releases the GIL while it decodes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 ENCODINGS = ("file", "raw")
 DTYPES = ("uint8", "uint16")
 ORIENTATIONS = ("exif", "stored")
-# Decoders for the bytes of a dataset; other decoders of the library are not trusted.
+# Allowed image formats. Pillow's decoders of other formats are not trusted with dataset files.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 _BUFFERS = BufferPool()
-# Images of one task of a thread.
+# Number of images per thread task.
 _TASK_IMAGES = 64
-# Most pixels that a file may declare, independent of the limit set in Pillow. Large files are
-# decoded one at a time, since a few kilobytes may declare a gigabyte.
+# Maximum number of pixels that a file may declare, independent of Pillow's own limit. Large files
+# are decoded one at a time, since a file of a few kilobytes may declare a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
 _LARGE_PIXELS = 1 << 25
 _LARGE_LOCK = threading.Lock()
 
 
 def decode_images(
-    cells: npt.NDArray[Any],
+    encoded_images: npt.NDArray[Any],
     present: npt.NDArray[np.bool_] | None,
     *,
     height: int,
@@ -48,13 +48,13 @@ def decode_images(
     dtype: str = "uint8",
     orientation: str = "exif",
 ) -> Pixels:
-    """Return encoded images as (rows, height, width, channels); missing ones are zeros.
+    """Decode images into an array of shape (rows, height, width, channels); missing ones are zeros.
 
-    Images of another size are resized (bilinear, with the library's antialiasing). Animated files
-    yield their first frame.
+    Images of another size are resized by Pillow's antialiased bilinear filter. Animated files yield
+    their first frame.
 
     Args:
-        cells: The bytes of PNG, JPEG, WebP, BMP or GIF files; empty bytes are padding.
+        encoded_images: The bytes of PNG, JPEG, WebP, BMP or GIF files; empty bytes are padding.
         present: Mask of rows with an image; None if all rows have one.
         height: Rows of pixels.
         width: Columns of pixels.
@@ -66,12 +66,13 @@ def decode_images(
     Raises:
         InvalidArgument: A row cannot be decoded to the dtype; the message names the first such row.
     """
-    # Aligned, so that TensorFlow does not copy it, and reused, since allocating pages costs time.
-    shape = len(cells), height, width, channels
+    # The buffer is aligned, so that TensorFlow does not copy it, and reused, since allocating pages
+    # takes time.
+    shape = len(encoded_images), height, width, channels
     images = _BUFFERS.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
     decoder = _Decoder(images, orientation=orientation)
     rows = []
-    for row, cell in enumerate(cells.tolist()):
+    for row, cell in enumerate(encoded_images.tolist()):
         if cell and (present is None or present[row]):
             rows.append(row)
         else:
@@ -80,29 +81,30 @@ def decode_images(
 
     def decode(task: list[int]) -> None:
         for row in task:
-            decoder(row, cells[row])
+            decoder(row, encoded_images[row])
 
     threads = min(usable_cores(), len(tasks))
     if threads < 2:
         decode(rows)
         return images
-    # A pool per call, since a pool does not survive the fork of a worker.
+    # Create a thread pool per call, since a pool does not survive the fork of a worker process.
     with ThreadPoolExecutor(threads, thread_name_prefix="featurestore-images") as pool:
         list(pool.map(decode, tasks))
     return images
 
 
-def raw_images(
-    cells: npt.NDArray[Any],
+def reshape_raw_images(
+    encoded_images: npt.NDArray[Any],
     present: npt.NDArray[np.bool_] | None,
     *,
     shape: tuple[int, ...],
     dtype: str = "uint8",
 ) -> Pixels:
-    """Return images whose bytes are their pixels, row by row; missing ones are zeros.
+    """Reshape raw image bytes, which are the pixels row by row; missing images are zeros.
 
     Args:
-        cells: The bytes of each image, or uint8 of (rows, bytes), which are not copied.
+        encoded_images: The bytes of each image, or a uint8 array of shape (rows, bytes), which is
+            not copied.
         present: Mask of rows with an image; None if all rows have one.
         shape: Shape of an image.
         dtype: "uint8", or "uint16" (little-endian).
@@ -110,36 +112,38 @@ def raw_images(
     Raises:
         InvalidArgument: The bytes of an image do not match the shape; the message names the first.
 
-    >>> raw_images(np.array([b"abcd", b""], object), None, shape=(2, 2, 1))[:, 0, 1, 0].tolist()
+    >>> reshape_raw_images(np.array([b"abcd", b""], object), None, shape=(2, 2, 1))[:, 0, 1, 0].tolist()
     [98, 0]
     """
     samples = np.dtype(dtype).newbyteorder("<")
     size = int(np.prod(shape)) * samples.itemsize
-    if cells.dtype == np.uint8:
-        if cells.shape[1] != size:
-            raise _wrong_size(0, cells.shape[1], shape, size=size)
+    if encoded_images.dtype == np.uint8:
+        if encoded_images.shape[1] != size:
+            raise _wrong_size_error(0, encoded_images.shape[1], shape, size=size)
         if samples.itemsize > 1:
-            # A copy, because rows of bytes may start at an odd address.
-            cells = np.frombuffer(cells.tobytes(), dtype=samples)
-        return cells.reshape(-1, *shape)
+            # Copy the array, because its rows may start at an odd address.
+            encoded_images = np.frombuffer(encoded_images.tobytes(), dtype=samples)
+        return encoded_images.reshape(-1, *shape)
     zeros = b"\0" * size
-    images = cells.tolist()
+    images = encoded_images.tolist()
     for row, cell in enumerate(images):
         if not cell or (present is not None and not present[row]):
             images[row] = zeros
         elif len(cell) != size:
-            raise _wrong_size(row, len(cell), shape, size=size)
+            raise _wrong_size_error(row, len(cell), shape, size=size)
     return np.frombuffer(bytearray().join(images), dtype=samples).reshape(-1, *shape)
 
 
-def _wrong_size(row: int, byte_count: int, shape: tuple[int, ...], *, size: int) -> InvalidArgument:
+def _wrong_size_error(
+    row: int, byte_count: int, shape: tuple[int, ...], *, size: int
+) -> InvalidArgument:
     return InvalidArgument(
         f"Row {row} of the batch has {byte_count} bytes; pixels of shape {shape} are {size}."
     )
 
 
 def _imagecodecs() -> Any | None:
-    """Return the library, None if it is not installed."""
+    """Import and return imagecodecs, or return None if it is not installed."""
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:
@@ -147,10 +151,10 @@ def _imagecodecs() -> Any | None:
 
 
 def _png_header(shape: tuple[int, ...]) -> bytes:
-    """Return the first bytes of a PNG file with uint8 pixels of a shape.
+    """Return the first bytes of a PNG file that contains uint8 pixels of this shape.
 
-    Signature, length and name of the chunk IHDR, width, height, bit depth and color type:
-    https://www.w3.org/TR/png-3/#11IHDR
+    These are the signature, the length and name of the IHDR chunk, width, height, bit depth and
+    color type: https://www.w3.org/TR/png-3/#11IHDR
     """
     height, width, channels = shape
     colors = {1: 0, 3: 2, 4: 6}
@@ -158,11 +162,11 @@ def _png_header(shape: tuple[int, ...]) -> bytes:
     return b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + size + bytes([8, colors[channels]])
 
 
-# Keys of Pillow's ``info`` whose metadata can contain an orientation.
+# Keys of Pillow's ``info`` dict under which an orientation may be stored.
 _ORIENTED_BY = frozenset({"exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"})
 _PNG_TEXT_CHUNKS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
 _PNG_ORIENTED_BY = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
-# Tag 274 of Exif 2.32, and the names of Pillow's methods that undo its values.
+# The orientation tag of Exif 2.32, and the Pillow transpose method that undoes each of its values.
 _ORIENTATION_TAG = 0x0112
 _TRANSPOSE = {
     2: "FLIP_LEFT_RIGHT",
@@ -177,10 +181,11 @@ _MALFORMED_EXIF = (SyntaxError, ValueError, TypeError, LookupError, OSError, str
 
 
 class _Decoder:
-    """A decoder of images into the rows of an array.
+    """A decoder that writes images into the rows of an array.
 
-    imagecodecs, whose libspng takes three fifths of Pillow's time, decodes only PNG files whose
-    samples are the output pixels; Pillow decodes all others. So both yield the same pixels.
+    The libspng decoder of imagecodecs takes three fifths of Pillow's time. It decodes only PNG
+    files whose samples are already the output pixels, so that both libraries yield the same pixels.
+    Pillow decodes all other files.
     """
 
     def __init__(self, images: Pixels, *, orientation: str) -> None:
@@ -224,10 +229,10 @@ class _Decoder:
         target[:] = pixels.reshape(target.shape)
 
     def _load_pixels(self, file: Any) -> npt.NDArray[Any]:
-        """Return the pixels of an opened file after checking its declared size.
+        """Check the declared size of an opened file and return its pixels.
 
         Raises:
-            ValueError: The file declares more than ``MOST_PIXELS``.
+            ValueError: The file declares more than ``MAX_PIXELS``.
         """
         width, height = file.size
         if width * height > MAX_PIXELS:
@@ -236,54 +241,57 @@ class _Decoder:
             )
         with _LARGE_LOCK if width * height > _LARGE_PIXELS else nullcontext():
             file.load()
-            return self._pixels(file)
+            return self._convert_pixels(file)
 
     def _is_plain_png(self, encoded: bytes) -> bool:
-        """Return True if the samples of a PNG file are the output pixels."""
+        """Return whether the samples of a PNG file are already the output pixels."""
         if self._codecs is None or self._is_deep or not encoded.startswith(self._png_start):
             return False
         return not (self._uses_exif and _has_png_orientation(encoded))
 
-    def _pixels(self, file: Any) -> npt.NDArray[Any]:
-        """Return the pixels of a loaded file in the output size, channels and dtype."""
-        transpose = self._transpose_of(file)
-        # 16-bit gray: "I;16", and "I" before Pillow 11. Pillow's own conversion to "L" clips.
+    def _convert_pixels(self, file: Any) -> npt.NDArray[Any]:
+        """Convert a loaded image to the output size, channels and dtype."""
+        transpose = self._find_transpose(file)
+        # The mode of 16-bit gray images is "I;16", or "I" before Pillow 11. Do not let Pillow
+        # convert them to "L", since it would clip the values.
         if file.mode.startswith("I"):
-            return self._deep_gray_pixels(file, transpose)
+            return self._convert_deep_gray(file, transpose)
         image = file
         if file.mode == "P" and isinstance(file.info.get("transparency"), bytes):
             image = file.convert("RGBA")
         if image.mode != self._mode:
             image = image.convert(self._mode)
-        pixels = np.asarray(self._fit(image, transpose))
+        pixels = np.asarray(self._orient_and_resize(image, transpose))
         if self._is_deep:
             return pixels.astype(np.uint16) * np.uint16(257)
         return pixels
 
-    def _deep_gray_pixels(self, file: Any, transpose: str | None) -> npt.NDArray[Any]:
-        """Return the pixels of a 16-bit gray file, resized before they are rounded to 8 bits."""
+    def _convert_deep_gray(self, file: Any, transpose: str | None) -> npt.NDArray[Any]:
+        """Convert a 16-bit gray image, which is resized before it is rounded to 8 bits."""
         samples = np.asarray(file)
-        # Pillow resizes floats exactly, and 16-bit integers only since version 10.3.
+        # Resize floats, since Pillow resizes 16-bit integers correctly only since version 10.3.
         planes = [samples.astype(np.float32)] * min(len(self._mode), 3)
         if self._mode == "RGBA":
             is_opaque = samples != file.info.get("transparency", -1)
             planes.append(is_opaque * np.float32(65535))
-        fitted = [self._fit(self._library.fromarray(plane), transpose) for plane in planes]
+        fitted = [
+            self._orient_and_resize(self._library.fromarray(plane), transpose) for plane in planes
+        ]
         pixels = np.rint(np.stack(fitted, axis=-1)).astype(np.uint16)
         if self._is_deep:
             return pixels
         return pixels >> 8
 
-    def _fit(self, image: Any, transpose: str | None) -> Any:
-        """Return an image upright and in the output size."""
+    def _orient_and_resize(self, image: Any, transpose: str | None) -> Any:
+        """Transpose an image if necessary, and resize it to the output size."""
         if transpose is not None:
             image = image.transpose(self._library.Transpose[transpose])
         if image.size != self._size:
             image = image.resize(self._size, self._library.Resampling.BILINEAR)
         return image
 
-    def _transpose_of(self, file: Any) -> str | None:
-        """Return the name of the method that makes a loaded file upright, None if it is upright."""
+    def _find_transpose(self, file: Any) -> str | None:
+        """Return the transpose method that corrects the EXIF orientation, or None if none is needed."""
         if not self._uses_exif or _ORIENTED_BY.isdisjoint(file.info):
             return None
         try:
@@ -293,15 +301,15 @@ class _Decoder:
 
 
 def _is_deep_color_png(encoded: bytes) -> bool:
-    """Return True if bytes start like a PNG file with 16 bits per channel that is not gray."""
+    """Return whether a file is a color PNG with 16 bits per channel."""
     is_png = encoded.startswith(b"\x89PNG\r\n\x1a\n")
     return is_png and encoded[24:26] in (b"\x10\x02", b"\x10\x04", b"\x10\x06")
 
 
 def _has_png_orientation(encoded: bytes) -> bool:
-    """Return True if a PNG file has a chunk that can contain an orientation.
+    """Return whether a PNG file has a chunk that may contain an orientation.
 
-    Walks the chunks, because a search of all bytes takes as long as decoding with libspng.
+    Only chunk headers are read, because searching all bytes takes as long as decoding with libspng.
     """
     start = 8
     while start < len(encoded):

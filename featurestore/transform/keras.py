@@ -1,7 +1,7 @@
-"""TensorFlow and Keras: graph operations that a SavedModel can contain, and the layers of a dataset.
+"""TensorFlow operations for transformations, and the Keras layers of a dataset.
 
-A saved model contains the layer completely: its graph, and the fitted transformations in its
-configuration.
+A saved model contains the complete preprocessing layer: its graph, and the fitted transformations
+in the layer configuration.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TensorFlowOps:
             present = value.data != 0
         if present is None:
             return data
-        return tf.where(self._spread(present, data), data, self._float(np.nan))
+        return tf.where(self._broadcast_mask(present, data), data, self._float_constant(np.nan))
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
@@ -65,9 +65,12 @@ class TensorFlowOps:
         tf = self._tf
         bits = tf.bitcast(data, tf.int64)
         mantissa = tf.bitwise.bitwise_or(
-            tf.bitwise.bitwise_and(bits, self._integer(_MANTISSA)), self._integer(_EXPONENT_OF_ONE)
+            tf.bitwise.bitwise_and(bits, self._integer_constant(_MANTISSA)),
+            self._integer_constant(_EXPONENT_OF_ONE),
         )
-        exponent = tf.bitwise.right_shift(bits, self._integer(52)) - self._integer(_EXPONENT_BIAS)
+        exponent = tf.bitwise.right_shift(
+            bits, self._integer_constant(52)
+        ) - self._integer_constant(_EXPONENT_BIAS)
         return tf.bitcast(mantissa, tf.float64), tf.cast(exponent, tf.float64)
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
@@ -75,44 +78,44 @@ class TensorFlowOps:
         if not edges:
             return tf.zeros(tf.shape(data), tf.int64)
         counts = self._search(tf.constant(edges, tf.float64), data, side="right")
-        return tf.where(tf.math.is_nan(data), self._integer(0), counts)
+        return tf.where(tf.math.is_nan(data), self._integer_constant(0), counts)
 
     def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         tf = self._tf
         if not vocabulary:
-            return tf.fill(tf.shape(value.data), self._integer(-1))
+            return tf.fill(tf.shape(value.data), self._integer_constant(-1))
         if value.kind == "text":
-            # A lookup table would be a resource outside the graph, so hashes are searched instead.
-            texts = np.array([text.encode() for text in vocabulary], dtype=object)
-            keys = (siphash(texts.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
+            # Search sorted hashes, since a lookup table would be a resource outside the graph.
+            strings = np.array([text.encode() for text in vocabulary], dtype=object)
+            keys = (siphash(strings.tolist()) % np.uint64(_LARGEST)).astype(np.int64)
             wanted_keys = tf.strings.to_hash_bucket_strong(value.data, _LARGEST, key=list(KEY))
         else:
-            texts = keys = np.array(vocabulary, dtype=np.int64)
+            strings = keys = np.array(vocabulary, dtype=np.int64)
             wanted_keys = tf.cast(value.data, tf.int64)
         order = np.argsort(keys, kind="stable")
         candidates = self._search(tf.constant(keys[order]), wanted_keys, side="left")
-        candidates = tf.minimum(candidates, self._integer(len(vocabulary) - 1))
+        candidates = tf.minimum(candidates, self._integer_constant(len(vocabulary) - 1))
         wanted_values = value.data if value.kind == "text" else wanted_keys
-        is_match = tf.gather(tf.constant(texts[order]), candidates) == wanted_values
+        is_match = tf.gather(tf.constant(strings[order]), candidates) == wanted_values
         return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
 
     def bucket(self, value: Value, buckets: int) -> Any:
         tf = self._tf
-        texts = value.data
+        strings = value.data
         if value.kind == "whole":
-            texts = tf.strings.as_string(tf.cast(texts, tf.int64))
-        return tf.strings.to_hash_bucket_strong(texts, buckets, key=list(KEY))
+            strings = tf.strings.as_string(tf.cast(strings, tf.int64))
+        return tf.strings.to_hash_bucket_strong(strings, buckets, key=list(KEY))
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
         tf = self._tf
-        texts = value.data
+        strings = value.data
         if value.present is not None:
-            texts = tf.where(self._spread(value.present, texts), texts, "")
-        shape = tf.concat([tf.shape(texts), [length]], axis=0)
-        texts = tf.reshape(texts, [-1])
+            strings = tf.where(self._broadcast_mask(value.present, strings), strings, "")
+        shape = tf.concat([tf.shape(strings), [length]], axis=0)
+        strings = tf.reshape(strings, [-1])
         if lower:
-            texts = tf.strings.lower(texts)
-        words = tf.strings.split(tf.strings.regex_replace(texts, SEPARATORS, " "), sep=None)
+            strings = tf.strings.lower(strings)
+        words = tf.strings.split(tf.strings.regex_replace(strings, SEPARATORS, " "), sep=None)
         filled = tf.reshape(words.to_tensor(default_value="", shape=(None, length)), shape)
         return Value("text", filled, filled != "")
 
@@ -142,22 +145,22 @@ class TensorFlowOps:
     def constant(self, value: Any, kind: Kind) -> Any:
         if kind == "text":
             return self._tf.constant(value.encode())
-        return self._integer(value)
+        return self._integer_constant(value)
 
     def _search(self, ordered: Any, data: Any, *, side: str) -> Any:
         tf = self._tf
         flat = tf.searchsorted(ordered, tf.reshape(data, [-1]), side=side, out_type=tf.int64)
         return tf.reshape(flat, tf.shape(data))
 
-    def _spread(self, present: Any, data: Any) -> Any:
+    def _broadcast_mask(self, present: Any, data: Any) -> Any:
         for _ in range(len(data.shape) - len(present.shape)):
             present = present[..., None]
         return present
 
-    def _float(self, value: float) -> Any:
+    def _float_constant(self, value: float) -> Any:
         return self._tf.constant(value, self._tf.float64)
 
-    def _integer(self, value: int) -> Any:
+    def _integer_constant(self, value: int) -> Any:
         return self._tf.constant(value, self._tf.int64)
 
 
@@ -195,8 +198,8 @@ def preprocessor_layer(fitted: Transformations, framework: str) -> Any:
 def input_layers(
     forms: Mapping[str, tuple[np.dtype[Any], tuple[int | None, ...]]], framework: str
 ) -> dict[str, Any]:
-    """Return an input layer for each name; a shape of (None,) means ragged tensors."""
-    keras = _keras(framework)
+    """Return a Keras input layer for each feature; the shape (None,) means ragged tensors."""
+    keras = _import_keras(framework)
     inputs = {}
     for name, (dtype, shape) in forms.items():
         kind = "string" if dtype.kind == "O" else dtype.name
@@ -205,7 +208,7 @@ def input_layers(
     return inputs
 
 
-def _keras(framework: str) -> Any:
+def _import_keras(framework: str) -> Any:
     if framework not in _EXTRAS:
         raise InvalidArgument(f"framework={framework!r} is not 'keras' or 'tf_keras'.")
     try:
@@ -218,14 +221,14 @@ def _keras(framework: str) -> Any:
 @cache
 def _layer_class(framework: str) -> Any:
     """Return the layer class for Keras 3 or tf_keras."""
-    keras = _keras(framework)
+    keras = _import_keras(framework)
 
     @keras.utils.register_keras_serializable(package="featurestore")
     class Preprocessor(keras.layers.Layer):  # type: ignore[misc, name-defined]
         """Layer that applies fitted transformations to a dict and passes other tensors through."""
 
         def __init__(self, transformations: Mapping[str, Any], **options: Any) -> None:
-            # Do not cast the inputs: float64 and integers keep their types.
+            # Disable autocast, so that float64 and integer inputs keep their types.
             super().__init__(**{"trainable": False, "autocast": False, **options})
             self._spec = dict(transformations)
             self._fitted = Transformations.from_json(self._spec)
@@ -234,7 +237,8 @@ def _layer_class(framework: str) -> Any:
             return transform_tensors(self._fitted, inputs)
 
         def compute_output_spec(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-            # By default Keras 3 would trace ``call`` with dense tensors, also for ragged inputs.
+            # Without this method, Keras 3 would trace ``call`` with dense tensors even if inputs
+            # are ragged.
             result = {}
             for name, tensor in inputs.items():
                 form = self._fitted.form(name)

@@ -1,9 +1,9 @@
-"""The operations of rules, with the implementation for numpy.
+"""The operations that rules are built from, and their numpy implementation.
 
-Rules are written once, with operations that have equal results in numpy, TensorFlow and PyTorch:
-sums, products and quotients of float64, comparisons, selections, floors, exponents and searches.
-Logarithms and sines differ between libraries in their last digits, so ``log1p`` and
-``sine_and_cosine`` build them from these operations.
+Rules use only operations that have equal results in numpy, TensorFlow and PyTorch: float64
+arithmetic, comparisons, selections, floors, exponents and searches. The logarithms and sines of
+these libraries differ in their last digits, so ``log1p`` and ``sine_and_cosine`` are computed from
+these operations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from featurestore.transform.steps import Kind
 
-# Separators of words, as a pattern with one meaning in Python (bytes) and RE2 (UTF-8).
+# A pattern for word separators that has the same meaning in Python (bytes) and RE2 (UTF-8).
 SEPARATORS = r"[\x00-/:-@\[-^`{-\x7f]+"
 _SEPARATORS = re.compile(SEPARATORS.encode("ascii"))
 Words = npt.NDArray[np.uint64]
@@ -32,7 +32,7 @@ _SINE = tuple((-1.0) ** power / math.factorial(2 * power + 1) for power in range
 _COSINE = tuple((-1.0) ** power / math.factorial(2 * power) for power in range(10))
 _LOG_2 = math.log(2.0)
 _HALF_PI = math.pi / 2
-# Smaller numbers become 0 and larger ones infinite, since libraries differ outside this range.
+# Numbers below this range become 0 and numbers above it infinite, since libraries differ outside it.
 LEAST_FLOAT32 = 1.1754943508222875e-38
 BEYOND_FLOAT32 = 3.4028235677973366e38
 
@@ -41,9 +41,9 @@ BEYOND_FLOAT32 = 3.4028235677973366e38
 class Value:
     """The values of a column between two steps of a chain.
 
-    ``data`` is an array of the library, or a numpy array of bytes objects for strings if the library
-    has no strings. ``present`` is the mask of values that are not missing, None if none is missing.
-    Numbers have no mask: missing numbers are NaN.
+    ``data`` is an array of the library. If the library has no string type, strings are a numpy
+    array of bytes objects. ``present`` is the mask of non-missing values; None if no value is
+    missing. Numbers have no mask, since missing numbers are NaN.
     """
 
     kind: Kind
@@ -53,20 +53,21 @@ class Value:
 
 @dataclass(frozen=True)
 class Lists:
-    """Variable-length lists: the concatenated items, and the number of items of each row."""
+    """Variable-length lists: the concatenated items of all rows, and the length of each list."""
 
     items: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]
 
 
 class Ops(Protocol):
-    """The operations of one library, in addition to arithmetic and comparisons of its arrays.
+    """The array operations of a library, in addition to arithmetic and comparisons.
 
-    All operations are elementwise over any shape and have bitwise equal results in every library.
+    All operations work elementwise on arrays of any shape, and their results are bitwise equal in
+    every library.
     """
 
     def number(self, value: Value) -> Any:
-        """Return numbers, integers or codes (0 is missing) as float64, with NaN for missing."""
+        """Convert numbers, integers or codes to float64, with NaN for missing values and code 0."""
         ...
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
@@ -74,7 +75,7 @@ class Ops(Protocol):
         ...
 
     def is_floating(self, data: Any) -> bool:
-        """Return True if the numbers are floats."""
+        """Return whether an array has a floating-point type."""
         ...
 
     def isnan(self, data: Any) -> Any:
@@ -86,27 +87,27 @@ class Ops(Protocol):
         ...
 
     def exponent(self, data: Any) -> tuple[Any, Any]:
-        """Return (m, e) with data = m * 2**e and 1 <= m < 2, for normal positive numbers."""
+        """Return (m, e) such that data = m * 2**e and 1 <= m < 2, for normal positive numbers."""
         ...
 
     def count_up_to(self, edges: Sequence[float], data: Any) -> Any:
-        """Return the number of ascending edges up to each number, int64; 0 for NaN."""
+        """Return how many of the ascending edges are <= each number, as int64; 0 for NaN."""
         ...
 
     def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
-        """Return the position of each value in a vocabulary, int64; -1 for unknown values."""
+        """Return the index of each value in a vocabulary, as int64; -1 for unknown values."""
         ...
 
     def bucket(self, value: Value, buckets: int) -> Any:
-        """Return the bucket of each string, or of the digits of each integer, int64."""
+        """Return the hash bucket of each string, or of each integer's digits, as int64."""
         ...
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
-        """Return the words of each string as (..., length); missing after the last word."""
+        """Split each string into words of shape (..., length); missing after the last word."""
         ...
 
     def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        """Return the kind of the items, the first or last ones as (rows, length), and their mask.
+        """Pad or truncate lists; return the item kind, the items of shape (rows, length), and a mask.
 
         Padding items are zeros or empty strings.
         """
@@ -117,7 +118,7 @@ class Ops(Protocol):
         ...
 
     def one_hot(self, codes: Any, size: int) -> Any:
-        """Return one-hot vectors (..., size) of float64."""
+        """Return float64 one-hot vectors of shape (..., size)."""
         ...
 
     def cast(self, data: Any, dtype: str) -> Any:
@@ -125,7 +126,7 @@ class Ops(Protocol):
         ...
 
     def constant(self, value: Any, kind: Kind) -> Any:
-        """Return a string or an integer as a scalar of the library."""
+        """Convert a string or an integer to a scalar of the library."""
         ...
 
 
@@ -141,7 +142,7 @@ class NumpyOps:
             present = data != 0
         if present is None:
             return data
-        return np.where(self._spread(present, data), data, np.nan)
+        return np.where(self._broadcast_mask(present, data), data, np.nan)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         return np.where(condition, yes, no)
@@ -166,7 +167,7 @@ class NumpyOps:
     def position(self, vocabulary: Sequence[Any], value: Value) -> Any:
         data = np.asarray(value.data)
         if value.kind == "text":
-            return _string_positions(vocabulary, data)
+            return _find_strings(vocabulary, data)
         sorted_vocabulary = np.array(vocabulary, dtype=np.int64)
         if not len(sorted_vocabulary):
             return np.full(data.shape, -1, dtype=np.int64)
@@ -183,19 +184,19 @@ class NumpyOps:
         if value.kind == "whole":
             digits = data.astype(np.int64, copy=False).astype("S20")
             data = digits.astype(object)
-        return bucket_of_texts(data.reshape(-1), buckets).reshape(data.shape)
+        return hash_to_buckets(data.reshape(-1), buckets).reshape(data.shape)
 
     def words(self, value: Value, *, lower: bool, length: int) -> Value:
-        texts, present = np.asarray(value.data), value.present
+        strings, present = np.asarray(value.data), value.present
         if present is not None:
-            spread = self._spread(present, texts)
-            present = np.broadcast_to(spread, texts.shape).reshape(-1)
-        words, is_word = split_words(texts.reshape(-1), present, lower=lower, length=length)
-        shape = *texts.shape, length
+            broadcastable_mask = self._broadcast_mask(present, strings)
+            present = np.broadcast_to(broadcastable_mask, strings.shape).reshape(-1)
+        words, is_word = split_words(strings.reshape(-1), present, lower=lower, length=length)
+        shape = *strings.shape, length
         return Value("text", words.reshape(shape), is_word.reshape(shape))
 
     def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        rows, present = padded_rows(lists, length, last=last)
+        rows, present = pad_rows(lists, length, last=last)
         return item_kind(lists), rows, present
 
     def stack(self, arrays: Sequence[Any]) -> Any:
@@ -212,23 +213,23 @@ class NumpyOps:
             return np.array(value.encode(), dtype=object)
         return np.int64(value)
 
-    def _spread(self, present: Any, data: Any) -> Any:
-        """Return a mask of rows, broadcastable to the shape of their values."""
+    def _broadcast_mask(self, present: Any, data: Any) -> Any:
+        """Append dimensions to a row mask, so that it broadcasts to the shape of the values."""
         return np.reshape(present, present.shape + (1,) * (data.ndim - present.ndim))
 
 
 def item_kind(lists: Lists) -> Kind:
-    """Return the kind of the items of lists."""
+    """Return the kind of list items."""
     kinds: dict[str, Kind] = {"f": "number", "i": "whole"}
     return kinds.get(lists.items.dtype.kind, "text")
 
 
-def padded_rows(
+def pad_rows(
     lists: Lists, length: int, *, last: bool
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return the first or last items of lists as (rows, length), and their mask.
+    """Pad or truncate lists to an array of shape (rows, length), and return it with its mask.
 
-    >>> rows, present = padded_rows(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
+    >>> rows, present = pad_rows(Lists(np.array([1, 2, 3]), np.array([2, 0, 1])), 1, last=True)
     >>> rows.tolist(), present.tolist()
     ([[2], [0], [3]], [[True], [False], [True]])
     """
@@ -245,13 +246,13 @@ def padded_rows(
     return rows, present
 
 
-def _string_positions(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+def _find_strings(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = pa.array(data.reshape(-1).tolist(), pa.large_binary())
-    values = pa.array([text.encode() for text in vocabulary], pa.large_binary())
-    indices = pc.index_in(texts, value_set=values).fill_null(-1)
+    strings = pa.array(data.reshape(-1).tolist(), pa.large_binary())
+    values = pa.array([string.encode() for string in vocabulary], pa.large_binary())
+    indices = pc.index_in(strings, value_set=values).fill_null(-1)
     positions: npt.NDArray[np.int64] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return positions.reshape(data.shape)
 
@@ -265,24 +266,27 @@ def log1p(ops: Ops, x: Any) -> Any:
     is_upper = m > math.sqrt(2.0)
     m = ops.where(is_upper, m * 0.5, m)
     e = ops.where(is_upper, e + 1.0, e)
-    # Near 0 the sum 1 + x would lose digits; there e is 0 and m - 1 is x itself.
+    # Near 0, the sum 1 + x would lose digits. There, e is 0 and m - 1 is x itself.
     f = ops.where(is_near_zero, x, m - 1.0)
     e = ops.where(is_near_zero, 0.0, e)
     s = f / (2.0 + f)
-    logarithm = e * _LOG_2 + s * 2.0 * _series(_ATANH, s * s)
+    logarithm = e * _LOG_2 + s * 2.0 * _evaluate_polynomial(_ATANH, s * s)
     logarithm = ops.where(has_logarithm, logarithm, math.nan)
     logarithm = ops.where(x == -1.0, -math.inf, logarithm)
     return ops.where(x == math.inf, math.inf, logarithm)
 
 
 def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
-    """Return sine and cosine of 2 pi x / period; ``per_period`` is 1 / period. NaN for infinities."""
+    """Return sine and cosine of 2 pi x * per_period, which are NaN for infinities."""
     turns = x * per_period
     turns = (turns - ops.floor(turns)) * 4.0
     quarter = ops.floor(turns + 0.5)
     angle = (turns - quarter) * _HALF_PI
     square = angle * angle
-    sine, cosine = angle * _series(_SINE, square), _series(_COSINE, square)
+    sine, cosine = (
+        angle * _evaluate_polynomial(_SINE, square),
+        _evaluate_polynomial(_COSINE, square),
+    )
     is_swapped = (quarter == 1.0) | (quarter == 3.0)
     first, second = ops.where(is_swapped, cosine, sine), ops.where(is_swapped, sine, cosine)
     negates_sine = (quarter == 2.0) | (quarter == 3.0)
@@ -291,16 +295,16 @@ def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
 
 
 def flush_to_float32(ops: Ops, x: Any) -> Any:
-    """Replace numbers below the normal range of float32 by 0, and larger ones by infinity.
+    """Replace numbers below the normal float32 range by 0, and numbers above it by infinity.
 
-    Libraries differ in whether they keep subnormal numbers, and in the sign of such zeros.
+    Libraries differ in whether they keep subnormal numbers, and in the sign of the resulting zeros.
     """
     x = ops.where((x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32), 0.0, x)
     x = ops.where(x >= BEYOND_FLOAT32, math.inf, x)
     return ops.where(x <= -BEYOND_FLOAT32, -math.inf, x)
 
 
-def _series(coefficients: tuple[float, ...], z: Any) -> Any:
+def _evaluate_polynomial(coefficients: tuple[float, ...], z: Any) -> Any:
     """Evaluate a polynomial by Horner's rule."""
     total = z * coefficients[-1] + coefficients[-2]
     for coefficient in coefficients[-3::-1]:
@@ -309,9 +313,9 @@ def _series(coefficients: tuple[float, ...], z: Any) -> Any:
 
 
 def split_words(
-    texts: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None, *, lower: bool, length: int
+    strings: npt.NDArray[Any], present: npt.NDArray[np.bool_] | None, *, lower: bool, length: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return the first words of each string as (rows, length), and their mask.
+    """Split strings into words; return the first ones as (rows, length), and their mask.
 
     Only ASCII letters are converted to lower case.
 
@@ -320,49 +324,49 @@ def split_words(
     >>> words.tolist(), present.tolist()
     ([[b'gate', b'a3', b'late', b'']], [[True, True, True, False]])
     """
-    words = np.full((len(texts), length), b"", dtype=object)
-    is_word = np.zeros((len(texts), length), dtype=np.bool_)
-    for row, text in enumerate(texts.tolist()):
+    words = np.full((len(strings), length), b"", dtype=object)
+    is_word = np.zeros((len(strings), length), dtype=np.bool_)
+    for row, string in enumerate(strings.tolist()):
         if present is not None and not present[row]:
             continue
         if lower:
-            text = text.lower()
-        first_words = [word for word in _SEPARATORS.split(text) if word][:length]
+            string = string.lower()
+        first_words = [word for word in _SEPARATORS.split(string) if word][:length]
         words[row, : len(first_words)] = first_words
         is_word[row, : len(first_words)] = True
     return words, is_word
 
 
-def siphash(texts: list[bytes]) -> Words:
-    """Return the 64-bit hash of each string.
+def siphash(strings: list[bytes]) -> Words:
+    """Return the 64-bit SipHash of each string.
 
     >>> hex(int(siphash([b""])[0]))
     '0xb43a1ef6cc251682'
     """
-    lengths = np.array([len(text) for text in texts], dtype=np.int64)
-    result = np.empty(len(texts), dtype=np.uint64)
-    # Strings with an equal number of 64-bit words are hashed together.
+    lengths = np.array([len(string) for string in strings], dtype=np.int64)
+    result = np.empty(len(strings), dtype=np.uint64)
+    # Hash strings with the same number of 64-bit words together.
     words = lengths // 8
     for count in np.unique(words).tolist():
         rows = np.flatnonzero(words == count)
         width = (count + 1) * 8
-        padded = b"".join(texts[row].ljust(width, b"\0") for row in rows.tolist())
+        padded = b"".join(strings[row].ljust(width, b"\0") for row in rows.tolist())
         blocks = np.frombuffer(padded, dtype="<u8").reshape(len(rows), count + 1).copy()
         blocks[:, -1] |= (lengths[rows].astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56)
-        result[rows] = _mixed(blocks)
+        result[rows] = _compress_blocks(blocks)
     return result
 
 
-def bucket_of_texts(texts: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int64]:
-    """Return the bucket of each string, hashing distinct strings once."""
+def hash_to_buckets(strings: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.int64]:
+    """Return the hash bucket of each string; each distinct string is hashed once."""
     import pyarrow as pa
 
-    encoded = pa.array(texts.tolist(), pa.large_binary()).dictionary_encode()
+    encoded = pa.array(strings.tolist(), pa.large_binary()).dictionary_encode()
     hashes = siphash(encoded.dictionary.to_pylist()) % np.uint64(buckets)
     return hashes.astype(np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
 
 
-def _mixed(blocks: Words) -> Words:
+def _compress_blocks(blocks: Words) -> Words:
     key = [np.uint64(word) for word in KEY]
     state = [
         np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64)
@@ -371,28 +375,28 @@ def _mixed(blocks: Words) -> Words:
     for column in range(blocks.shape[1]):
         block = blocks[:, column]
         state[3] ^= block
-        _rounds(state, 2)
+        _apply_rounds(state, 2)
         state[0] ^= block
     state[2] ^= np.uint64(0xFF)
-    _rounds(state, 4)
+    _apply_rounds(state, 4)
     return state[0] ^ state[1] ^ state[2] ^ state[3]
 
 
-def _rounds(state: list[Words], count: int) -> None:
-    """Mix the four state words of each string in place."""
+def _apply_rounds(state: list[Words], count: int) -> None:
+    """Apply SipHash rounds to the four state words of each string, in place."""
     v0, v1, v2, v3 = state
     for _ in range(count):
         v0 += v1
-        v1[:] = _rotated(v1, 13) ^ v0
-        v0[:] = _rotated(v0, 32)
+        v1[:] = _rotate_left(v1, 13) ^ v0
+        v0[:] = _rotate_left(v0, 32)
         v2 += v3
-        v3[:] = _rotated(v3, 16) ^ v2
+        v3[:] = _rotate_left(v3, 16) ^ v2
         v0 += v3
-        v3[:] = _rotated(v3, 21) ^ v0
+        v3[:] = _rotate_left(v3, 21) ^ v0
         v2 += v1
-        v1[:] = _rotated(v1, 17) ^ v2
-        v2[:] = _rotated(v2, 32)
+        v1[:] = _rotate_left(v1, 17) ^ v2
+        v2[:] = _rotate_left(v2, 32)
 
 
-def _rotated(words: Words, bits: int) -> Words:
+def _rotate_left(words: Words, bits: int) -> Words:
     return (words << np.uint64(bits)) | (words >> np.uint64(64 - bits))

@@ -1,7 +1,7 @@
-"""Chains of steps, composed by ``|``, and the forms of the values between two steps.
+"""Chains of steps, which ``|`` composes, and the forms of values between steps.
 
-A step is data: the name of its rule, the rule's options and, after fitting, the fitted values. The
-rules implement it.
+A step only holds data: the name of its rule, the options and, after fitting, the fitted values. The
+rules implement the behavior.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ DTYPES = ("float32", "float64", "int32", "int64")
 
 @dataclass(frozen=True)
 class Step:
-    """One rule with its options and fitted values.
+    """A rule name with options and fitted values.
 
-    ``function`` and ``fit`` are the Python functions of the rule "function"; files have only the
+    ``function`` and ``fit`` are the Python functions of the rule "function". Files contain only the
     hash of their source.
     """
 
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps of one column, in order.
+    """The steps that transform a column, in order.
 
     >>> from featurestore import transform as t
     >>> t.log1p() | t.standardize()
@@ -68,7 +68,7 @@ class Chain:
 
 
 def single_step(rule: str, **options: Any) -> Chain:
-    """Return the chain of a single step."""
+    """Return a chain with a single step."""
     return Chain((Step(rule, options),))
 
 
@@ -94,11 +94,11 @@ class Form:
     item: Kind | None = None
 
     def with_shape(self, *more: int) -> Form:
-        """Return the form with additional dimensions."""
+        """Return a copy with additional dimensions."""
         return replace(self, shape=(*self.shape, *more))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form of a result as JSON."""
+        """Convert an output form to JSON."""
         data: dict[str, Any] = {"dtype": self.dtype, "shape": list(self.shape)}
         if self.size is not None:
             data["size"] = self.size
@@ -115,12 +115,12 @@ class Form:
 
 
 def code_form(input_form: Form, size: int) -> Form:
-    """Return the form of ``size`` codes in the shape of an input."""
+    """Return the form of codes below ``size`` that have the shape of the input."""
     return Form("code", input_form.shape, "int32", size)
 
 
 def form_of(kind: pa.DataType) -> Form:
-    """Return the form of a column of a feature type, before any step.
+    """Return the form of a stored column of this feature type.
 
     >>> import pyarrow as pa
     >>> form_of(pa.list_(pa.string())).item
@@ -149,7 +149,7 @@ def form_of(kind: pa.DataType) -> Form:
 
 
 def arrow_type(form: Form) -> pa.DataType:
-    """Return the feature type of a result.
+    """Return the feature type of an output form.
 
     >>> arrow_type(Form("vector", (2,)))
     FixedSizeListType(fixed_size_list<item: float>[2])

@@ -1,4 +1,7 @@
-"""The operations of PyTorch, and the preprocessor module. Strings are numpy arrays."""
+"""PyTorch operations for transformations, and the preprocessor module.
+
+Strings are numpy arrays, since PyTorch has no string type.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import numpy as np
 from featurestore.errors import missing_extra
 from featurestore.transform.apply import decode_column, to_lists, transform_columns
 from featurestore.transform.fitted import FittedColumn, Transformations
-from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, padded_rows
+from featurestore.transform.ops import Lists, NumpyOps, Value, item_kind, pad_rows
 from featurestore.transform.steps import Kind
 
 
 def import_torch() -> Any:
-    """Return the module ``torch``, or raise MissingExtra."""
+    """Import and return ``torch``; raise MissingExtra if it is not installed."""
     try:
         return importlib.import_module("torch")
     except ImportError as error:
@@ -24,7 +27,7 @@ def import_torch() -> Any:
 
 
 class TorchOps:
-    """The operations of PyTorch. Strings are numpy arrays of bytes until they are encoded."""
+    """The operations of PyTorch. Strings are numpy arrays of bytes until a step encodes them."""
 
     def __init__(self) -> None:
         self._torch: Any = import_torch()
@@ -38,11 +41,11 @@ class TorchOps:
             present = data != 0
         if present is None:
             return data
-        return torch.where(self._spread(present, data), data, np.nan)
+        return torch.where(self._broadcast_mask(present, data), data, np.nan)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         if isinstance(yes, np.ndarray):
-            return np.where(self._array(condition), yes, no)
+            return np.where(self._to_tensor(condition), yes, no)
         return self._torch.where(condition, yes, no)
 
     def is_floating(self, data: Any) -> bool:
@@ -75,7 +78,7 @@ class TorchOps:
         return Value("text", words.data, self._torch.from_numpy(words.present))
 
     def pad_lists(self, lists: Lists, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        rows, present = padded_rows(lists, length, last=last)
+        rows, present = pad_rows(lists, length, last=last)
         if rows.dtype != object:
             rows = self._torch.from_numpy(rows)
         return item_kind(lists), rows, self._torch.from_numpy(present)
@@ -99,15 +102,15 @@ class TorchOps:
     def _as_numpy(self, value: Value) -> Value:
         present = value.present
         if present is not None:
-            present = self._array(present)
-        return Value(value.kind, self._array(value.data), present)
+            present = self._to_tensor(present)
+        return Value(value.kind, self._to_tensor(value.data), present)
 
-    def _array(self, data: Any) -> Any:
+    def _to_tensor(self, data: Any) -> Any:
         if isinstance(data, np.ndarray):
             return data
         return data.detach().cpu().numpy()
 
-    def _spread(self, present: Any, data: Any) -> Any:
+    def _broadcast_mask(self, present: Any, data: Any) -> Any:
         for _ in range(len(data.shape) - len(present.shape)):
             present = present[..., None]
         return present
@@ -116,13 +119,13 @@ class TorchOps:
 def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Transform the columns of a batch that have a chain; return the others unchanged.
 
-    Strings are lists or arrays of str or bytes, with None for missing; other columns are tensors or
-    arrays.
+    Strings are lists or arrays of str or bytes, with None for missing values. Other columns are
+    tensors or arrays.
     """
-    return transform_columns(TorchOps(), transformations, batch, _read)
+    return transform_columns(TorchOps(), transformations, batch, _read_column)
 
 
-def _read(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
+def _read_column(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
     torch = import_torch()
     is_text = column.input_form.kind in ("text", "binary")
     is_list = column.input_form.kind == "list"
@@ -141,7 +144,7 @@ def _read(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
 
 
 def preprocessor_module(fitted: Transformations) -> Any:
-    """Return a module without parameters that transforms a dict of tensors and strings."""
+    """Return a parameterless module that transforms a dict of tensors and strings."""
     torch = import_torch()
 
     class Preprocessor(torch.nn.Module):  # type: ignore[misc, name-defined]

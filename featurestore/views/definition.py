@@ -1,4 +1,4 @@
-"""Definitions of feature views: checked, pinned to versions of groups, stored, looked up and run."""
+"""Feature view definitions: creation, storage, lookup and retrieval."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def define(
     tags: Mapping[str, str],
     transformations: Mapping[str, Chain],
 ) -> FeatureViewSpec:
-    """Return the spec of a view; its version is claimed later.
+    """Validate the definition of a view and return its spec; ``create`` assigns the version.
 
     Raises:
         InvalidArgument: A view does not support an argument.
@@ -75,10 +75,10 @@ def define(
     check_name(name, noun="feature view")
     check_tags(tags)
     specs = RegisteredSpecs(session)
-    steps = [_parse_step(step, specs) for step in _split_steps(features)]
+    steps = [_parse_step(step, specs) for step in _group_steps(features)]
     label_group = None
     if labels is not None:
-        label_group = _label_side(labels, specs)
+        label_group = _resolve_label_group(labels, specs)
     if label_time is not None and not isinstance(label_time, str):
         raise InvalidArgument(
             f"label_time={label_time!r} is one time for all rows, which a feature view does not "
@@ -101,7 +101,7 @@ def define(
 
 
 def _feature_types(steps: Sequence[ViewStep]) -> pa.Schema:
-    """Return the types of the plain features of some steps, under their names in the rows."""
+    """Return the output names and types of the plain features of view steps."""
     fields = []
     for step in steps:
         for feature in step.features:
@@ -111,7 +111,7 @@ def _feature_types(steps: Sequence[ViewStep]) -> pa.Schema:
 
 
 def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
-    """Check that the rows of a view have its label columns."""
+    """Check that the label columns of a view are among its output columns."""
     missing_columns = [name for name in spec.label if name not in columns]
     if missing_columns:
         raise FeatureNotFound(
@@ -120,28 +120,28 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
         )
 
 
-def _split_steps(features: Features) -> list[Mapping[str, Any]]:
-    """Split a list into steps: the references are the first step, each object is another one."""
+def _group_steps(features: Features) -> list[Mapping[str, Any]]:
+    """Group requested features into steps: references form the first step, each object a further one."""
     if isinstance(features, str | WindowFeature | OnDemandFeature | Mapping):
         features = [features]
     leading_items: list[FeatureItem] = []
     further_steps: list[Mapping[str, Any]] = []
-    for each in features:
-        if isinstance(each, Mapping):
-            further_steps.append(each)
+    for requested in features:
+        if isinstance(requested, Mapping):
+            further_steps.append(requested)
         elif further_steps:
             raise InvalidArgument(
-                f"The reference {each!r} comes after an object.",
+                f"The reference {requested!r} comes after an object.",
                 hint="references first; those of one more join: {'features': [...], 'join_key': "
                 "...}",
             )
-        elif not isinstance(each, str | WindowFeature | OnDemandFeature):
+        elif not isinstance(requested, str | WindowFeature | OnDemandFeature):
             raise InvalidArgument(
-                f"{each!r} is not a reference; a feature view stores only references.",
+                f"{requested!r} is not a reference; a feature view stores only references.",
                 hint="write its rows to a group, and name that group's features",
             )
         else:
-            leading_items.append(each)
+            leading_items.append(requested)
     if leading_items:
         return [{"features": leading_items}, *further_steps]
     return further_steps
@@ -164,7 +164,7 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             on_demand.append(feature_item)
             continue
         if isinstance(feature_item, WindowFeature):
-            view_features.append(_pinned_window(feature_item, specs))
+            view_features.append(_pin_window(feature_item, specs))
             continue
         for feature in resolve(feature_item, specs=specs, groups_with=specs.groups_with):
             group, version = feature.group
@@ -174,18 +174,18 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
 
 
 def _parse_items(features: Any) -> list[FeatureItem]:
-    """Return references and aggregates in order, with aggregates parsed from strings."""
+    """Return the feature items in order, with aggregates parsed from strings."""
     items = [features] if isinstance(features, FeatureItem) else list(features)
     parsed_items: list[FeatureItem] = []
-    for each in items:
-        if isinstance(each, str) and "|" in each:
-            each = parse_window(each)
-        parsed_items.append(each)
+    for item in items:
+        if isinstance(item, str) and "|" in item:
+            item = parse_window(item)
+        parsed_items.append(item)
     return parsed_items
 
 
-def _pinned_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
-    """Return an aggregate, pinned to the latest version of its group."""
+def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
+    """Pin an aggregate to the latest version of its group."""
     (feature,) = resolve(str(window.reference), specs=specs)
     aggregate_type(feature, window)  # raises where the function has no meaning for the column
     group, version = feature.group
@@ -195,7 +195,7 @@ def _pinned_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature
 
 
 def _to_json(join_key: Any) -> Any:
-    """Return ``join_key=`` as JSON values."""
+    """Convert ``join_key=`` to JSON values."""
     if isinstance(join_key, Mapping):
         return {name: _to_json(value) for name, value in join_key.items()}
     if join_key is None or isinstance(join_key, str):
@@ -203,7 +203,7 @@ def _to_json(join_key: Any) -> Any:
     return list(join_key)
 
 
-def _label_side(labels: object, specs: RegisteredSpecs) -> str:
+def _resolve_label_group(labels: object, specs: RegisteredSpecs) -> str:
     if not isinstance(labels, str):
         raise InvalidArgument(
             f"labels={type(labels).__name__} cannot be kept in a feature view: it names a group.",
@@ -216,15 +216,15 @@ def _label_side(labels: object, specs: RegisteredSpecs) -> str:
 
 
 def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> FeatureViewSpec:
-    """Write a checked view as the next or the requested version; return it.
+    """Publish a checked view as the next version, or as the requested one, and return its spec.
 
-    Its file is linked atomically under its final name, which publishes the view.
+    The view is published by linking its file atomically under the final name.
 
     Raises:
         FeatureViewExists: The version exists, or another process is writing it.
     """
     if spec.labels is not None:
-        check_label(spec, rows_of(session, spec).columns)
+        check_label(spec, retrieve_rows(session, spec).columns)
     with in_flight(session, kind=views.DEFINE, name=spec.name, version=version) as run:
         view = replace(spec, version=run.version)
         directory = session.paths.feature_view(view.name, view.version)
@@ -248,24 +248,24 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
 
 
 def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
-    """Return a version of a view, None: the latest.
+    """Return a version of a view; None means the latest.
 
     Raises:
-        FeatureViewNotFound: Lists the available views or versions.
+        FeatureViewNotFound: The view or version does not exist; the message lists available ones.
     """
     with session.registry.reading() as connection:
         key = feature_views.get(connection, name, version)
-    return _read(session, *key)
+    return _read_view(session, *key)
 
 
-def every(session: Session) -> list[FeatureViewSpec]:
-    """Return every version of every view; damaged ones are skipped with a warning."""
+def list_views(session: Session) -> list[FeatureViewSpec]:
+    """Return all versions of all views; damaged views are skipped with a warning."""
     with session.registry.reading() as connection:
         keys = feature_views.list_all(connection)
     views_read = []
     for name, version in keys:
         try:
-            views_read.append(_read(session, name, version))
+            views_read.append(_read_view(session, name, version))
         except FeatureStoreError as error:
             warnings.warn(
                 f"The feature view {name} version {version} is left out: {error.message}",
@@ -275,7 +275,7 @@ def every(session: Session) -> list[FeatureViewSpec]:
 
 
 def remove(session: Session, name: str, version: int) -> None:
-    """Delete a version; training datasets made from it stay and keep its name."""
+    """Delete a version of a view; training datasets created from it still refer to it."""
     if version is None:
         raise InvalidArgument("delete_feature_view needs a version.", hint="version=1")
     with session.registry.reading() as connection:
@@ -287,17 +287,17 @@ def remove(session: Session, name: str, version: int) -> None:
         run.registered = True
 
 
-def datasets_of(session: Session, name: str, version: int) -> list[tuple[str, int]]:
-    """Return name and version of the training datasets that were made from a view."""
+def list_datasets(session: Session, name: str, version: int) -> list[tuple[str, int]]:
+    """Return the name and version of each training dataset created from a view."""
     with session.registry.reading() as connection:
         return feature_views.datasets_of(connection, name, version)
 
 
-def _read(session: Session, name: str, version: int) -> FeatureViewSpec:
+def _read_view(session: Session, name: str, version: int) -> FeatureViewSpec:
     return views.read(session.paths.feature_view(name, version), name, version)
 
 
-def rows_of(
+def retrieve_rows(
     session: Session,
     spec: FeatureViewSpec,
     *,
@@ -306,15 +306,15 @@ def rows_of(
     as_of: AsOfArgument | None = None,
     label_types: Mapping[str, pa.DataType] | None = None,
 ) -> FeatureFrame:
-    """Return the rows of a view lazily; all its calls read the same Delta versions.
+    """Return a lazy frame with the rows of a view; all steps read the same Delta versions.
 
-    Columns of labels without a type have that of ``label_types``, else of the view's label group.
+    Untyped label columns get their types from ``label_types``, or else from the view's label group.
 
     Raises:
         FeatureViewBroken: A group no longer has a feature of the view.
     """
     registered = RegisteredSpecs(session)
-    view_problems = problems(spec, registered)
+    view_problems = find_problems(spec, registered)
     if view_problems:
         raise FeatureViewBroken(
             f"Feature view {spec.name!r} version {spec.version} cannot be read: "
@@ -328,7 +328,7 @@ def rows_of(
     if time is None:
         time = spec.label_time
     pins = Pins(session, registered, as_of=as_of)
-    types = {**_types(spec, registered), **(label_types or {})}
+    types = {**_label_group_types(spec, registered), **(label_types or {})}
     for step in spec.steps:
         rows = get_features(
             session,
@@ -345,8 +345,10 @@ def rows_of(
     return rows.of_view(spec.name, spec.version)
 
 
-def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.DataType]:
-    """Return the types of the columns of the label group that a view names."""
+def _label_group_types(
+    spec: FeatureViewSpec, registered: RegisteredSpecs
+) -> dict[str, pa.DataType]:
+    """Return the column types of a view's label group; {} without one."""
     if spec.labels is None:
         return {}
     name, version = parse_group_reference(spec.labels)
@@ -354,8 +356,8 @@ def _types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.D
     return dict(zip(schema.names, schema.types, strict=True))
 
 
-def problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
-    """Return the missing features of a view, one line for each group."""
+def find_problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
+    """Return a message for each group that lacks features of the view."""
     features_by_group: dict[tuple[str, int], list[ViewFeature]] = {
         group: [] for group in spec.groups
     }

@@ -15,7 +15,7 @@ from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
 from featurestore.views import definition
-from featurestore.views.definition import check_label, problems, rows_of
+from featurestore.views.definition import check_label, find_problems, retrieve_rows
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class FeatureView:
     """One version of a feature view: a retrieval that training and scoring share.
 
-    It is immutable and names versions of groups, not Delta versions: the definition is fixed, and
-    the rows are the current ones of the groups.
+    A view is immutable. It refers to group versions and not to Delta versions, so its definition is
+    fixed but its rows are the current rows of the groups.
 
     >>> view = store.get_feature_view("late_flights")
     >>> (view.name, view.version, view.labels, view.label)
@@ -60,12 +60,12 @@ class FeatureView:
 
     @property
     def features(self) -> list[str]:
-        """The features as references, each with the version of its group."""
+        """The feature references, each with its group version."""
         return [feature.reference for feature in self._spec.features]
 
     @property
     def on_demand(self) -> dict[str, str]:
-        """The features that are computed of each row, with their expressions.
+        """The on-demand features, which are computed from each row, with their expressions.
 
         >>> store.get_feature_view("late_flights").on_demand
         {}
@@ -114,17 +114,17 @@ class FeatureView:
 
     @property
     def featuregroups(self) -> list[str]:
-        """The groups that are read, with their versions, the label side first."""
+        """The group versions that the view reads; the label group comes first."""
         return [format_group_reference(*group) for group in self._spec.groups]
 
     @property
     def problems(self) -> list[str]:
-        """The features that the groups no longer have; empty for a view that works.
+        """The features that the groups no longer have; empty if the view is valid.
 
         >>> store.get_feature_view("late_flights").problems
         []
         """
-        return problems(self._spec, RegisteredSpecs(self._session))
+        return find_problems(self._spec, RegisteredSpecs(self._session))
 
     def get_features(
         self,
@@ -134,11 +134,12 @@ class FeatureView:
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
         dataframe_type: DataframeType | None = None,
     ) -> Any:
-        """Return the features for labels: those of the view, or others to be scored.
+        """Return the features for the labels of the view, or for other rows to score.
 
         Args:
-            labels: A dataframe, a FeatureFrame or the name of a group; None: the view's own.
-            label_time: Their time column, or one time for all rows; None: the view's.
+            labels: A dataframe, a FeatureFrame or a group name; None means the view's labels.
+            label_time: The time column of the labels, or one time for all rows; None means the
+                view's label time.
             as_of: Read the store as it was at a time, or ``{group: Delta version or time}``.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
@@ -166,7 +167,9 @@ class FeatureView:
         label_time: datetime | str | None,
         as_of: datetime | str | Mapping[str, int | datetime | str] | None,
     ) -> FeatureFrame:
-        return rows_of(self._session, self._spec, labels=labels, label_time=label_time, as_of=as_of)
+        return retrieve_rows(
+            self._session, self._spec, labels=labels, label_time=label_time, as_of=as_of
+        )
 
     def explain(
         self,
@@ -175,7 +178,7 @@ class FeatureView:
         label_time: datetime | str | None = None,
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
     ) -> FeaturePlan:
-        """Write the plan of ``get_features`` to standard output and return it; nothing is run.
+        """Write the plan of ``get_features`` to standard output and return it without running it.
 
         >>> plan = store.get_feature_view("late_flights").explain()
         columns    tailnum, origin, asked_at, late, temp, seats
@@ -217,11 +220,11 @@ class FeatureView:
         fit_on: str = "train",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
-        """Export the rows of the view as a training dataset, which remembers the view.
+        """Export the rows of the view as a training dataset whose manifest names the view.
 
-        ``labels``, ``label_time`` and ``as_of`` are those of ``get_features``, all others those of
-        ``FeatureStore.create_training_dataset``; the label is the view's, and so are the
-        transformations where none are given.
+        ``get_features`` describes ``labels``, ``label_time`` and ``as_of``;
+        ``FeatureStore.create_training_dataset`` describes the other arguments. The view determines
+        the label, and by default the transformations.
 
         >>> view = store.get_feature_view("late_flights")
         >>> dataset = view.create_training_dataset("delays", progress=False)
@@ -263,12 +266,12 @@ class FeatureView:
         return create(self._session, frame, request, progress=progress)
 
     def training_datasets(self) -> list[tuple[str, int]]:
-        """Return name and version of the training datasets that were made of the view.
+        """Return the name and version of each training dataset created from the view.
 
         >>> store.get_feature_view("late_flights").training_datasets()
         []
         """
-        return definition.datasets_of(self._session, self.name, self.version)
+        return definition.list_datasets(self._session, self.name, self.version)
 
     def __repr__(self) -> str:
         return f"FeatureView({self.name!r}, version={self.version})"

@@ -14,7 +14,7 @@ import pytest
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import InvalidArgument
-from featurestore.transform.images import decode_images, raw_images
+from featurestore.transform.images import decode_images, reshape_raw_images
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -129,8 +129,8 @@ def test_decode_images_invalid_bytes_raises(pixels: Any) -> None:
 def test_raw_images_wrong_size_raises() -> None:
     cells = np.array([b"abcd", b"abc"], object)
     with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) are 4"):
-        raw_images(cells, None, shape=(2, 2, 1))
-    found = raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
+        reshape_raw_images(cells, None, shape=(2, 2, 1))
+    found = reshape_raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
     assert found.reshape(2, 4).tolist() == [list(b"abcd"), [0] * 4]
     with pytest.raises(InvalidArgument, match="encoding='png'"):
         t.decode_image(8, encoding="png")

@@ -17,7 +17,7 @@ import featurestore
 from featurestore import transform as t
 from featurestore.errors import InvalidArgument
 from featurestore.transform.fitted import RULES
-from featurestore.transform.images import decode_images, raw_images
+from featurestore.transform.images import decode_images, reshape_raw_images
 from featurestore.transform.steps import Step
 
 Image = pytest.importorskip("PIL.Image")
@@ -280,10 +280,10 @@ def test_reader_decodes_16_bit_images(tmp_path: Path, data_format: str, encoding
 
 def test_raw_16_bit_rows_of_bytes_are_little_endian() -> None:
     rows = np.array([[1, 0, 0, 1], [255, 255, 0, 0]], dtype=np.uint8)
-    pixels = raw_images(rows, None, shape=(1, 2, 1), dtype="uint16")
+    pixels = reshape_raw_images(rows, None, shape=(1, 2, 1), dtype="uint16")
     assert pixels.reshape(2, 2).tolist() == [[1, 256], [65535, 0]]
     with pytest.raises(InvalidArgument, match=r"has 4 bytes.* are 2"):
-        raw_images(rows, None, shape=(1, 1, 1), dtype="uint16")
+        reshape_raw_images(rows, None, shape=(1, 1, 1), dtype="uint16")
 
 
 def test_steps_without_new_options_keep_stored_orientation() -> None:

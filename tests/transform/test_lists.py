@@ -15,7 +15,7 @@ import featurestore
 from featurestore import transform as t
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
 from featurestore.transform.apply import to_lists
-from featurestore.transform.ops import padded_rows
+from featurestore.transform.ops import pad_rows
 
 ROWS = 240
 CHAINS = {
@@ -79,7 +79,7 @@ def test_padded_rows_keeps_first_or_last_items(
     cells = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         cells[number] = np.array(row, dtype=np.int64)
-    found, there = padded_rows(to_lists(cells, "whole"), length, last=not first)
+    found, there = pad_rows(to_lists(cells, "whole"), length, last=not first)
     for row, items, flags in zip(rows, found.tolist(), there.tolist(), strict=True):
         kept = row[:length] if first else row[-length:]
         assert items == kept + [0] * (length - len(kept))

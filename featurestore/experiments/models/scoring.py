@@ -41,7 +41,7 @@ from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
 from featurestore.transform.fitted import Transformations
-from featurestore.views.definition import rows_of
+from featurestore.views.definition import retrieve_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -194,7 +194,7 @@ def features_of(
     """
     session, spec = model.session, model.spec
     if spec.features.steps:
-        frame = rows_of(
+        frame = retrieve_rows(
             session,
             spec.features,
             labels=labels,

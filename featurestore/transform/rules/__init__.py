@@ -1,4 +1,4 @@
-"""The rules by name."""
+"""The rules of transformations, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules that encode values: bins, vocabularies, hashes, one-hot, words. Code 0 is a missing value."""
+"""Rules that encode values by bins, vocabularies, hashes or one-hot vectors.
+
+Code 0 is a missing value.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,20 @@ from typing import Any
 from featurestore.model.json_object import JsonObject
 from featurestore.model.statistics import ColumnStatistics
 from featurestore.transform.ops import Ops, Value
-from featurestore.transform.rules.rule import Rule, Sample, most_frequent, no_values_error, quantile
+from featurestore.transform.rules.rule import (
+    Rule,
+    Sample,
+    most_frequent,
+    no_values_to_fit_error,
+    quantile,
+)
 from featurestore.transform.steps import Form, Step, code_form
 
 _SHOWN_VALUES = 3
 
 
 class Bins(Rule):
-    """Bins with given edges, numbered from 1 below the first edge; a bin includes its lower edge."""
+    """Bins with fixed edges. Bin 1 is below the first edge; each bin includes its lower edge."""
 
     name = "bins"
     handles_missing = True
@@ -39,7 +48,7 @@ class Bins(Rule):
 
 
 class QuantileBins(Bins):
-    """Bins with about equal numbers of rows."""
+    """Bins with approximately equal row counts."""
 
     name = "quantile_bins"
     fits = True
@@ -52,7 +61,7 @@ class QuantileBins(Bins):
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_error(step)
+            raise no_values_to_fit_error(step)
         bins = step.options["bins"]
         edges = {quantile(values, counts, number / bins) for number in range(1, bins)}
         return {"edges": sorted(edges)}
@@ -62,12 +71,12 @@ class QuantileBins(Bins):
         if fitted is not None:
             check_ascending(fitted)
 
-    def fitted_text(self, step: Step) -> str:
-        return f"edges {abbreviate([f'{edge:.6g}' for edge in self.edges(step)])}"
+    def fitted_summary(self, step: Step) -> str:
+        return f"edges {summarize_strings([f'{edge:.6g}' for edge in self.edges(step)])}"
 
 
 class Vocabulary(Rule):
-    """Codes of known values by frequency, after the codes of unknown values."""
+    """Vocabulary codes in descending frequency, which follow the codes of unknown values."""
 
     name = "vocabulary"
     handles_missing = True
@@ -75,7 +84,7 @@ class Vocabulary(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "text", "whole")
-        return code_form(form, 1 + step.options["unknown"] + len(known_values(step)))
+        return code_form(form, 1 + step.options["unknown"] + len(fitted_values(step)))
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         return {"values": most_frequent(sample.by_frequency(), step.options["max_size"])}
@@ -94,12 +103,12 @@ class Vocabulary(Rule):
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         check_vocabulary(options, fitted)
 
-    def fitted_text(self, step: Step) -> str:
-        return values_text(step)
+    def fitted_summary(self, step: Step) -> str:
+        return summarize_values(step)
 
 
 class HashBucket(Rule):
-    """Bucket of a value's hash, from 1."""
+    """Hash buckets, numbered from 1."""
 
     name = "hash_bucket"
     handles_missing = True
@@ -118,7 +127,7 @@ class HashBucket(Rule):
 
 
 class OneHot(Rule):
-    """One-hot vectors of known values or codes; zeros for missing and unknown ones."""
+    """One-hot vectors of known values or codes, which are zeros for missing and unknown values."""
 
     name = "one_hot"
     handles_missing = True
@@ -126,7 +135,7 @@ class OneHot(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "text", "whole", "code")
-        size = len(known_values(step))
+        size = len(fitted_values(step))
         if form.kind == "code":
             assert form.size is not None
             size = form.size - 1
@@ -164,24 +173,24 @@ class OneHot(Rule):
         if fitted.get("values") is not None and len(_check_values(fitted)) != size:
             raise fitted.wrong("size", "the number of values")
 
-    def fitted_text(self, step: Step) -> str:
+    def fitted_summary(self, step: Step) -> str:
         assert step.fitted is not None
         if step.fitted["values"] is None:
             return f"{step.fitted['size']} codes"
-        return values_text(step)
+        return summarize_values(step)
 
 
-def known_values(step: Step) -> list[Any]:
-    """Return the fitted values of a step, [] before fitting."""
+def fitted_values(step: Step) -> list[Any]:
+    """Return the fitted values of a step, or [] before fitting."""
     if step.fitted is None or step.fitted["values"] is None:
         return []
     return list(step.fitted["values"])
 
 
 def vocabulary_codes(ops: Ops, step: Step, value: Value) -> Any:
-    """Return the codes of a vocabulary."""
+    """Encode values by the vocabulary of a step."""
     unknown = step.options["unknown"]
-    positions = ops.position(known_values(step), value)
+    positions = ops.position(fitted_values(step), value)
     unknown_codes: Any = ops.cast(min(unknown, 1), "int64")
     if unknown > 1:
         unknown_codes = ops.bucket(value, unknown) + 1
@@ -190,7 +199,7 @@ def vocabulary_codes(ops: Ops, step: Step, value: Value) -> Any:
 
 
 def _zero_missing(ops: Ops, value: Value, codes: Any) -> Any:
-    """Return codes with 0 for missing values."""
+    """Replace the codes of missing values by 0."""
     if value.present is None:
         return codes
     present = value.present
@@ -200,34 +209,34 @@ def _zero_missing(ops: Ops, value: Value, codes: Any) -> Any:
 
 
 def strings_by_frequency(step: Step, column: ColumnStatistics | None) -> list[Any] | None:
-    """Return the strings of a column by frequency, None if its statistics are incomplete."""
+    """Return the strings of a column by frequency, or None if its statistics are incomplete."""
     if column is None:
         return None
     is_complete = column.top_complete and column.distinct_exact and column.sampled == column.count
     if column.kind != "text" or not is_complete:
         return None
-    pairs = [(str(each.value).encode(), each.count) for each in column.top]
+    pairs = [(str(top_value.value).encode(), top_value.count) for top_value in column.top]
     if sum(count for _, count in pairs) != column.count:
         return None
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))
     return most_frequent(pairs, step.options["max_size"])
 
 
-def abbreviate(texts: list[str]) -> str:
-    """Return the first strings, and the count of all."""
-    text = ", ".join(texts[:_SHOWN_VALUES])
-    if len(texts) > _SHOWN_VALUES:
-        text += f", ... ({len(texts)})"
-    return text
+def summarize_strings(strings: list[str]) -> str:
+    """Join the first strings, and append the total count if some are omitted."""
+    summary = ", ".join(strings[:_SHOWN_VALUES])
+    if len(strings) > _SHOWN_VALUES:
+        summary += f", ... ({len(strings)})"
+    return summary
 
 
-def values_text(step: Step) -> str:
-    """Return the first fitted values as text."""
-    return abbreviate(list(map(repr, known_values(step))))
+def summarize_values(step: Step) -> str:
+    """Summarize the fitted values of a step."""
+    return summarize_strings(list(map(repr, fitted_values(step))))
 
 
 def check_ascending(data: JsonObject, name: str = "edges") -> None:
-    """Check a list of ascending numbers."""
+    """Check that a JSON property is a list of ascending numbers."""
     numbers = data.array(name)
     for number in numbers:
         if not isinstance(number, int | float) or isinstance(number, bool):
@@ -237,7 +246,7 @@ def check_ascending(data: JsonObject, name: str = "edges") -> None:
 
 
 def check_vocabulary(options: JsonObject, fitted: JsonObject | None) -> None:
-    """Check the options and the fitted values of a vocabulary in a file."""
+    """Check the stored options and fitted values of a vocabulary."""
     options.number("unknown")
     _check_max_size(options)
     if fitted is not None:
@@ -250,7 +259,7 @@ def _check_max_size(options: JsonObject) -> None:
 
 
 def _check_values(fitted: JsonObject) -> list[Any]:
-    """Return the fitted values after checking that they are distinct strings or integers."""
+    """Check that fitted values are distinct strings or integers, and return them."""
     values = fitted.array("values")
     kinds = {type(value) for value in values}
     if not (kinds <= {str} or kinds <= {int}) or len(set(values)) != len(values):
@@ -259,7 +268,7 @@ def _check_values(fitted: JsonObject) -> list[Any]:
 
 
 class TextTokens(Rule):
-    """The codes of the first words of a string, padded with 0."""
+    """Vocabulary codes of the first words of a string, padded with 0."""
 
     name = "text_tokens"
     handles_missing = True
@@ -267,7 +276,7 @@ class TextTokens(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "text")
-        size = 1 + step.options["unknown"] + len(known_values(step))
+        size = 1 + step.options["unknown"] + len(fitted_values(step))
         return code_form(form, size).with_shape(step.options["length"])
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
@@ -288,5 +297,5 @@ class TextTokens(Rule):
         options.flag("lower")
         check_vocabulary(options, fitted)
 
-    def fitted_text(self, step: Step) -> str:
-        return values_text(step)
+    def fitted_summary(self, step: Step) -> str:
+        return summarize_values(step)

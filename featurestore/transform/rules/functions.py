@@ -1,7 +1,7 @@
-"""The rule of a Python function of the user.
+"""The rule that applies a user's Python function.
 
-Files have the hash of the function's source and never code: a program must register the function
-itself, by ``t.function(...)``.
+Files contain only the hash of the function source, never code. A program must register the function
+by ``t.function(...)``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.rules.rule import Rule, Sample
 from featurestore.transform.steps import Form, Step
 
-# The registered functions of this process, by the hash of their source.
+# The functions registered in this process, by source hash.
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
 class Function(Rule):
-    """A function of a batch: numbers are float64 with NaN, strings are str with None."""
+    """A Python function of a batch: numbers are float64 with NaN, strings are str with None."""
 
     name = "function"
     supports_graphs = False
@@ -42,7 +42,7 @@ class Function(Rule):
         return Form("vector" if shape else "number", shape)
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
-        values = to_argument(sample.value)
+        values = to_function_argument(sample.value)
         fitted = None
         if step.fit is not None:
             is_present = ~np.array([value is None or value != value for value in values.tolist()])
@@ -64,7 +64,7 @@ class Function(Rule):
                 hint='dataset.preprocessor("numpy"), or reader.batches and reader.tf_dataset',
             )
         assert step.fitted is not None
-        results = call_function(step, to_argument(value), step.fitted["value"])
+        results = call_function(step, to_function_argument(value), step.fitted["value"])
         if list(results.shape[1:]) != step.fitted["shape"]:
             raise InvalidArgument(
                 f"{step.options['name']} returned the shape {results.shape[1:]} for a value, but "
@@ -80,7 +80,7 @@ class Function(Rule):
             fitted.get("value")
             fitted.numbers("shape")
 
-    def fitted_text(self, step: Step) -> str:
+    def fitted_summary(self, step: Step) -> str:
         assert step.fitted is not None
         if step.fitted["value"] is None:
             return f"source {step.options['source'][:12]}"
@@ -88,7 +88,7 @@ class Function(Rule):
 
 
 def register_function(function: Callable[..., Any], fit: Callable[..., Any] | None) -> Step:
-    """Register a function by the hash of its source, and return its step."""
+    """Register a function by its source hash, and return a step that applies it."""
     source = source_hash(function)
     _REGISTERED[source] = function
     name = getattr(function, "__qualname__", type(function).__name__)
@@ -97,7 +97,7 @@ def register_function(function: Callable[..., Any], fit: Callable[..., Any] | No
 
 
 def resolve_function(step: Step) -> Step:
-    """Return a step with its registered function, for pickling.
+    """Return a copy of a step with its registered function, so that it can be pickled.
 
     Raises:
         TransformationNotKnown: No function with this source is registered in this process.
@@ -131,12 +131,12 @@ def call_function(step: Step, values: npt.NDArray[Any], fitted: Any) -> npt.NDAr
     return results.astype(np.float64)
 
 
-def to_argument(value: Value) -> npt.NDArray[Any]:
-    """Return a column as the argument of functions."""
+def to_function_argument(value: Value) -> npt.NDArray[Any]:
+    """Convert a column to the argument of user functions."""
     if value.kind not in ("text", "binary", "other"):
         return NumpyOps().number(value)
     result = np.empty(len(value.data), dtype=object)
-    for row, each in enumerate(value.data.tolist()):
+    for row, element in enumerate(value.data.tolist()):
         if value.present is None or value.present[row]:
-            result[row] = each.decode() if value.kind == "text" else each
+            result[row] = element.decode() if value.kind == "text" else element
     return result

@@ -1,4 +1,4 @@
-"""Rules on numbers: scaling, clipping, logarithm, cyclical encoding, types; and missing values."""
+"""Rules for numbers (scaling, clipping, logarithm, cyclical encoding, casts) and missing values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featurestore.transform.rules.rule import (
     Sample,
     mean_and_deviation,
     most_frequent,
-    no_values_error,
+    no_values_to_fit_error,
     quantile,
     round_factor,
 )
@@ -27,7 +27,7 @@ _MIN_WIDTH, _MAX_WIDTH = 1e-150, 1e150
 
 
 class NumberRule(Rule):
-    """A rule from numbers to numbers."""
+    """A rule that maps numbers to numbers."""
 
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "number", "whole")
@@ -37,14 +37,14 @@ class NumberRule(Rule):
         return Value("number", self.numbers(ops, step, ops.number(value)))
 
     def numbers(self, ops: Ops, step: Step, x: Any) -> Any:
-        """Return the transformed float64 numbers."""
+        """Transform float64 numbers."""
         raise NotImplementedError
 
 
 class ScaleRule(NumberRule):
-    """(x - offset) * factor + shift, with three fitted numbers.
+    """The linear function (x - offset) * factor + shift, with three fitted numbers.
 
-    A factor and not a divisor, since TensorFlow replaces division by constants with multiplication.
+    It multiplies by a factor, since TensorFlow replaces division by a constant by multiplication.
     """
 
     fits = True
@@ -61,7 +61,7 @@ class ScaleRule(NumberRule):
             for name in ("offset", "factor", "shift"):
                 fitted.real(name)
 
-    def fitted_text(self, step: Step) -> str:
+    def fitted_summary(self, step: Step) -> str:
         assert step.fitted is not None
         offset, factor, shift = (step.fitted[name] for name in ("offset", "factor", "shift"))
         text = f"(x - {offset:.6g}) * {factor:.6g}"
@@ -71,16 +71,16 @@ class ScaleRule(NumberRule):
 
 
 class Standardize(ScaleRule):
-    """Scaling to mean 0 and population standard deviation 1 in the split of the fit."""
+    """Scaling to mean 0 and population standard deviation 1."""
 
     name = "standardize"
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_error(step)
+            raise no_values_to_fit_error(step)
         mean, deviation = mean_and_deviation(values, counts)
-        return _scale(mean, deviation)
+        return _scale_parameters(mean, deviation)
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
@@ -90,18 +90,18 @@ class Standardize(ScaleRule):
         rows = column.count - column.infinite
         if not isinstance(column.mean, int | float):
             return None
-        return _scale(float(column.mean), column.std * math.sqrt((rows - 1) / rows))
+        return _scale_parameters(float(column.mean), column.std * math.sqrt((rows - 1) / rows))
 
 
 class MinMax(ScaleRule):
-    """Scaling of the smallest and largest value to ``low`` and ``high``."""
+    """Scaling of the minimum to ``low`` and the maximum to ``high``."""
 
     name = "min_max"
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, _ = sample.numbers()
         if not len(values):
-            raise no_values_error(step)
+            raise no_values_to_fit_error(step)
         return self._scale_range(step, float(values[0]), float(values[-1]))
 
     def from_statistics(
@@ -116,7 +116,7 @@ class MinMax(ScaleRule):
 
     def _scale_range(self, step: Step, low: float, high: float) -> Mapping[str, Any]:
         width = step.options["high"] - step.options["low"]
-        return _scale(low, high - low, width=width, shift=float(step.options["low"]))
+        return _scale_parameters(low, high - low, width=width, shift=float(step.options["low"]))
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         options.real("low")
@@ -132,9 +132,9 @@ class Robust(ScaleRule):
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_error(step)
+            raise no_values_to_fit_error(step)
         low, middle, high = (quantile(values, counts, share) for share in (0.25, 0.5, 0.75))
-        return _scale(middle, high - low)
+        return _scale_parameters(middle, high - low)
 
 
 class Log1p(NumberRule):
@@ -147,7 +147,7 @@ class Log1p(NumberRule):
 
 
 class Clip(NumberRule):
-    """Limitation of values to a range."""
+    """Clipping of values to a range."""
 
     name = "clip"
 
@@ -166,7 +166,7 @@ class Clip(NumberRule):
 
 
 class Cyclical(NumberRule):
-    """Sine and cosine of the phase in a period."""
+    """Sine and cosine of the phase within a period."""
 
     name = "cyclical"
 
@@ -184,7 +184,7 @@ class Cyclical(NumberRule):
 
 
 class Cast(Rule):
-    """Cast to the type of the result; integers are truncated towards 0, missing ones are 0."""
+    """A cast to an output type. Integers are truncated towards 0, and missing integers are 0."""
 
     name = "cast"
 
@@ -221,10 +221,10 @@ class Cast(Rule):
             raise options.wrong("dtype", f"one of {', '.join(DTYPES)}")
 
 
-def _scale(
+def _scale_parameters(
     offset: float, spread: float, *, width: float = 1.0, shift: float = 0.0
 ) -> dict[str, Any]:
-    """Return offset, factor and shift; the factor of a constant column is 1."""
+    """Return offset, factor and shift of a linear scaling; a constant column has the factor 1."""
     factor = 1.0
     if _MIN_WIDTH < spread < _MAX_WIDTH:
         factor = round_factor(width / spread)
@@ -232,7 +232,7 @@ def _scale(
 
 
 class Impute(Rule):
-    """Replacement of missing values by a constant, or by a statistic of the split of the fit."""
+    """Replacement of missing values by a constant or by a statistic of the fitted split."""
 
     name = "impute"
     handles_missing = True
@@ -263,13 +263,13 @@ class Impute(Rule):
         if fill == "most_frequent":
             top_values = most_frequent(sample.by_frequency(), 1)
             if not top_values:
-                raise no_values_error(step)
+                raise no_values_to_fit_error(step)
             return {"value": top_values[0]}
         if form.kind == "text" or fill not in STRATEGIES:
             return {"value": fill}
         values, counts = sample.numbers()
         if not len(values):
-            raise no_values_error(step)
+            raise no_values_to_fit_error(step)
         if fill == "mean":
             return {"value": mean_and_deviation(values, counts)[0]}
         return {"value": quantile(values, counts, 0.5)}
@@ -301,11 +301,11 @@ class Impute(Rule):
         return Value("number", ops.where(ops.isnan(x), float(fill), x))
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        for each in (options, fitted):
-            if each is not None and not isinstance(each.get("value"), str):
-                each.real("value")
+        for json_object in (options, fitted):
+            if json_object is not None and not isinstance(json_object.get("value"), str):
+                json_object.real("value")
 
-    def fitted_text(self, step: Step) -> str:
+    def fitted_summary(self, step: Step) -> str:
         assert step.fitted is not None
         value = step.fitted["value"]
         if isinstance(value, float):
@@ -314,7 +314,7 @@ class Impute(Rule):
 
 
 def _check_fill(fill: object, form: Form) -> None:
-    """Raise InvalidArgument unless a fitted value, which may come from a file, fits the column."""
+    """Raise InvalidArgument unless a fill value, which may come from a file, suits the column."""
     is_valid = isinstance(fill, str) if form.kind == "text" else isinstance(fill, int | float)
     if not is_valid or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
         raise InvalidArgument(f"The fitted value {fill!r} of impute() does not fit the column.")

@@ -1,7 +1,7 @@
-"""The interface of rules: output form, fitting on a sample, application.
+"""The rule interface, and the samples that rules are fitted on.
 
-A sample has the distinct values of a column in one split, with their counts. Values are sorted, so
-that computed statistics do not depend on batches or on the engine.
+A sample contains the distinct values of a column in one split, with their counts. Values are
+sorted, so that statistics of a sample do not depend on batches or the engine.
 """
 
 from __future__ import annotations
@@ -46,24 +46,25 @@ _HINTS = {
 
 
 class Rule:
-    """A kind of step. Rules are stateless: options and fitted values are in the step.
+    """The implementation of a kind of step.
 
-    ``output`` rejects unsupported inputs. A rule with fitted values implements ``fit`` and, if exact
-    statistics of a split suffice, ``from_statistics``. ``apply`` uses only operations of ``Ops``, so
-    that its results are equal in every library.
+    Rules are stateless, since options and fitted values are stored in the step. ``output`` rejects
+    unsupported inputs. A rule with fitted values implements ``fit``. It also implements
+    ``from_statistics`` if exact statistics of a split are sufficient to fit it. ``apply`` uses only
+    the operations of ``Ops``, so that results are equal in every library.
     """
 
     name = ""
     # Whether the step maps missing values to meaningful values.
     handles_missing = False
     fits = False
-    # Whether a TensorFlow graph can contain it.
+    # Whether a TensorFlow graph can contain the step.
     supports_graphs = True
-    # Whether it accepts variable-length lists, as the first step of their chains.
+    # Whether the step accepts variable-length lists, as the first step of a chain.
     for_lists = False
 
     def output(self, step: Step, form: Form) -> Form:
-        """Return the form of the result.
+        """Return the output form of a step.
 
         Raises:
             InvalidArgument: The rule does not support the input.
@@ -71,40 +72,40 @@ class Rule:
         raise NotImplementedError
 
     def fit(self, step: Step, sample: Sample, form: Form) -> Mapping[str, Any]:
-        """Return the fitted values as JSON."""
+        """Fit a step on a sample and return the fitted values as JSON."""
         return {}
 
     def from_statistics(
         self, step: Step, column: ColumnStatistics | None, form: Form
     ) -> Mapping[str, Any] | None:
-        """Return the fitted values from statistics, None if the values themselves are needed.
+        """Fit a step on column statistics, or return None if the column values are needed.
 
-        ``column`` has the statistics of the stored values; None if they are missing or if this is
-        not the first step.
+        ``column`` has the statistics of the stored values. It is None if there are none, or if this
+        is not the first step of the chain.
         """
         return None
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
-        """Return the column with the step applied."""
+        """Apply a fitted step to a column."""
         raise NotImplementedError
 
     def takes_byte_rows(self, step: Step) -> bool:
-        """Return True if binaries of one length may be uint8 of (rows, bytes)."""
+        """Return whether the step accepts binaries of equal length as uint8 of (rows, bytes)."""
         return False
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
-        """Check the options and fitted values of a step in a file.
+        """Check the stored options and fitted values of a step.
 
         Raises:
-            MalformedJson: They are invalid.
+            MalformedJson: An option or a fitted value is invalid.
         """
 
-    def fitted_text(self, step: Step) -> str:
-        """Return a short text of the fitted values."""
+    def fitted_summary(self, step: Step) -> str:
+        """Return a short summary of the fitted values."""
         return ""
 
     def check_input(self, form: Form, *kinds: str) -> None:
-        """Raise InvalidArgument unless the input has one of the kinds."""
+        """Raise InvalidArgument unless the input is of one of these kinds."""
         if form.kind not in kinds:
             raise InvalidArgument(
                 f"{self.name}() accepts {' or '.join(_KIND_NAMES[kind] for kind in kinds)}, "
@@ -113,8 +114,8 @@ class Rule:
             )
 
 
-def no_values_error(step: Step) -> InvalidArgument:
-    """Return the error for a column without values to fit a step on."""
+def no_values_to_fit_error(step: Step) -> InvalidArgument:
+    """Return the error for a step that cannot be fitted, since all values are missing or infinite."""
     return InvalidArgument(
         f"{step} cannot be fitted: all values are missing or infinite.",
         hint="omit the column, or use t.impute(value) first",
@@ -123,7 +124,7 @@ def no_values_error(step: Step) -> InvalidArgument:
 
 @dataclass(frozen=True)
 class Sample:
-    """Distinct values after some steps of a chain, and the number of rows of each.
+    """The distinct values of a column after some steps of a chain, and their row counts.
 
     Missing values are included.
     """
@@ -136,40 +137,40 @@ class Sample:
         data = _OPS.number(self.value)
         data = data.reshape(-1)
         is_finite = np.isfinite(data)
-        values, counts = data[is_finite], self._spread(data.size)[is_finite]
+        values, counts = data[is_finite], self._repeat_counts(data.size)[is_finite]
         order = np.argsort(values, kind="stable")
         return values[order], counts[order]
 
     def by_frequency(self) -> list[tuple[Any, int]]:
-        """Return the values that are not missing, the most frequent first, ties in ascending order."""
+        """Return non-missing values with counts, by descending frequency, then ascending value."""
         data = np.asarray(self.value.data).reshape(-1)
         present = np.ones(data.size, dtype=np.bool_)
         if self.value.present is not None:
             present = np.broadcast_to(
-                _mask_of_values(self.value.present, self.value.data), data.shape
+                _flatten_mask(self.value.present, self.value.data), data.shape
             )
         if self.value.kind == "number":
             present = present & ~np.isnan(data)
         totals: dict[Any, int] = {}
-        counts = self._spread(data.size)
+        counts = self._repeat_counts(data.size)
         for value, count in zip(data[present].tolist(), counts[present].tolist(), strict=True):
             totals[value] = totals.get(value, 0) + count
         return sorted(totals.items(), key=lambda pair: (-pair[1], pair[0]))
 
-    def _spread(self, size: int) -> Counts:
-        """Return the counts of values if a row has several values."""
+    def _repeat_counts(self, size: int) -> Counts:
+        """Repeat the row counts for each value if a row has several values."""
         return np.repeat(self.counts, size // max(1, len(self.counts)))
 
 
-def _mask_of_values(present: Any, data: Any) -> Any:
-    """Return a mask of rows or of values as a flat mask of values."""
+def _flatten_mask(present: Any, data: Any) -> Any:
+    """Flatten a mask of rows or values to a mask of values."""
     shape = np.shape(data)
     widened = np.reshape(present, np.shape(present) + (1,) * (len(shape) - np.ndim(present)))
     return np.broadcast_to(widened, shape).reshape(-1)
 
 
 def mean_and_deviation(values: Floats, counts: Counts) -> tuple[float, float]:
-    """Return mean and population standard deviation of values with counts.
+    """Return the mean and population standard deviation of values weighted by counts.
 
     >>> mean_and_deviation(np.array([1.0, 3.0]), np.array([2, 2]))
     (2.0, 1.0)
@@ -182,7 +183,7 @@ def mean_and_deviation(values: Floats, counts: Counts) -> tuple[float, float]:
 
 
 def quantile(values: Floats, counts: Counts, probability: float) -> float:
-    """Return a quantile of ascending values with linear interpolation.
+    """Return a quantile of ascending values with counts, using linear interpolation.
 
     >>> quantile(np.array([1.0, 3.0]), np.array([1, 1]), 0.5)
     2.0
@@ -198,11 +199,11 @@ def quantile(values: Floats, counts: Counts, probability: float) -> float:
 
 
 def round_factor(value: float) -> float:
-    """Round a factor to nine digits, so that it does not depend on the order of a summation."""
+    """Round a factor to nine digits, so that the summation order does not affect it."""
     return float(f"{value:.9g}")
 
 
 def most_frequent(pairs: Sequence[tuple[Any, int]], limit: int | None) -> list[Any]:
-    """Return the first values of pairs by frequency, bytes as str."""
+    """Return the values of the first (value, count) pairs, with bytes decoded as strings."""
     values = [value for value, _ in pairs[:limit]]
     return [value.decode() if isinstance(value, bytes) else value for value in values]

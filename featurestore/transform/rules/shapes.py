@@ -1,4 +1,4 @@
-"""Rules that give values one shape: padded lists and decoded images."""
+"""Rules whose output has a fixed shape: padded lists and decoded images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from featurestore.transform.images import (
     MODES,
     ORIENTATIONS,
     decode_images,
-    raw_images,
+    reshape_raw_images,
 )
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import Rule
@@ -25,9 +25,10 @@ _DTYPES = {"number": "float32", "whole": "int64", "text": ""}
 
 
 class Pad(Rule):
-    """The first or last items of each list, padded at the end.
+    """Padding and truncation of variable-length lists to a fixed length.
 
-    Padding is 0 for numbers, and a missing value for integers and strings, which has code 0.
+    Padding is at the end: 0 for numbers, and a missing value, whose code is 0, for integers and
+    strings.
     """
 
     name = "pad"
@@ -59,8 +60,8 @@ class Pad(Rule):
 class DecodeImage(Rule):
     """Decoding of images to pixels of shape (height, width, channels).
 
-    Old chains lack the options "dtype" and "orientation": their pixels stay uint8 and in the stored
-    orientation, since models were trained on them.
+    Chains of older releases lack the options "dtype" and "orientation". They still yield uint8
+    pixels in the stored orientation, since models were trained on these pixels.
     """
 
     name = "decode_image"
@@ -86,7 +87,9 @@ class DecodeImage(Rule):
         height, width, channels = (step.options[name] for name in ("height", "width", "channels"))
         dtype = step.options.get("dtype", "uint8")
         if step.options["encoding"] == "raw":
-            pixels = raw_images(value.data, present, shape=(height, width, channels), dtype=dtype)
+            pixels = reshape_raw_images(
+                value.data, present, shape=(height, width, channels), dtype=dtype
+            )
         else:
             pixels = decode_images(
                 value.data,

@@ -231,9 +231,9 @@ class TrainingDatasetCalls(StoreBase):
         >>> sorted(store.get_dataframe_tf_record_schema([{"x": 1.0, "words": ["a", "b"]}]))
         ['words', 'x']
         """
-        from featurestore.training.export.manifest import record_schema
+        from featurestore.training.export.manifest import infer_record_schema
 
-        return record_schema(self._session, df)
+        return infer_record_schema(self._session, df)
 
     def add_training_dataset_tag(
         self, name: str, key: str, value: str, *, version: int | None = None
@@ -254,9 +254,9 @@ class TrainingDatasetCalls(StoreBase):
         >>> store.get_training_dataset_tags("late_flights")
         {}
         """
-        from featurestore.training.catalog import tags_of
+        from featurestore.training.catalog import get_tags
 
-        return tags_of(self._session, name, version=version)
+        return get_tags(self._session, name, version=version)
 
     def remove_training_dataset_tag(
         self, name: str, key: str, *, version: int | None = None

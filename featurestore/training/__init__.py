@@ -1,4 +1,4 @@
-"""Training datasets: splits, exact equal shards, export, manifest, verify, diff."""
+"""Training datasets: export into equal shards, reading, verification and comparison."""
 
 from featurestore.training.dataset import TrainingDataset
 

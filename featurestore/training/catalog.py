@@ -25,7 +25,7 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
     """Return a version of a dataset; None means the latest.
 
     Raises:
-        TrainingDatasetNotFound: Lists the available names and versions.
+        TrainingDatasetNotFound: The dataset does not exist; the message lists available ones.
     """
     with session.registry.reading() as connection:
         registration = training_datasets.get(connection, name, version)
@@ -35,7 +35,7 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
 def list_datasets(
     session: Session, *, limit: int | None = None, offset: int = 0
 ) -> list[TrainingDataset]:
-    """Return dataset versions ordered by name and version: all, or one page.
+    """Return all dataset versions or one page of them, ordered by name and version.
 
     Damaged datasets are skipped with a warning.
     """
@@ -60,9 +60,10 @@ def last_version(session: Session, name: str) -> int:
 
 
 def remove(session: Session, name: str, version: int, *, force: bool = False) -> None:
-    """Delete a version.
+    """Delete a dataset version.
 
-    The deletion is atomic: after a crash, the next connect completes it or the dataset is intact.
+    The deletion is atomic: after a crash, either the dataset is intact or the next connection
+    completes the deletion.
 
     Raises:
         UsedByModel: Registered models were trained on it; ``force`` deletes it anyway.
@@ -87,7 +88,7 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
 
 
 def clean_all(session: Session) -> list[str]:
-    """Remove the files and staged rows of interrupted exports, for every dataset.
+    """Remove files and staged rows that interrupted exports of any dataset have left.
 
     Returns:
         A description of each action.
@@ -108,7 +109,7 @@ def _open(session: Session, registration: RegisteredDataset) -> TrainingDataset:
     )
 
 
-def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:
+def get_tags(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:
     """Return the tags of a dataset; ``version=None`` means the latest."""
     return get(session, name, version).tags
 
@@ -155,7 +156,7 @@ def _write_annotations(
     description: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the file, then the registry, which only indexes it."""
+    """Write the annotations file, then update the registry, which only indexes it."""
     with session.registry.transaction():  # serializes writers: the file is read and replaced
         annotations: Annotations = read_annotations(dataset.path, dataset.manifest)
         if description is not None:

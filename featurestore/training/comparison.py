@@ -1,4 +1,4 @@
-"""Compare a training dataset with another one, or its pinned sources with their present state."""
+"""Comparison of two training datasets, or of a dataset's pinned sources with their current state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UInt64s = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class SplitDiff:
-    """The rows of a split, matched by key: added, removed, changed and unchanged."""
+    """The numbers of added, removed, changed and unchanged rows of a split, matched by key."""
 
     added: int
     removed: int
@@ -47,7 +47,7 @@ class SplitDiff:
 
 @dataclass(frozen=True)
 class DatasetDiff:
-    """The changes from one dataset to another; ``same`` if rows, columns and splits are equal."""
+    """The differences between two datasets; ``same`` if rows, columns and splits are equal."""
 
     dataset: str
     other: str
@@ -60,7 +60,7 @@ class DatasetDiff:
 
     @property
     def same(self) -> bool:
-        """Whether both have the same columns, and the same rows in the same splits."""
+        """Whether the datasets have equal columns, and equal rows in equal splits."""
         if self.columns:
             return False
         return all(each.added == each.removed == each.changed == 0 for each in self.splits.values())
@@ -87,10 +87,10 @@ class DatasetDiff:
         for name, each in self.splits.items():
             counts = f"+{each.added:,} -{each.removed:,} ~{each.changed:,} ={each.unchanged:,}"
             lines.append(f"  {name}: {counts} rows")
-        lines += [f"  {change}" for change in (*self.labels, *self._drifted())]
+        lines += [f"  {change}" for change in (*self.labels, *self._drift_lines())]
         return "\n".join(lines)
 
-    def _drifted(self) -> list[str]:
+    def _drift_lines(self) -> list[str]:
         lines = []
         for split, report in (self.drift or {}).items():
             for each in report["features"]:
@@ -108,9 +108,9 @@ def diff(
     *,
     drift: Mapping[str, Any] | None = None,
 ) -> DatasetDiff:
-    """Return the changes from one dataset to another.
+    """Compare two datasets.
 
-    Rows are matched by the key of the first dataset, or by all shared columns if the second one
+    Rows are matched by the key of the first dataset, or by all shared columns if the second dataset
     lacks the key.
     """
     versions, other_versions = _delta_versions(manifest), _delta_versions(other_manifest)
@@ -126,9 +126,11 @@ def diff(
     return DatasetDiff(
         dataset=f"{manifest.name} version {manifest.version}",
         other=f"{other_manifest.name} version {other_manifest.version}",
-        columns=tuple(_changes("column", _columns(manifest), _columns(other_manifest))),
-        sources=tuple(_changes("source", versions, other_versions, prefix="Delta version ")),
-        rules=tuple(_rule_changes(manifest, other_manifest)),
+        columns=tuple(_describe_changes("column", _columns(manifest), _columns(other_manifest))),
+        sources=tuple(
+            _describe_changes("source", versions, other_versions, prefix="Delta version ")
+        ),
+        rules=tuple(_describe_rule_changes(manifest, other_manifest)),
         labels=tuple(label_changes(manifest, other_manifest)),
         splits=splits,
         drift=drift,
@@ -136,7 +138,7 @@ def diff(
 
 
 def drift_between(dataset: TrainingDataset, other: TrainingDataset) -> dict[str, Any] | None:
-    """Return the drift report of each common split with statistics; None without any."""
+    """Return the drift report of each common split, or None if no split has statistics."""
     reports = {}
     for split in dataset.splits:
         if split in dataset.manifest.statistics and split in other.manifest.statistics:
@@ -150,17 +152,17 @@ def _columns(manifest: Manifest) -> dict[str, str]:
 
 
 def _delta_versions(manifest: Manifest) -> dict[str, int]:
-    """Return the Delta version of each source, by ``group@v1``."""
+    """Return the Delta version of each source by its reference, such as ``group@v1``."""
     return {
         f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
         for each in manifest.sources
     }
 
 
-def _changes(
+def _describe_changes(
     noun: str, before: Mapping[str, Any], after: Mapping[str, Any], *, prefix: str = ""
 ) -> list[str]:
-    """Return a line for each name that was removed or added, or whose value changed."""
+    """Return a line for each added or removed name, and for each changed value."""
     changes = [f"{noun} {name} removed" for name in before if name not in after]
     changes += [f"{noun} {name} added" for name in after if name not in before]
     changes += [
@@ -171,7 +173,7 @@ def _changes(
     return changes
 
 
-def _rule_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
+def _describe_rule_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
     changes = []
     for rule in ("seed", "key", "split_rule", "data_format", "compression"):
         before, after = getattr(manifest, rule), getattr(other_manifest, rule)
@@ -183,7 +185,7 @@ def _rule_changes(manifest: Manifest, other_manifest: Manifest) -> list[str]:
 def _rows(
     directory: str, manifest: Manifest, split: str, *, key: Sequence[str], columns: Sequence[str]
 ) -> tuple[UInt64s, UInt64s, npt.NDArray[np.int64]]:
-    """Return the unique keys of a split, sorted, with sums and counts of their rows."""
+    """Return the sorted unique key hashes of a split, with row hash sums and row counts."""
     if split not in {each.name for each in manifest.splits}:
         return np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.int64)
     keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
@@ -217,28 +219,28 @@ def _compare(
 
 
 def label_proportions(manifest: Manifest) -> dict[str, Shares]:
-    """Return the proportion of each label value: ``{split: {label: {value: proportion}}}``."""
+    """Return the label proportions as ``{split: {label: {value: proportion}}}``."""
     proportions: dict[str, Shares] = {}
     for split in manifest.splits:
         proportions[split.name] = {}
         for label, counts in split.label_counts.items():
-            proportions[split.name][label] = _shares(counts)
+            proportions[split.name][label] = _proportions(counts)
     return proportions
 
 
 def label_changes(manifest: Manifest, other_manifest: Manifest) -> Iterator[str]:
-    """Yield a line for each label of each split whose proportions differ."""
+    """Yield a line for each label and split whose value proportions differ."""
     proportions, other_proportions = label_proportions(manifest), label_proportions(other_manifest)
     for split in proportions:
         for label, before in proportions[split].items():
             after = other_proportions.get(split, {}).get(label)
             if after is None or before == after:
                 continue
-            yield f"label {label!r} in {split}: {_share_changes(before, after)}"
+            yield f"label {label!r} in {split}: {_describe_proportions(before, after)}"
 
 
-def _share_changes(before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """Return the largest changes in the proportions of a label."""
+def _describe_proportions(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Describe the largest changes in the value proportions of a label."""
     changes = {
         value: abs(before.get(value, 0.0) - after.get(value, 0.0)) for value in {*before, *after}
     }
@@ -252,7 +254,7 @@ def _share_changes(before: Mapping[str, float], after: Mapping[str, float]) -> s
     return ", ".join(lines)
 
 
-def _shares(counts: Mapping[str, int]) -> dict[str, float]:
+def _proportions(counts: Mapping[str, int]) -> dict[str, float]:
     rows = sum(counts.values())
     if not rows:
         return {}
@@ -262,10 +264,11 @@ def _shares(counts: Mapping[str, int]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SourceDrift:
-    """One source of a dataset: its pinned Delta version and the present one.
+    """The drift of one source of a dataset since its pinned Delta version.
 
-    ``commits`` counts the later commits that changed rows. ``report`` compares the statistics of
-    both versions; None if nothing changed, or if one cannot be read any more (``problem``).
+    ``commits`` is the number of later commits that changed rows. ``report`` compares the statistics
+    of the pinned and the current version. It is None if nothing changed, or if a version can no
+    longer be read; then ``problem`` contains the reason.
     """
 
     featuregroup: str
@@ -278,12 +281,12 @@ class SourceDrift:
 
     @property
     def stale(self) -> bool:
-        """Whether the source changed since, or was deleted."""
+        """Whether the source has changed since the export, or was deleted."""
         return self.commits > 0 or self.delta_version_now is None
 
     @property
     def drifted(self) -> tuple[str, ...]:
-        """The features whose distributions changed."""
+        """The names of the features whose distributions have changed."""
         if self.report is None:
             return ()
         return tuple(each.name for each in self.report.drifted)
@@ -291,7 +294,7 @@ class SourceDrift:
 
 @dataclass(frozen=True, repr=False)
 class DatasetDrift:
-    """The changes in the sources of a training dataset since its creation."""
+    """The drift of all sources of a training dataset since its creation."""
 
     name: str
     version: int
@@ -299,12 +302,12 @@ class DatasetDrift:
 
     @property
     def stale(self) -> bool:
-        """Whether any source changed."""
+        """Whether any source has changed."""
         return any(each.stale for each in self.sources)
 
     @property
     def ok(self) -> bool:
-        """Whether no feature drifted and every source still exists."""
+        """Whether no feature has drifted and all sources exist."""
         for each in self.sources:
             changed = each.report is not None and not each.report.ok
             if changed or each.problem is not None or each.delta_version_now is None:
@@ -316,7 +319,8 @@ class DatasetDrift:
             return f"{self.name} v{self.version} has no feature groups as sources"
         lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
         lines += [
-            f"  {each.featuregroup}@v{each.version}: {_drift_text(each)}" for each in self.sources
+            f"  {each.featuregroup}@v{each.version}: {_describe_drift(each)}"
+            for each in self.sources
         ]
         return "\n".join(lines)
 
@@ -338,7 +342,7 @@ class DatasetDrift:
 
 
 def is_stale(session: Session, manifest: Manifest) -> bool:
-    """Return whether any source of a dataset changed since, from the logs only."""
+    """Return whether any source of a dataset has changed since its export; reads only logs."""
     return any(_commits_since(session, source).stale for source in manifest.sources)
 
 
@@ -348,7 +352,7 @@ def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
     for source in manifest.sources:
         drift = _commits_since(session, source)
         if drift.commits:
-            drift = _compared(session, drift)
+            drift = _compare_statistics(session, drift)
         drifts.append(drift)
     return DatasetDrift(manifest.name, manifest.version, tuple(drifts))
 
@@ -381,7 +385,7 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
     return SourceDrift(name, version, pinned_version, latest, changed)
 
 
-def _compared(session: Session, source: SourceDrift) -> SourceDrift:
+def _compare_statistics(session: Session, source: SourceDrift) -> SourceDrift:
     try:
         before = _statistics(session, source, source.delta_version)
         now = _statistics(session, source, source.delta_version_now or 0)
@@ -391,7 +395,7 @@ def _compared(session: Session, source: SourceDrift) -> SourceDrift:
 
 
 def _statistics(session: Session, source: SourceDrift, delta_version: int) -> Statistics:
-    """Return the statistics of a source at a Delta version: stored ones, or computed now."""
+    """Return the statistics of a source at a Delta version; compute them if none are stored."""
     path = session.featuregroup_path(source.featuregroup, source.version)
     group_key = {"featuregroup": source.featuregroup, "version": source.version}
     data_version = commits.latest_data_version(path, delta_version)
@@ -408,7 +412,7 @@ def _statistics(session: Session, source: SourceDrift, delta_version: int) -> St
     return finish(state, source={**group_key, "delta_version": data_version})
 
 
-def _drift_text(source: SourceDrift) -> str:
+def _describe_drift(source: SourceDrift) -> str:
     if source.problem is not None:
         return source.problem
     if not source.commits:

@@ -1,10 +1,10 @@
-"""create_training_dataset: check the request, export the rows, publish and register the version.
+"""Creation of training datasets: check the request, export the rows, publish and register them.
 
-The rows are hashed once; the shards are planned from their counts, then written. A version exists
-once its manifest is written; before, after any error, its directory is not a dataset.
+Rows are hashed once. Shards are planned from row counts and then written. A version exists once its
+manifest is written; if an error occurs earlier, its directory is not a dataset.
 
-Progress reports phases, then written rows, estimated from file sizes: these are polled because on a
-cluster other machines write the rows.
+Progress reports contain the phase and the number of written rows. This number is estimated by
+polling file sizes, because other machines write the rows on a cluster.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from featurestore.training.export.request import (
     ExportData,
     ExportRequest,
     check_request,
-    check_typed,
     export_data,
-    with_snapshots,
+    pin_external_groups,
+    refuse_untyped_columns,
 )
 from featurestore.training.export.shard_plan import plan_shards
-from featurestore.training.export.shards import assigned_for_records, write_shards
+from featurestore.training.export.shards import assign_shards_for_records, write_shards
 from featurestore.training.export.split_statistics import (
-    counting_writers,
     fit_transformations,
+    make_shard_statistics,
     split_states,
     write_statistics,
 )
@@ -73,9 +73,9 @@ QUARANTINE = "_quarantine"
 
 @dataclass(frozen=True)
 class ExportChecks:
-    """The expectations of the rows and the policy for failing rows.
+    """The expectations of an export and the policy for failing rows.
 
-    Without a validator the rows are not checked.
+    Rows are not checked if there is no validator.
     """
 
     validation: str
@@ -96,9 +96,9 @@ def create(
     """
     check_name(options.name, noun="training dataset")
     rows = export_data(session, data)
-    # A frame does not record the library of its labels; pandas is the most frequent.
+    # A frame does not know the dataframe library of its labels, so assume the most frequent one.
     language = "pandas" if isinstance(data, FeatureFrame) else language_of(data)
-    check_typed(rows.schema, language=language)
+    refuse_untyped_columns(rows.schema, language=language)
     request = check_request(
         options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
@@ -108,7 +108,7 @@ def create(
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
-        snapshot_data, reads = with_snapshots(session, data)
+        snapshot_data, reads = pin_external_groups(session, data)
         rows = export_data(session, snapshot_data, reads=reads)
         pin_sources(session, run, rows.sources)
         directory = session.training_dataset_path(request.name, run.version)
@@ -126,7 +126,7 @@ def create(
 
 
 def check_expectations(options: TrainingDatasetRequest) -> ExportChecks:
-    """Return the checks of a request.
+    """Parse the expectations and the policy of a request.
 
     Raises:
         InvalidArgument: The policy does not exist.
@@ -153,28 +153,28 @@ def export(
     checks: ExportChecks,
     progress: ExportProgress,
 ) -> tuple[Manifest, ValidationReport | None]:
-    """Write the files of a dataset, without the manifest, into its claimed directory.
+    """Write all dataset files except the manifest into the claimed directory.
 
     Returns:
-        The manifest to publish, and the report of the audit if the rows were checked.
+        The manifest to publish, and the validation report if the rows were checked.
     """
-    progress.phase("compute rows")
+    progress.begin_phase("compute rows")
     staged_rows = os.path.join(run.rows, "rows")
     rows = hash_rows(engine, data.relation(), request, plan=data.plan, directory=staged_rows)
     dropped_rows = None
     if data.dropped_rows is not None:
         dropped_rows = data.dropped_rows(engine.count(rows.source))
     if dropped_rows:
-        progress.phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
+        progress.begin_phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
     rows, audited = _audit_rows(engine, rows, request, checks)
-    progress.phase("plan shards")
+    progress.begin_phase("plan shards")
     plan = plan_shards(engine, rows, request)
-    records = assigned_for_records(engine, rows, request, plan, directory)
+    records = assign_shards_for_records(engine, rows, request, plan, directory)
     shard_statistics = None
     if records is None:
-        shard_statistics = counting_writers(engine, request, plan)
+        shard_statistics = make_shard_statistics(engine, request, plan)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
-    with progress.writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
+    with progress.report_writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
         summaries = write_shards(
             engine,
             rows,
@@ -206,7 +206,7 @@ def export(
         entries = write_statistics(directory, manifest, states)
         manifest = replace(manifest, statistics=entries)
     if request.transformations:
-        progress.phase("fit transformations")
+        progress.begin_phase("fit transformations")
         entry = fit_transformations(engine, rows, plan.assignment, manifest, directory)
         manifest = replace(manifest, transformations=entry)
     return manifest, None if audited is None else audited.report
@@ -220,10 +220,10 @@ def publish(
     directory: str,
     sources: Sequence[Source],
 ) -> Manifest:
-    """Write the format's own files, then the manifest atomically; return it.
+    """Write the format's metadata files, then write the manifest atomically and return it.
 
     Raises:
-        WriteConflict: This export may not be published any more.
+        WriteConflict: This export may no longer be published.
     """
     format_files = request.format.finish(directory, manifest)
     manifest = replace(
@@ -240,7 +240,7 @@ def publish(
             hint="export again; omit version= to create the next version",
         )
     if storage_for(directory).needs_claims:
-        # Another registry may have removed shards before; from here on none is removed.
+        # Another registry may have removed shards. From here on, no registry removes any.
         for split in manifest.splits:
             check_shards(directory, split)
     write_manifest(directory, manifest)
@@ -250,10 +250,10 @@ def publish(
 def _audit_rows(
     engine: Engine, rows: HashedRows, request: ExportRequest, checks: ExportChecks
 ) -> tuple[HashedRows, AuditOutcome | None]:
-    """Return the rows to export, and the outcome if the rows were checked.
+    """Check the expectations; return the rows to export, and the outcome if rows were checked.
 
     Raises:
-        ValidationFailed: An expectation failed under "strict".
+        ValidationFailed: An expectation failed under the policy "strict".
     """
     if not checks.expectations or checks.validation == "off":
         return rows, None
@@ -272,7 +272,7 @@ def _audit_rows(
 
 
 def _write_quarantined(engine: Engine, rows: Relation, *, directory: str) -> None:
-    """Write the quarantined rows as Parquet in the directory of the dataset."""
+    """Write the quarantined rows to a Parquet file in the dataset directory."""
     names = [name for name in rows.schema.names if not name.startswith("__fs_")]
     columns = engine.select(rows, dict(zip(names, names, strict=True)))
     engine.stage(columns, os.path.join(directory, QUARANTINE))
@@ -287,25 +287,28 @@ def _register_report(session: Session, report: ValidationReport | None, manifest
 
 
 class ExportProgress:
-    """Reports ``(phase, completed rows, total rows)``; both are 0 in phases without row counts."""
+    """A reporter of export progress.
+
+    It reports ``(phase, completed rows, total rows)``; phases without row counts report 0 rows.
+    """
 
     def __init__(self, report: Report | None) -> None:
         self._report = report
 
-    def phase(self, name: str) -> None:
-        """Begin a phase."""
+    def begin_phase(self, name: str) -> None:
+        """Report the start of a phase."""
         if self._report is not None:
             self._report(name, 0, 0)
 
     @contextmanager
-    def writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
-        """Report the written rows while the block runs, estimated from the bytes in ``directory``."""
+    def report_writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
+        """Report written rows while the context is open, estimated from the size of ``directory``."""
         if self._report is None:
             yield
             return
         stop = threading.Event()
         watcher = threading.Thread(
-            target=self._watch,
+            target=self._poll_bytes,
             args=(stop, directory, rows, max(bytes_per_row, 1.0)),
             name="export-progress",
             daemon=True,
@@ -318,7 +321,7 @@ class ExportProgress:
             watcher.join()
         self._report("write shards", rows, rows)
 
-    def _watch(
+    def _poll_bytes(
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
         assert self._report is not None
@@ -330,21 +333,21 @@ class ExportProgress:
 
 @contextmanager
 def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
-    """Report the progress of an export.
+    """Return a context that reports the progress of an export.
 
-    True draws a bar, None draws one on a terminal, a function is called.
+    True draws a progress bar, None draws one only on a terminal, and a function receives reports.
     """
     if callable(progress):
         yield ExportProgress(progress)
     elif progress or (progress is None and sys.stderr.isatty()):
-        with _bar() as report:
+        with _draw_bar() as report:
             yield ExportProgress(report)
     else:
         yield ExportProgress(None)
 
 
 @contextmanager
-def _bar() -> Iterator[Report]:
+def _draw_bar() -> Iterator[Report]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,6 +1,6 @@
-"""TrainingDataset: the handle of one finished dataset.
+"""TrainingDataset: the handle of a finished dataset.
 
-On a worker it needs only the path of the dataset, no store.
+Workers can open a dataset by its path, without a connection to the store.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class TrainingDataset(ModelInputs):
     ``path_of("train")`` or ``url_of("train")``."""
     manifest: Manifest = field(repr=False)
     session: Session | None = field(default=None, repr=False, compare=False)
-    # Collects the settings of each matrix; experiment runs record them.
+    # The settings of each matrix read from this dataset, which experiment runs record.
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
     ) -> TrainingDataset:
-        """Open a dataset by its directory or URI; needs no registry, DuckDB or Spark.
+        """Open a dataset by its directory or URI, without a registry, DuckDB or Spark.
 
         Args:
             path: The directory of a version, such as "s3://bucket/store/trainingdatasets/late/v1".
             storage_options: Settings of the bucket; by default those of the environment.
 
         Raises:
-            TrainingDatasetNotFound: The directory has no manifest, so no finished dataset.
+            TrainingDatasetNotFound: The directory has no manifest of a finished dataset.
 
         >>> path = store.get_training_dataset("late_flights").path
         >>> TrainingDataset.open(path).num_rows("train")
@@ -116,7 +116,7 @@ class TrainingDataset(ModelInputs):
         return tuple(split.name for split in self.manifest.splits)
 
     def path_of(self, split: str) -> str:
-        """Return the directory of a split's files, for Spark, globs and other readers.
+        """Return the directory of a split, for Spark, globs and other readers.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.path_of("train") == dataset.path + "/train"
@@ -128,7 +128,7 @@ class TrainingDataset(ModelInputs):
         return files.resolve_inside(self.path, self.manifest.split(split).name)
 
     def url_of(self, split: str) -> str:
-        """Return the directory of a split as a URL, as petastorm's own readers expect it.
+        """Return the directory of a split as a URL, which petastorm readers require.
 
         A petastorm dataset is one split: its readers refuse the parent directory.
 
@@ -158,9 +158,7 @@ class TrainingDataset(ModelInputs):
 
     @property
     def label_proportions(self) -> dict[str, dict[str, dict[str, float]]]:
-        """The share of each value of each label, per split.
-
-        ``{split: {label: {value: share}}}``.
+        """The proportion of each label value as ``{split: {label: {value: proportion}}}``.
 
         >>> store.get_training_dataset("late_flights").label_proportions
         {'train': {'late': {'false': 0.5, 'true': 0.5}}}
@@ -195,12 +193,12 @@ class TrainingDataset(ModelInputs):
 
     @property
     def class_weights(self) -> dict[Any, Any]:
-        """The balanced weight of each class of the training split: rows / (classes * its rows).
+        """The balanced class weights of the training split: rows / (classes * rows of the class).
 
-        ``{class: weight}``, or ``{label: {class: weight}}`` for several labels. Classes are the
-        values that ``reader`` yields: 0 and 1 for booleans, and codes from 0 for a label whose
-        transformation encodes it. Rows without a label do not count.
-        ``reader(..., class_weights="balanced")`` applies them.
+        The weights are ``{class: weight}``, or ``{label: {class: weight}}`` for several labels.
+        Classes are the values that ``reader`` yields: 0 and 1 for booleans, and codes from 0 for a
+        label that a transformation encodes. Rows without a label are ignored.
+        ``reader(..., class_weights="balanced")`` applies these weights.
 
         >>> store.get_training_dataset("late_flights").class_weights
         {0: 1.0, 1: 1.0}
@@ -219,18 +217,19 @@ class TrainingDataset(ModelInputs):
     ) -> Matrix:
         """Return a split as arrays, for models that train on a complete table.
 
-        ``x`` is float32 of shape (rows, inputs), ``y`` the label, ``names`` the names of the
-        inputs. Rows are in canonical order; null is NaN; each cell of a list, an image or a one-hot
-        code is a column. The values equal those of the readers.
+        ``x`` is a float32 array of shape (rows, inputs), ``y`` contains the label, and ``names``
+        the input names. Rows are in canonical order, and nulls are NaN. Each element of a list, an
+        image or a one-hot vector is a column. The values equal those that readers yield.
 
         Args:
             split: Name of the split.
-            columns: The input columns; None means all columns with the role of an input.
+            columns: The input columns; None means all columns that have the role input.
             transformed: None applies the transformations that the dataset was created with, if
-                any; False returns the stored values; pass the result of ``fit`` to apply it.
+                any; False returns the stored values; a result of ``fit`` applies these
+                transformations.
 
         Raises:
-            UnsupportedType: Inputs are strings or times; all are listed.
+            UnsupportedType: Inputs are strings or times; the message lists all of them.
 
         >>> x, y, names = store.get_training_dataset("late_flights").matrix("train")
         >>> names, x.dtype, x.shape, y.shape
@@ -263,10 +262,11 @@ class TrainingDataset(ModelInputs):
         return split_frame(self, split)
 
     def verify(self, *, recompute: bool = False) -> VerifyReport:
-        """Read all files again and report what differs from the manifest.
+        """Read all files and report differences from the manifest.
 
         Args:
-            recompute: Also run the plan again at the pinned Delta versions and compare every byte.
+            recompute: Whether to also run the plan at the pinned Delta versions and compare every
+                byte.
 
         >>> print(store.get_training_dataset("late_flights").verify(recompute=True))
         late_flights version 1: ok, 4 rows, 2 files
@@ -282,13 +282,13 @@ class TrainingDataset(ModelInputs):
     def download(self, path: str | os.PathLike[str]) -> TrainingDataset:
         """Copy the dataset to a local directory and open the copy.
 
-        Each file is checked against the manifest, which is written last. An interrupted call can
-        be repeated and continues. Use it for programs that read local files only (TensorFlow's
-        TFRecordDataset, petastorm) when the dataset is at a URI.
+        Each file is checked against the manifest, which is written last. Repeat an interrupted call
+        to continue the download. It allows programs that read only local files (TensorFlow's
+        TFRecordDataset, petastorm) to use a dataset at a URI.
 
         Raises:
-            InvalidArgument: The directory holds another dataset.
-            DatasetDamaged: A file does not have the SHA-256 of the manifest.
+            InvalidArgument: The directory contains another dataset.
+            DatasetDamaged: The SHA-256 of a file differs from the manifest.
 
         >>> copy = store.get_training_dataset("late_flights").download("late-flights-here")
         >>> copy.verify().ok
@@ -300,9 +300,9 @@ class TrainingDataset(ModelInputs):
         return TrainingDataset(directory, self.manifest, self.session)
 
     def drift(self) -> DatasetDrift:
-        """Return what changed in the feature groups that the dataset was created from.
+        """Return the drift of the feature groups that the dataset was created from.
 
-        Compares their statistics at the pinned Delta versions with their present statistics.
+        It compares their statistics at the pinned Delta versions with their current statistics.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.drift().stale
@@ -325,13 +325,16 @@ class TrainingDataset(ModelInputs):
 
     @property
     def stale(self) -> bool | None:
-        """Whether a source changed since, from the logs only; None if opened by path."""
+        """Whether a source has changed since the export; None if the dataset was opened by path.
+
+        Only logs are read.
+        """
         from featurestore.training.comparison import is_stale
 
         return None if self.session is None else is_stale(self.session, self.manifest)
 
     def diff(self, other: TrainingDataset) -> DatasetDiff:
-        """Return what changed from this dataset to another: columns, sources, rows, statistics.
+        """Compare the columns, sources, rows and statistics of this dataset with another one.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> print(dataset.diff(dataset))
@@ -353,7 +356,7 @@ class TrainingDataset(ModelInputs):
         return find_format(self.manifest.data_format).feature_spec(self.manifest)
 
     def statistics(self, split: str) -> Statistics:
-        """Return the statistics of a split, computed at export, or now if the export skipped them.
+        """Return the statistics of a split; compute them if the export did not.
 
         >>> store.get_training_dataset("late_flights").statistics("train").column("seats").mean
         150.0
@@ -362,9 +365,9 @@ class TrainingDataset(ModelInputs):
 
         entry = self.manifest.statistics.get(self.manifest.split(split).name)
         if entry is None:
-            from featurestore.training.export.split_statistics import count
+            from featurestore.training.export.split_statistics import count_split_statistics
 
-            return count(self, split)
+            return count_split_statistics(self, split)
         path = files.resolve_inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
@@ -392,18 +395,22 @@ class TrainingDataset(ModelInputs):
     ) -> Reader:
         """Return the reader of a split.
 
-        ``class_weights`` become sample weights, in every framework and strategy: "balanced" (of the
-        training split), ``{class: weight}``, or ``{label: {class: weight}}`` for several labels.
-        They multiply a weight column; padding has the weight 0.
+        The reader yields each row exactly once, in equal numbers of steps for any number of workers
+        (see docs/training.md).
 
-        ``cache`` is a local folder for copies of the shards, shared by all workers of a machine:
-        each shard is fetched once and checked, and above ``cache_bytes`` the least recently used
-        ones are removed. Without it random-access TFRecord at a URI is read by ranges with
-        prefetching; shards of other formats go through ``$XDG_CACHE_HOME/featurestore/shards``.
+        ``class_weights`` become sample weights in every framework and strategy. They are
+        "balanced" (computed from the training split), ``{class: weight}``, or
+        ``{label: {class: weight}}`` for several labels. They are multiplied by the weight column,
+        if any; padding has the weight 0.
 
-        Equal steps, exactly once, any worker count (see docs/training.md). ``transformed``: None
-        applies the transformations that the dataset was created with, if any; False returns the
-        stored values; pass the result of ``fit`` to apply it.
+        ``cache`` is a local folder for copies of the shards, which all workers of a machine share.
+        Each shard is fetched and checked once. If the cache exceeds ``cache_bytes``, the least
+        recently used shards are removed. Without ``cache``, random-access TFRecord at a URI is read
+        by range requests with prefetching, and shards of other formats are cached in
+        ``$XDG_CACHE_HOME/featurestore/shards``.
+
+        ``transformed``: None applies the transformations that the dataset was created with, if any;
+        False returns the stored values; a result of ``fit`` applies these transformations.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.reader("train", global_batch_size=2).steps_per_epoch
@@ -436,9 +443,9 @@ class TrainingDataset(ModelInputs):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> tuple[Reader, int, int]:
-        """Return (reader, epoch, step) for a state of ``reader.state``; ``cache`` as in ``reader``.
+        """Return (reader, epoch, step) for a state that ``reader.state`` returned.
 
-        A state of another manifest is refused.
+        The state must belong to the manifest of this dataset. ``reader`` describes ``cache``.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> state = dataset.reader("train", global_batch_size=2).state(epoch=0, step=1)
@@ -463,7 +470,7 @@ class TrainingDataset(ModelInputs):
     def petastorm_reader(
         self, split: str, *, worker: int = 0, workers: int = 1, **options: Any
     ) -> Any:
-        """Return petastorm's own batch reader over one worker's row groups of a split.
+        """Return a petastorm batch reader of one worker's row groups of a split.
 
         Args:
             split: Name of the split.

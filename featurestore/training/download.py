@@ -1,4 +1,4 @@
-"""Resumable download of a dataset into a local directory."""
+"""Resumable download of a dataset to a local directory."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PARALLEL_FILES = 4
 def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
     """Copy the files of a dataset to a local directory and return its path.
 
-    The manifest is written last: until then the directory is not a dataset. Existing files with the
-    SHA-256 of the manifest are not fetched again, so an interrupted call can be repeated. Bytes
-    that differ from the manifest are never written under the final name.
+    The manifest is written last; until then, the directory is not a dataset. Existing files whose
+    SHA-256 matches the manifest are not fetched again, so an interrupted call can be repeated.
+    Bytes that do not match the manifest are never written under the final name.
 
     Args:
         manifest: The manifest of the dataset.
         read_bytes: Yields the bytes of a file; called from several threads.
-        target: A directory, created if missing; empty, or of an earlier download.
+        target: A directory that is missing, empty, or contains an earlier download.
 
     Raises:
-        InvalidArgument: The directory holds another dataset, or other files.
-        DatasetDamaged: A file does not have the SHA-256 of the manifest.
+        InvalidArgument: The directory contains another dataset, or other files.
+        DatasetDamaged: The SHA-256 of a file differs from the manifest.
         StorageError: A file cannot be read or written.
     """
     directory = files.local_directory(target)
@@ -50,7 +50,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
             write_verified(read_bytes(path), target_path, sha256=expected_hashes[path])
 
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
-        # The first failure cancels the downloads that are still queued.
+        # If a download fails, cancel the queued ones.
         downloads = [pool.submit(get, path) for path in expected_hashes]
         try:
             for future in downloads:
@@ -63,7 +63,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
 
 
 def _check_directory(directory: str, expected_paths: list[str]) -> None:
-    """Raise before the first write if the directory holds files of no download."""
+    """Raise InvalidArgument if the directory contains files that no download has written."""
     expected_names = {path.partition("/")[0] for path in expected_paths}
     for name in files.list_directory(directory):
         if name not in expected_names and not name.endswith(".tmp"):
@@ -74,7 +74,7 @@ def _check_directory(directory: str, expected_paths: list[str]) -> None:
 
 
 def stored_bytes(directory: str) -> ByteReader:
-    """Return a reader of the files of a dataset's directory or URI, for ``download``."""
+    """Return a function for ``download`` that reads dataset files from a directory or URI."""
 
     def read_bytes(path: str) -> Iterator[bytes]:
         return files.read_chunks(os.path.join(directory, path))
@@ -83,7 +83,7 @@ def stored_bytes(directory: str) -> ByteReader:
 
 
 def manifest_hashes(manifest: Manifest) -> dict[str, str]:
-    """Return the SHA-256 of each file in a manifest, by its path."""
+    """Return the SHA-256 of each manifest file, by path."""
     hashes = {}
     for split in manifest.splits:
         for shard in split.shards:

@@ -124,22 +124,23 @@ def matrix(
         NullsInColumns: Labels, or values inside lists, are null.
     """
     inputs = [
-        _Input(column, _form(column, transform)) for column in _input_columns(manifest, columns)
+        _Input(column, _value_form(column, transform))
+        for column in _input_columns(manifest, columns)
     ]
     _check_numeric(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
     rows = manifest.split(split).rows
-    x = np.empty((rows, sum(each.cells for each in inputs)), dtype=np.float32)
+    x = np.empty((rows, sum(input_column.cells for input_column in inputs)), dtype=np.float32)
     label_batches: dict[str, list[npt.NDArray[Any]]] = {label.name: [] for label in labels}
-    column_names = [*(each.column.name for each in inputs), *label_batches]
+    column_names = [*(input_column.column.name for input_column in inputs), *label_batches]
     start = 0
     for batch in split_batches(directory, manifest, split, columns=column_names):
         stop = start + batch.num_rows
-        _fill(x[start:stop], batch, inputs, transform)
+        _fill_inputs(x[start:stop], batch, inputs, transform)
         for name, values in label_batches.items():
             values.append(_label(batch.column(name), name, transform))
         start = stop
-    names = [name for each in inputs for name in each.names]
+    names = [name for input_column in inputs for name in input_column.names]
     return Matrix(x, _stack_labels(list(label_batches.values())), tuple(names))
 
 
@@ -187,7 +188,7 @@ class _Input:
         return dtype.kind != "O" and -1 not in shape
 
 
-def _form(
+def _value_form(
     column: ManifestColumn, transform: Transformations | None
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the numpy type and shape of one value; times count as objects."""
@@ -218,12 +219,14 @@ def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[Ma
 def _check_numeric(inputs: Sequence[_Input]) -> None:
     """Refuse strings, times and lists of varying length; the error lists all of them."""
     unsupported = [
-        f"{each.column.name} ({type_from_json(each.column.type)})"
-        for each in inputs
-        if not each.is_number
+        f"{input_column.column.name} ({type_from_json(input_column.column.type)})"
+        for input_column in inputs
+        if not input_column.is_number
     ]
     if unsupported:
-        numeric_names = [each.column.name for each in inputs if each.is_number]
+        numeric_names = [
+            input_column.column.name for input_column in inputs if input_column.is_number
+        ]
         raise UnsupportedType(
             f"A matrix of float32 cannot hold {listing(unsupported, limit=50)}.",
             hint=f"matrix(split, columns={numeric_names}), or convert them to numbers: "
@@ -231,7 +234,7 @@ def _check_numeric(inputs: Sequence[_Input]) -> None:
         )
 
 
-def _fill(
+def _fill_inputs(
     x: npt.NDArray[np.float32],
     batch: Any,
     inputs: Sequence[_Input],
@@ -239,8 +242,8 @@ def _fill(
 ) -> None:
     """Write the inputs of a batch into rows of the matrix; null is NaN."""
     position = 0
-    for each in inputs:
-        name = each.column.name
+    for input_column in inputs:
+        name = input_column.column.name
         values, present = to_numpy(batch.column(name), name=name)
         if transform is not None and name in transform:
             values = transform.apply_chain(name, values, present)

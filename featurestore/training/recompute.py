@@ -81,7 +81,7 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, f"cannot be recomputed: {error.message}")
         return
-    yield from _differences(manifest, recomputed)
+    yield from _compare_shards(manifest, recomputed)
 
 
 def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Manifest:
@@ -125,7 +125,7 @@ def _request(manifest: Manifest) -> ExportRequest:
     )
 
 
-def _differences(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
+def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
     if recomputed.layout != manifest.layout:
         yield Problem(MANIFEST_FILE, "recomputed rows need another layout")
     for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):

@@ -98,7 +98,7 @@ def fit_columns(
     for column in requested_columns:
         column = replace(column, narrow=manifest.column(column.name).tf_type == "float32")
         columns.append(column)
-        statistics_by_name[column.name] = _narrowed(
+        statistics_by_name[column.name] = _round_extremes(
             statistics.get(column.name), narrow=column.narrow
         )
         chains[column.name] = fit_without_rows(column, statistics_by_name[column.name])
@@ -117,7 +117,7 @@ def fit_columns(
     return tuple(fitted)
 
 
-def _narrowed(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatistics | None:
+def _round_extremes(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatistics | None:
     """Return statistics whose minimum and maximum are rounded as in the files."""
     if column is None or not narrow:
         return column

@@ -101,7 +101,7 @@ def verify(directory: str, manifest: Manifest) -> VerifyReport:
     notes: list[str] = []
     if not problems:
         dataset_format = find_format(manifest.data_format)
-        notes += unchecked(manifest, dataset_format)
+        notes += list_unchecked(manifest, dataset_format)
         if dataset_format.refuse_reading(manifest.layout) is None:
             problems += row_problems(directory, manifest)
     rows, size, count = 0, 0, len(manifest.files)
@@ -167,7 +167,7 @@ def shard_problems(
     shard_file = ManifestFile(shard.path, shard.bytes, shard.sha256)
     for file in (shard_file, *shard.sidecars):
         yield from file_problems(directory, manifest, file)
-    if _absence(directory, shard.path) is not None:
+    if _missing_reason(directory, shard.path) is not None:
         return
     with ExitStack() as stack:
         try:
@@ -181,7 +181,7 @@ def shard_problems(
 
 def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
     """Compare the size and SHA-256 of a file with the manifest; report the first difference."""
-    absent = _absence(directory, file.path)
+    absent = _missing_reason(directory, file.path)
     if absent is not None:
         yield Problem(file.path, absent)
         return
@@ -199,7 +199,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
         yield Problem(file.path, f"holds the bytes of {owner!r}", 0)
         return
     stated = manifest.prefixes.get(file.path, [])
-    first = PIECE_BYTES * _equal_prefixes(digest.prefixes, stated)
+    first = PIECE_BYTES * _count_equal_prefixes(digest.prefixes, stated)
     end = min(first + PIECE_BYTES, size) if stated else size
     yield Problem(file.path, f"{_DIGEST_DIFFERS}, first before byte {end:,}", first)
 
@@ -210,7 +210,7 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
         for entry in (statistics, statistics.get("sample")):
             if not entry:
                 continue
-            absent = _absence(directory, entry["path"])
+            absent = _missing_reason(directory, entry["path"])
             if absent is not None:
                 yield Problem(entry["path"], absent)
             elif files.sha256(os.path.join(directory, entry["path"])) != entry["sha256"]:
@@ -227,14 +227,14 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Pro
     if manifest.transformations is not None:
         expected[manifest.transformations["path"]] = manifest.transformations["sha256"]
     for path, sha256 in expected.items():
-        absent = _absence(directory, path)
+        absent = _missing_reason(directory, path)
         if absent is not None:
             yield Problem(path, absent)
         elif files.sha256(os.path.join(directory, path)) != sha256:
             yield Problem(path, "its SHA-256 differs from its file name", 0)
 
 
-def _absence(directory: str, relative: str) -> str | None:
+def _missing_reason(directory: str, relative: str) -> str | None:
     """Return why a file cannot be checked; None if it can."""
     try:
         path = files.resolve_inside(directory, relative)
@@ -252,7 +252,7 @@ def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
     return None
 
 
-def _equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
+def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
     """Return the number of blocks before the first that differs."""
     for index, (digest, expected) in enumerate(zip(digests, expected_digests, strict=False)):
         if digest != expected:
@@ -260,7 +260,7 @@ def _equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
     return len(expected_digests)
 
 
-def unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterator[str]:
+def list_unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterator[str]:
     """Yield the checks that are not possible without running the plan again, with the reason."""
     refusal = dataset_format.refuse_reading(manifest.layout)
     if refusal is not None:
@@ -330,11 +330,11 @@ class _SplitScan:
         """Yield the problems of the next rows."""
         manifest = self._manifest
         hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
-        if self._possible.order and self._sorted and not self._follow(hashes):
+        if self._possible.order and self._sorted and not self._continues_hash_order(hashes):
             self._sorted = False  # one break causes more; only the first is reported
-            yield self._near("rows are not in the order of their hash")
-        if self._possible.split and not self._belong(batch, hashes):
-            yield self._near("has rows that the split rule assigns to another split,")
+            yield self._problem_near("rows are not in the order of their hash")
+        if self._possible.split and not self._matches_split(batch, hashes):
+            yield self._problem_near("has rows that the split rule assigns to another split,")
         if self._possible.distinct:
             self._digests.append(row_hash(batch, seed=0))
         self._row += batch.num_rows
@@ -345,7 +345,7 @@ class _SplitScan:
             return np.empty(0, dtype=np.uint64)
         return np.unique(np.concatenate(self._digests))
 
-    def _follow(self, hashes: UInt64s) -> bool:
+    def _continues_hash_order(self, hashes: UInt64s) -> bool:
         """Return whether rows follow the previous ones in the order of their hash."""
         if not len(hashes):
             return True
@@ -353,13 +353,13 @@ class _SplitScan:
         self._last_hash = int(hashes[-1])
         return after_last and bool((hashes[1:] >= hashes[:-1]).all())
 
-    def _belong(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
+    def _matches_split(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
         """Return whether the rule assigns all rows to this split."""
         seed = self._manifest.seed
         groups = assign_groups(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
         return bool((groups == self._number).all())
 
-    def _near(self, message: str) -> Problem:
+    def _problem_near(self, message: str) -> Problem:
         return Problem(self._name, f"{message} near row {self._row:,}")
 
 

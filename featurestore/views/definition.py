@@ -44,7 +44,7 @@ from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.publication import Publication, make_directory
-from featurestore.training.export.assignment import as_columns
+from featurestore.training.export.assignment import to_column_names
 from featurestore.transform.fit import chains_to_json
 from featurestore.transform.steps import Chain
 from featurestore.usersql import check_column_expression
@@ -91,7 +91,7 @@ def define(
         version=1,
         steps=tuple(steps),
         labels=label_group,
-        label=as_columns(label),
+        label=to_column_names(label),
         label_time=label_time,
         description=description,
         tags=dict(tags),

@@ -65,14 +65,14 @@ def boundaries_of(
 ) -> tuple[dict[int, list[Boundary]], list[int]]:
     """Return the boundaries, and by how many bits each pass counted."""
     histograms = accumulated(HistogramAccumulator(bits), hashed)
-    search = BoundarySearch.among(histograms, ranks, bits=bits)
+    search = BoundarySearch.from_histograms(histograms, ranks, bits=bits)
     passes = [bits]
-    while not search.is_over:
+    while not search.is_complete:
         passes.append(search.next_bits(most))
         counts = accumulated(RangeAccumulator(RowsInRanges(search.ranges, passes[-1])), hashed)
         ranges = sum(map(len, search.ranges.starts.values()))
         assert sum(len(each.starts) for each in counts.values()) <= max(most, 2 * ranges)
-        search = search.narrowed(counts, passes[-1])
+        search = search.narrow(counts, passes[-1])
     return search.boundaries(), passes
 
 

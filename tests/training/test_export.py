@@ -306,8 +306,8 @@ def test_shard_count_targets_128_mib_in_multiples_of_8(
 ) -> None:
     asked = TrainingDatasetRequest(name="d", data_format="parquet")
     request = check_request(asked, schema=pa.schema([("x", pa.int64())]))
-    assert request.shards_of(rows, bytes_per_row=bytes_per_row) == expected
-    assert replace(request, rows_per_shard=7).shards_of(50, bytes_per_row=1) == 8
+    assert request.choose_shard_count(rows, bytes_per_row=bytes_per_row) == expected
+    assert replace(request, rows_per_shard=7).choose_shard_count(50, bytes_per_row=1) == 8
 
 
 def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None:

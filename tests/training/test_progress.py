@@ -43,7 +43,7 @@ def test_progress_rows_estimated_from_bytes_on_disk(
         if done < 30:  # what a writer elsewhere does
             (tmp_path / "shard").write_bytes(bytes(100 * (done + 10)))
 
-    with ExportProgress(listen).writing(str(tmp_path), rows=100, bytes_per_row=100):
+    with ExportProgress(listen).report_writing(str(tmp_path), rows=100, bytes_per_row=100):
         while not heard or heard[-1] < 30:
             pass
     assert heard == sorted(heard)

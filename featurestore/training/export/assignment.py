@@ -1,7 +1,7 @@
 """The assignment of rows to splits and shards.
 
-A rule assigns rows to splits: by row hash, by columns, by time, or by rank in a class. Inside a
-split, the boundaries between hashes decide the shard.
+A rule assigns rows to splits by row hash, by columns, by time, or by rank within a class. Within a
+split, hash boundaries determine the shard of a row.
 """
 
 from __future__ import annotations
@@ -52,16 +52,17 @@ class SplitRule:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the rule reads in addition to the key."""
+        """The columns that the rule needs in addition to the key."""
         if isinstance(self.rule, TimeSplit):
             return (self.rule.column, *self.split_columns, *self.stratify)
         return (*self.split_columns, *self.stratify)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the rule for the manifest."""
+        """Convert the rule to JSON for the manifest."""
         if isinstance(self.rule, TimeSplit):
             ranges = {
-                name: [_time_json(start), _time_json(end)] for name, start, end in self.rule.ranges
+                name: [_format_time(start), _format_time(end)]
+                for name, start, end in self.rule.ranges
             }
             return {"time": self.rule.column, "ranges": ranges}
         return {
@@ -72,7 +73,7 @@ class SplitRule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SplitRule:
-        """Return the rule that ``to_json`` wrote."""
+        """Parse the JSON that ``to_json`` returned."""
         if "time" in data:
             ranges = {name: (start, end) for name, (start, end) in data["ranges"].items()}
             return cls(TimeSplit(data["time"], ranges))
@@ -80,24 +81,24 @@ class SplitRule:
         return cls(FractionSplit(fractions), tuple(data["split_by"]), tuple(data["stratify"]))
 
 
-def make_rule(
+def build_split_rule(
     splits: Mapping[str, float] | TimeSplit | None,
     *,
     split_by: str | Sequence[str] | None,
     stratify: str | Sequence[str] | None,
     schema: pa.Schema,
 ) -> SplitRule:
-    """Return the rule of a ``create_training_dataset`` call.
+    """Build the split rule from the arguments of ``create_training_dataset``.
 
     Raises:
         InvalidSplit: Arguments exclude each other, or fractions are invalid.
         InvalidArgument: Columns do not exist or are not times.
 
     >>> schema = pa.schema([("user", pa.int64())])
-    >>> make_rule({"train": 0.8, "test": 0.2}, split_by="user", stratify=None, schema=schema).names
+    >>> build_split_rule({"train": 0.8, "test": 0.2}, split_by="user", stratify=None, schema=schema).names
     ('train', 'test')
     """
-    split_columns, stratify_columns = as_columns(split_by), as_columns(stratify)
+    split_columns, stratify_columns = to_column_names(split_by), to_column_names(stratify)
     if split_columns and stratify_columns:
         raise InvalidSplit("split_by and stratify exclude each other.", hint="pass one of them")
     if isinstance(splits, TimeSplit) and (split_columns or stratify_columns):
@@ -105,7 +106,7 @@ def make_rule(
             "TimeSplit does not support split_by or stratify.",
             hint="omit split_by= and stratify=",
         )
-    rule = SplitRule(_rule(splits), split_columns, stratify_columns)
+    rule = SplitRule(_parse_splits(splits), split_columns, stratify_columns)
     check_columns(split_columns, schema=schema, argument="split_by")
     check_columns(stratify_columns, schema=schema, argument="stratify")
     check_columns(rule.columns, schema=schema, argument="splits")
@@ -118,7 +119,7 @@ def make_rule(
     return rule
 
 
-def _rule(splits: Mapping[str, float] | TimeSplit | None) -> FractionSplit | TimeSplit:
+def _parse_splits(splits: Mapping[str, float] | TimeSplit | None) -> FractionSplit | TimeSplit:
     if splits is None:
         return FractionSplit((("train", 1.0),))
     if isinstance(splits, TimeSplit):
@@ -130,10 +131,10 @@ def _rule(splits: Mapping[str, float] | TimeSplit | None) -> FractionSplit | Tim
     )
 
 
-def as_columns(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return a name or a sequence of names as a tuple.
+def to_column_names(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Convert a column name or a sequence of names to a tuple.
 
-    >>> as_columns("user"), as_columns(None)
+    >>> to_column_names("user"), to_column_names(None)
     (('user',), ())
     """
     if value is None:
@@ -156,7 +157,7 @@ def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -
 
 
 def assign_groups(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, seed: int) -> Int64s:
-    """Return the group of each row: the number of its split, or with ``stratify`` its class.
+    """Return the group of each row: the split number, or the class number with ``stratify``.
 
     Rows outside all ranges of a TimeSplit get ``UNCOVERED``.
     """
@@ -168,32 +169,32 @@ def assign_groups(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, se
         return np.zeros(len(hashes), dtype=np.int64)
     if rule.split_columns:
         hashes = row_hash(batch, columns=rule.split_columns, seed=seed)
-    return np.searchsorted(thresholds(rule.rule), hashes, side="right").astype(np.int64)
+    return np.searchsorted(split_thresholds(rule.rule), hashes, side="right").astype(np.int64)
 
 
-def thresholds(rule: FractionSplit) -> UInt64s:
-    """Return the hashes at which the second and later splits begin: cumulative fractions of 2**64.
+def split_thresholds(rule: FractionSplit) -> UInt64s:
+    """Return the first hash of each split but the first: cumulative fractions of 2**64.
 
     >>> thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
     True
     """
-    starts = [min(round(end * 2**64), 2**64 - 1) for end in _ends(rule)]
+    starts = [min(round(end * 2**64), 2**64 - 1) for end in _cumulative_fractions(rule)]
     return np.array(starts, dtype=np.uint64)
 
 
-def class_ends(rows: int, rule: SplitRule) -> list[int]:
-    """Return the rank at which each split of a class ends, except the last.
+def split_end_ranks(rows: int, rule: SplitRule) -> list[int]:
+    """Return the rank at which each split but the last ends within a class.
 
-    >>> class_ends(11, SplitRule(FractionSplit((("train", 0.75), ("test", 0.25)))))
+    >>> split_end_ranks(11, SplitRule(FractionSplit((("train", 0.75), ("test", 0.25)))))
     [8]
     """
     if isinstance(rule.rule, TimeSplit):
         raise InvalidSplit("TimeSplit has no classes.")
-    return [round(end * rows) for end in _ends(rule.rule)]
+    return [round(end * rows) for end in _cumulative_fractions(rule.rule)]
 
 
-def _ends(rule: FractionSplit) -> list[float]:
-    """Return the cumulative fractions of the splits, except the last."""
+def _cumulative_fractions(rule: FractionSplit) -> list[float]:
+    """Return the cumulative fractions of all splits but the last."""
     fractions = [fraction for _, fraction in rule.fractions]
     return list(accumulate(fractions))[:-1]
 
@@ -214,13 +215,13 @@ def _groups_by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
     return groups
 
 
-def _time_json(time: datetime | None) -> str | None:
+def _format_time(time: datetime | None) -> str | None:
     return None if time is None else time.isoformat()
 
 
 @dataclass(frozen=True)
 class ClassSplits:
-    """The hashes at which the second and later splits of a class begin.
+    """The first hash of each split but the first, within a class.
 
     Rows with the same hash are in the same split.
     """
@@ -230,19 +231,19 @@ class ClassSplits:
 
 @dataclass(frozen=True)
 class ShardStarts:
-    """The boundaries of the second and later shards of a split, as arrays."""
+    """The start boundaries of all shards of a split but the first, as arrays."""
 
     hashes: UInt64s
     offsets: Int64s
 
     @classmethod
     def from_boundaries(cls, boundaries: Sequence[Boundary]) -> ShardStarts:
-        """Return the arrays of a sequence of boundaries."""
+        """Convert a sequence of boundaries to arrays."""
         hashes = np.array([each.hash for each in boundaries], dtype=np.uint64)
         return cls(hashes, np.array([each.offset for each in boundaries], dtype=np.int64))
 
     def shard_range(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
-        """Return the first and last shard (within the split) that may hold each hash."""
+        """Return the first and last shard (within the split) that may contain each hash."""
         first = np.searchsorted(self.hashes, hashes, side="left")
         last = first.copy()
         if not len(self.hashes):
@@ -250,19 +251,20 @@ class ShardStarts:
         nearest = self.hashes[np.minimum(first, len(self.hashes) - 1)]
         equal = np.flatnonzero(nearest == hashes)
         last[equal] = np.searchsorted(self.hashes, hashes[equal], side="right")
-        # If a shard begins with the first row of a hash, the previous shard has no row of that hash.
+        # If a shard begins with the first row of a hash, the previous shard has no rows of that
+        # hash.
         first[equal] += self.offsets[first[equal]] == 0
         return first, last
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Maps hashed rows to shards, numbered over all splits.
+    """A function that maps hashed rows to shards, which are numbered over all splits.
 
-    The split of a row is its group, or with classes the split of ``classes[group]`` that contains
+    The split of a row is its group or, with classes, the split of ``classes[group]`` that contains
     its hash. ``boundaries[s]`` are the boundaries between the shards of split s, whose first shard
-    has the number ``first_shard[s]``. If a boundary divides the rows of one hash, all of these rows
-    go to every shard that may hold some of them, and each shard writer takes its own.
+    has the number ``first_shard[s]``. If a boundary divides rows with the same hash, every shard
+    that may contain some of these rows receives all of them, and its writer selects its own rows.
     """
 
     first_shard: tuple[int, ...]
@@ -270,11 +272,11 @@ class Assignment:
     classes: Mapping[int, ClassSplits] | None = None
 
     @cached_property
-    def _starts(self) -> tuple[ShardStarts, ...]:
+    def _shard_starts(self) -> tuple[ShardStarts, ...]:
         return tuple(map(ShardStarts.from_boundaries, self.boundaries))
 
-    def split_of(self, groups: Int64s, hashes: UInt64s) -> Int64s:
-        """Return the split of each row, -1 for uncovered ones."""
+    def find_splits(self, groups: Int64s, hashes: UInt64s) -> Int64s:
+        """Return the split of each row, or -1 if no split contains it."""
         if self.classes is None:
             return groups
         splits = np.full(len(groups), -1, dtype=np.int64)
@@ -285,13 +287,13 @@ class Assignment:
         return splits
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows with their shard number instead of the group, without uncovered rows."""
+        """Replace the group of each row by its shard number; drop rows that no split contains."""
         groups, hashes = groups_and_hashes(batch)
-        splits = self.split_of(groups, hashes)
+        splits = self.find_splits(groups, hashes)
         numbers = np.full(len(hashes), -1, dtype=np.int64)
         shared_rows: list[Int64s] = []
         shared_numbers: list[Int64s] = []
-        for split, starts in enumerate(self._starts):
+        for split, starts in enumerate(self._shard_starts):
             split_rows = np.flatnonzero(splits == split)
             first, last = starts.shard_range(hashes[split_rows])
             numbers[split_rows] = self.first_shard[split] + first
@@ -301,15 +303,15 @@ class Assignment:
                 shared_numbers.append(self.first_shard[split] + first[is_shared] + further)
         plain = batch.select([name for name in batch.schema.names if name != GROUP])
         if not shared_rows and (numbers >= 0).all():
-            return _with_shards(plain, numbers)
+            return _replace_group_by_shard(plain, numbers)
         covered = np.flatnonzero(numbers >= 0)
         rows = np.concatenate([covered, *shared_rows])
-        return _with_shards(
+        return _replace_group_by_shard(
             plain.take(pa.array(rows)), np.concatenate([numbers[covered], *shared_numbers])
         )
 
 
-def _with_shards(batch: pa.RecordBatch, numbers: Int64s) -> pa.RecordBatch:
+def _replace_group_by_shard(batch: pa.RecordBatch, numbers: Int64s) -> pa.RecordBatch:
     schema = batch.schema.append(pa.field(SHARD, pa.int32()))
     column = pa.array(numbers.astype(np.int32))
     return pa.RecordBatch.from_arrays([*batch.columns, column], schema=schema)

@@ -1,9 +1,10 @@
-"""Exactly equal shards without a global sort: ranks in hash order become boundaries between shards.
+"""Shard boundaries for equal shards, computed without a global sort.
 
-One pass counts the hashes of each group by their leading bits. The next pass reads only the hash
-ranges that contain a boundary and counts by more bits: all bits, or, if the ranges contain too many
-hashes, as many bits as keep the number of counts small, followed by another pass. The result for
-rank r is a pair (hash, offset): the boundary before the ``offset``-th row with this hash.
+A boundary is a rank in hash order. The first pass counts the hashes of each group by their leading
+bits. The next pass reads only hash ranges that contain a boundary and counts by more bits. It uses
+all bits unless the ranges contain too many hashes. In that case, it uses as many bits as the limit
+on the number of counts allows, and another pass follows. The result for rank r is a pair
+(hash, offset): the boundary before the ``offset``-th row with this hash.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HashSums = dict[int, int]
 
 
 def to_sortable(hashes: UInt64s) -> Int64s:
-    """Return hashes as signed integers in the same order, which every engine can sort."""
+    """Convert hashes to signed integers in the same order, which every engine can sort."""
     flipped: Int64s = (hashes ^ _SIGN).view(np.int64)
     return flipped
 
@@ -52,14 +53,14 @@ def row_hashes(batch: pa.RecordBatch) -> UInt64s:
 
 
 def groups_and_hashes(batch: pa.RecordBatch) -> tuple[Int64s, UInt64s]:
-    """Return groups and row hashes of a hashed batch."""
+    """Return the groups and row hashes of a hashed batch."""
     column = batch.column(batch.schema.get_field_index(GROUP))
     return column.to_numpy(zero_copy_only=False), row_hashes(batch)
 
 
 @dataclass(frozen=True)
 class RangeCounts:
-    """The number of rows of hash ranges, identified by their first hash, in ascending order.
+    """The row counts of hash ranges, which are identified by their first hash, in ascending order.
 
     Empty ranges may be missing.
     """
@@ -68,8 +69,8 @@ class RangeCounts:
     rows: Int64s
 
     @classmethod
-    def of_histogram(cls, histogram: Int64s) -> RangeCounts:
-        """Return the counts of a histogram by leading bits."""
+    def from_histogram(cls, histogram: Int64s) -> RangeCounts:
+        """Convert a histogram over leading bits to range counts."""
         bits = len(histogram).bit_length() - 1
         bins = np.arange(len(histogram), dtype=np.uint64)
         return cls(bins << np.uint64(HASH_BITS - bits), histogram)
@@ -77,14 +78,14 @@ class RangeCounts:
 
 @dataclass(frozen=True)
 class HashRanges:
-    """Ranges of the hashes that share their leading ``bits``, by group: sorted first hashes."""
+    """Hash ranges by group, as sorted first hashes; hashes of a range share leading ``bits``."""
 
     bits: int
     starts: Mapping[int, UInt64s]
 
     @cached_property
     def all_starts(self) -> UInt64s:
-        """The first hashes of all groups' ranges, sorted, each once."""
+        """The sorted distinct first hashes of the ranges of all groups."""
         return np.unique(np.concatenate(list(self.starts.values())))
 
     @cached_property
@@ -93,51 +94,51 @@ class HashRanges:
 
     @cached_property
     def _pairs(self) -> Int64s:
-        """The (group, range) pairs as numbers: group index * number of starts + start index."""
+        """The (group, range) pairs, encoded as group index * number of starts + start index."""
         pairs = []
         for index, group in enumerate(self._groups.tolist()):
             numbers = np.searchsorted(self.all_starts, self.starts[group])
             pairs.append(index * len(self.all_starts) + numbers)
         return np.concatenate(pairs)
 
-    def rows_inside(self, groups: Int64s, hashes: UInt64s) -> Int64s:
-        """Return the indexes of the rows in a range of their group."""
+    def find_rows_inside(self, groups: Int64s, hashes: UInt64s) -> Int64s:
+        """Return the indices of the rows whose hash is in a range of their group."""
         starts = first_hashes(hashes, self.bits)
-        numbers, is_known = _positions(self.all_starts, starts)
+        numbers, is_known = _find_positions(self.all_starts, starts)
         rows = np.flatnonzero(is_known)
-        indexes, is_known = _positions(self._groups, groups[rows])
+        indexes, is_known = _find_positions(self._groups, groups[rows])
         rows = rows[is_known]
         pairs = indexes[is_known] * len(self.all_starts) + numbers[rows]
-        _, is_known = _positions(self._pairs, pairs)
+        _, is_known = _find_positions(self._pairs, pairs)
         return rows[is_known]
 
 
 @dataclass(frozen=True)
 class RowsInRanges:
-    """Filters the rows in some ranges and truncates their hashes to the leading ``bits``."""
+    """A function that selects the rows in hash ranges and truncates hashes to leading ``bits``."""
 
     ranges: HashRanges
     bits: int
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return hash and group of the matching rows."""
+        """Return the hash and group of each matching row."""
         groups, hashes = groups_and_hashes(batch)
-        rows = self.ranges.rows_inside(groups, hashes)
+        rows = self.ranges.find_rows_inside(groups, hashes)
         starts = first_hashes(hashes[rows], self.bits)
         columns = [pa.array(to_sortable(starts)), pa.array(groups[rows].astype(np.int64))]
         return pa.RecordBatch.from_arrays(columns, schema=HASH_COLUMNS)
 
 
 @dataclass
-class LooseCounts:
-    """Rows by hash and group: the sums so far, and tables that are not added yet."""
+class PendingCounts:
+    """Row counts by hash and group: merged counts, and tables that are not merged yet."""
 
     sums: pa.Table = field(default_factory=_COUNTS.empty_table)
     loose: list[pa.Table] = field(default_factory=list)
     loose_rows: int = 0
 
     def add(self, table: pa.Table) -> None:
-        """Append a table; sum all tables once many are pending."""
+        """Append a table of counts; merge all tables once many are pending."""
         self.loose.append(table)
         self.loose_rows += table.num_rows
         many_rows = self.loose_rows > max(_MAX_LOOSE_ROWS, self.sums.num_rows)
@@ -146,11 +147,11 @@ class LooseCounts:
             self.loose, self.loose_rows = [], 0
 
     def total(self) -> pa.Table:
-        """Return all sums, ordered by group and hash."""
+        """Return the merged counts, ordered by group and hash."""
         tables = pa.concat_tables([self.sums, *self.loose])
         if not tables.num_rows:
             return tables
-        # Sorted instead of grouped: Arrow's group_by is slow for numbers whose last bits are all 0.
+        # Sort instead of grouping, since Arrow's group_by is slow for numbers whose low bits are 0.
         in_order = tables.sort_by([(GROUP, "ascending"), (HASH, "ascending")])
         hashes, groups, rows = (in_order[name].to_numpy() for name in _COUNTS.names)
         changes = (groups[1:] != groups[:-1]) | (hashes[1:] != hashes[:-1])
@@ -160,16 +161,16 @@ class LooseCounts:
 
 
 @dataclass(frozen=True)
-class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
-    """Counts the rows in some ranges by group and the leading bits of their hash."""
+class RangeAccumulator(Accumulator[PendingCounts, dict[int, RangeCounts]]):
+    """An accumulator that counts the rows in hash ranges by group and leading hash bits."""
 
     rows: RowsInRanges
 
-    def start(self) -> LooseCounts:
-        """Return no counts."""
-        return LooseCounts()
+    def start(self) -> PendingCounts:
+        """Return empty counts."""
+        return PendingCounts()
 
-    def update(self, state: LooseCounts, batch: pa.RecordBatch) -> LooseCounts:
+    def update(self, state: PendingCounts, batch: pa.RecordBatch) -> PendingCounts:
         """Count the rows of a batch."""
         inside = pa.table(self.rows(batch))
         if inside.num_rows:
@@ -177,14 +178,14 @@ class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
             state.add(inside.append_column(_ROWS, pa.array(ones)))
         return state
 
-    def merge(self, state: LooseCounts, other_state: LooseCounts) -> LooseCounts:
+    def merge(self, state: PendingCounts, other_state: PendingCounts) -> PendingCounts:
         """Add the counts of two states."""
         total = other_state.total()
         if total.num_rows:
             state.add(total)
         return state
 
-    def finish(self, state: LooseCounts) -> dict[int, RangeCounts]:
+    def finish(self, state: PendingCounts) -> dict[int, RangeCounts]:
         """Return the counts of each group."""
         total = state.total()
         groups, first_rows = np.unique(total[GROUP].to_numpy(), return_index=True)
@@ -198,13 +199,15 @@ class RangeAccumulator(Accumulator[LooseCounts, dict[int, RangeCounts]]):
 
 
 def first_hashes(hashes: UInt64s, bits: int) -> UInt64s:
-    """Return for each hash the first hash with the same leading bits."""
+    """Return the first hash with the same leading bits as each hash."""
     mask = (1 << HASH_BITS) - (1 << (HASH_BITS - bits))
     return hashes & np.uint64(mask)
 
 
-def _positions(sorted_values: npt.NDArray[Any], values: npt.NDArray[Any]) -> tuple[Int64s, Bools]:
-    """Return the positions of values in sorted ones, and whether each was present."""
+def _find_positions(
+    sorted_values: npt.NDArray[Any], values: npt.NDArray[Any]
+) -> tuple[Int64s, Bools]:
+    """Return the position of each value in a sorted array, and whether the array contains it."""
     positions = np.searchsorted(sorted_values, values)
     positions[positions == len(sorted_values)] = 0
     return positions, sorted_values[positions] == values
@@ -212,7 +215,7 @@ def _positions(sorted_values: npt.NDArray[Any], values: npt.NDArray[Any]) -> tup
 
 @dataclass(frozen=True)
 class Boundary:
-    """A position in hash order: before the ``offset``-th row (from 0) of those with this hash."""
+    """A position in hash order: before the ``offset``-th row (from 0) with this hash."""
 
     hash: int
     offset: int
@@ -220,15 +223,15 @@ class Boundary:
 
 @dataclass(frozen=True)
 class HistogramAccumulator(Accumulator[Histograms, Histograms]):
-    """Counts the rows of each group by the leading ``bits`` of their hash.
+    """An accumulator that counts the rows of each group by the leading ``bits`` of their hash.
 
-    ``{group: counts of 2**bits bins}``.
+    The result is ``{group: counts of 2**bits bins}``.
     """
 
     bits: int
 
     def start(self) -> Histograms:
-        """Return no counts."""
+        """Return empty counts."""
         return {}
 
     def update(self, state: Histograms, batch: pa.RecordBatch) -> Histograms:
@@ -257,10 +260,13 @@ class HistogramAccumulator(Accumulator[Histograms, Histograms]):
 
 @dataclass(frozen=True)
 class HashSumAccumulator(Accumulator[HashSums, HashSums]):
-    """Sums the hashes of each group modulo 2**64: a fingerprint that ignores the order of rows."""
+    """An accumulator that sums the hashes of each group modulo 2**64.
+
+    The sum is a fingerprint that does not depend on the order of the rows.
+    """
 
     def start(self) -> HashSums:
-        """Return no sums."""
+        """Return empty sums."""
         return {}
 
     def update(self, state: HashSums, batch: pa.RecordBatch) -> HashSums:
@@ -285,17 +291,18 @@ class HashSumAccumulator(Accumulator[HashSums, HashSums]):
 
 @dataclass(frozen=True)
 class RankedRanges:
-    """The hash ranges that contain some ranks.
+    """The hash ranges that contain the requested ranks.
 
-    For each rank: the first hash of its range, the rank inside the range, the rows of the range.
+    For each rank, it has the first hash of the range, the rank within the range, and the number of
+    rows in the range.
     """
 
     starts: UInt64s
     ranks: Int64s
     rows: Int64s
 
-    def narrowed(self, counts: RangeCounts) -> RankedRanges:
-        """Return the counted subranges that contain the ranks."""
+    def narrow(self, counts: RangeCounts) -> RankedRanges:
+        """Return the subranges that contain the ranks, after a pass has counted them."""
         ends = np.cumsum(counts.rows)
         first = np.searchsorted(counts.starts, self.starts)
         ranks = ends[first] - counts.rows[first] + self.ranks
@@ -306,20 +313,20 @@ class RankedRanges:
 
 @dataclass(frozen=True)
 class BoundarySearch:
-    """Searches the boundaries at some ranks in ever narrower hash ranges.
+    """A search for the boundaries at given ranks, which narrows hash ranges in each pass.
 
-    ``ranked_ranges`` are the ranges of each group's ranks; their hashes share their leading
-    ``bits``. At 64 bits a range is a single hash and the search ends.
+    ``ranked_ranges`` are the ranges that contain the ranks of each group. The hashes of a range
+    share their leading ``bits``. At 64 bits, a range is a single hash and the search is complete.
     """
 
     bits: int
     ranked_ranges: Mapping[int, RankedRanges]
 
     @classmethod
-    def among(
+    def from_histograms(
         cls, histograms: Mapping[int, Int64s], ranks: Mapping[int, Sequence[int]], *, bits: int
     ) -> BoundarySearch:
-        """Return the search after the first pass, which counted by leading bits.
+        """Start a search from the histograms that the first pass counted by leading bits.
 
         Ranks satisfy ``0 < rank < rows of the group``.
         """
@@ -333,11 +340,11 @@ class BoundarySearch:
                 np.array(group_ranks, dtype=np.int64),
                 rows,
             )
-            ranked_ranges[group] = everything.narrowed(RangeCounts.of_histogram(histograms[group]))
+            ranked_ranges[group] = everything.narrow(RangeCounts.from_histogram(histograms[group]))
         return cls(bits, ranked_ranges)
 
     @property
-    def is_over(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all boundaries are known."""
         return self.bits == HASH_BITS or not self.ranked_ranges
 
@@ -348,9 +355,10 @@ class BoundarySearch:
         return HashRanges(self.bits, starts)
 
     def next_bits(self, max_counts: int) -> int:
-        """Return the bits of the next pass, so that it returns at most ``max_counts`` counts.
+        """Return the number of bits for the next pass, so that it returns at most ``max_counts``.
 
-        All 64 bits if the ranges have no more rows than that; at least one bit more than now.
+        It is 64 if the ranges have at most ``max_counts`` rows. It increases by at least one bit in
+        each pass.
         """
         range_count, rows = 0, 0
         for group_ranges in self.ranked_ranges.values():
@@ -362,15 +370,15 @@ class BoundarySearch:
         extra_bits = (max_counts // range_count).bit_length() - 1
         return min(self.bits + max(extra_bits, 1), HASH_BITS)
 
-    def narrowed(self, counts: Mapping[int, RangeCounts], bits: int) -> BoundarySearch:
-        """Return the search after a pass that counted the rows of its ranges by more bits."""
+    def narrow(self, counts: Mapping[int, RangeCounts], bits: int) -> BoundarySearch:
+        """Continue the search after a pass that counted the rows of the ranges by more bits."""
         ranked_ranges = {
-            group: ranges.narrowed(counts[group]) for group, ranges in self.ranked_ranges.items()
+            group: ranges.narrow(counts[group]) for group, ranges in self.ranked_ranges.items()
         }
         return BoundarySearch(bits, ranked_ranges)
 
     def boundaries(self) -> dict[int, list[Boundary]]:
-        """Return the boundary at each rank, per group, after the search has ended."""
+        """Return the boundaries at the ranks of each group; the search must be complete."""
         result = {}
         for group, ranges in self.ranked_ranges.items():
             positions = zip(ranges.starts.tolist(), ranges.ranks.tolist(), strict=True)
@@ -379,7 +387,7 @@ class BoundarySearch:
 
 
 def equal_sizes(rows: int, shards: int) -> list[int]:
-    """Return the number of rows of each shard: they differ by at most one, larger ones first.
+    """Divide rows into shards whose sizes differ by at most one, with larger shards first.
 
     >>> equal_sizes(10, 4)
     [3, 3, 2, 2]

@@ -1,8 +1,8 @@
-"""Rows with their hash and group, for repeated passes that read only the columns they need.
+"""Rows with a hash and a group, for repeated passes that read only the columns they need.
 
-An engine with hash functions of its own computes hash and group, their counts, and the shard if it
-depends on the hash alone. The remaining steps, and all steps on other engines, are functions over
-Arrow batches with the same result.
+An engine that implements the row hash computes the hash, the group and their counts. It also
+computes the shard if this depends only on the hash. The remaining steps, and all steps on other
+engines, are functions of Arrow batches with the same results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from featurestore.training.export.assignment import (
     Assignment,
     SplitRule,
     assign_groups,
-    thresholds,
+    split_thresholds,
 )
 from featurestore.training.export.boundaries import (
     GROUP,
@@ -50,9 +50,9 @@ _COUNTING_THREADS = 2
 
 @dataclass(frozen=True)
 class HashRows:
-    """Appends the columns ``HASH`` and ``GROUP`` to record batches.
+    """A function that appends the columns ``HASH`` and ``GROUP`` to record batches.
 
-    Without ``with_columns`` it returns only these two columns.
+    Without ``with_columns``, it returns only these two columns.
     """
 
     rule: SplitRule
@@ -71,13 +71,13 @@ class HashRows:
 
 
 @dataclass(frozen=True)
-class Chained:
-    """A chain of functions over batches, so that rows leave the engine once."""
+class FunctionChain:
+    """A composition of batch functions, so that rows leave the engine only once."""
 
     functions: tuple[BatchFunction, ...]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Apply the functions to a batch."""
+        """Apply the functions to a batch in order."""
         for function in self.functions:
             batch = function(batch)
         return batch
@@ -85,7 +85,7 @@ class Chained:
 
 @dataclass(frozen=True)
 class MappedAccumulator(Accumulator[Any, Any]):
-    """An accumulator over the output of a function."""
+    """An accumulator that aggregates the output of a batch function."""
 
     function: BatchFunction
     accumulator: Accumulator[Any, Any]
@@ -110,12 +110,14 @@ class MappedAccumulator(Accumulator[Any, Any]):
 
 @dataclass(frozen=True)
 class HashedRows:
-    """Rows with hash and group.
+    """Rows with a hash and a group.
 
-    ``function`` adds both to the batches of ``source``; None means that ``source`` contains them.
-    ``by_engine``: the engine's own functions computed them, so later steps may use these functions
-    too. ``unhashed`` are the original rows if the engine would hash them again in each pass: passes
-    in Python read these and hash them in Python.
+    Attributes:
+        function: Adds hash and group to batches of ``source``; None if ``source`` contains them.
+        by_engine: Whether the engine computes the hashes. If so, later steps may also use the
+            engine's hash functions.
+        unhashed: The original rows if the engine would hash them again in each pass. Passes in
+            Python read these rows and hash them in Python.
     """
 
     source: Relation
@@ -125,7 +127,7 @@ class HashedRows:
     unhashed: Relation | None = None
 
     def relation(self, engine: Engine) -> Relation:
-        """Return all columns with hash and group."""
+        """Return all columns, hash and group included."""
         if self.function is None:
             return self.source
         schema = pa.schema([*self.request.schema, *HASH_COLUMNS])
@@ -140,7 +142,7 @@ class HashedRows:
         function: BatchFunction | None = None,
         threads: int = _COUNTING_THREADS,
     ) -> Result:
-        """Aggregate hash, group and some columns; ``function`` is applied to the batches first."""
+        """Aggregate hash, group and ``columns`` after applying ``function`` to each batch."""
         rows = self
         if self.unhashed is not None:
             rows = HashedRows(self.unhashed, _hash_function(self.request), self.request)
@@ -153,26 +155,26 @@ class HashedRows:
                 functions.append(partial(cast_batch, schema=pa.schema([*fields, *HASH_COLUMNS])))
         if function is not None:
             functions.append(function)
-        mapped = MappedAccumulator(Chained(tuple(functions)), accumulator, threads)
+        mapped = MappedAccumulator(FunctionChain(tuple(functions)), accumulator, threads)
         result: Result = engine.aggregate(narrow, mapped)
         return result
 
     def hashes(self, engine: Engine, *functions: BatchFunction | None) -> Relation:
-        """Apply functions to hash and group only; they return the same two columns."""
+        """Apply functions to the columns hash and group; they must return the same two columns."""
         chained = [function for function in functions if function is not None]
         if self.function is not None:
             chained.insert(0, replace(self.function, with_columns=False))
-        rows = self._narrow(engine, ())
-        return engine.map_batches(rows, Chained(tuple(chained)), schema=HASH_COLUMNS)
+        rows = self._select_columns(engine, ())
+        return engine.map_batches(rows, FunctionChain(tuple(chained)), schema=HASH_COLUMNS)
 
-    def mapped(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
-        """Apply a function to all columns with hash and group."""
+    def map_rows(self, engine: Engine, function: BatchFunction, *, schema: pa.Schema) -> Relation:
+        """Apply a function to all columns, hash and group included."""
         if self.function is not None:
-            function = Chained((self.function, function))
+            function = FunctionChain((self.function, function))
         return engine.map_batches(self.source, function, schema=schema)
 
-    def _narrow(self, engine: Engine, columns: Iterable[str]) -> Relation:
-        """Return the source with the columns that a pass needs."""
+    def _select_columns(self, engine: Engine, columns: Iterable[str]) -> Relation:
+        """Select the source columns that a pass needs."""
         needed = {HASH, GROUP, *columns}
         if self.function is not None:
             needed = {*self.request.key, *self.request.rule.columns, *columns}
@@ -190,14 +192,14 @@ def hash_rows(
     plan: FeaturePlan | None,
     directory: str,
 ) -> HashedRows:
-    """Return the rows with hash and group, for several passes.
+    """Add hash and group to rows, which several passes can then read.
 
-    An engine that supports it keeps them in memory. Otherwise computed rows are staged as Parquet
-    in ``directory``; the rows of one pinned group are read again in each pass, which is cheaper
-    than staging them.
+    If the engine supports it, it keeps the rows in memory. Otherwise, computed rows are staged as
+    Parquet in ``directory``. If the rows come from a single pinned group, each pass reads them
+    again, which is cheaper than staging.
     """
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
-    engine_rows = engine_hashed_rows(engine, relation, request)
+    engine_rows = hash_rows_in_engine(engine, relation, request)
     if engine_rows is not None:
         if is_pinned_group:
             return HashedRows(engine_rows, None, request, by_engine=True, unhashed=relation)
@@ -219,16 +221,16 @@ def _hash_function(request: ExportRequest) -> HashRows:
 
 
 class Ranges(NamedTuple):
-    """Ranges of sortable hashes: the starts of the second and later ones, and the number of each."""
+    """Numbered ranges of sortable hashes: all starts but the first, and the number of each range."""
 
     starts: list[int]
     numbers: list[int]
 
 
-def engine_hashed_rows(
+def hash_rows_in_engine(
     engine: Engine, relation: Relation, request: ExportRequest
 ) -> Relation | None:
-    """Return the rows with hash and group from the engine's own functions; None without them."""
+    """Add hash and group to rows by engine functions; return None if the engine cannot."""
     rule = request.rule
     if not isinstance(engine, HashesRows) or relation.single_use:
         return None
@@ -236,41 +238,47 @@ def engine_hashed_rows(
         return None
     if not relation.schema.equals(request.schema):  # the Python path casts the batches
         return None
-    starts = _sortable(thresholds(rule.rule).tolist())
-    ranges = _valid(Ranges(starts, list(range(len(starts) + 1))))
+    starts = _to_sortable_list(split_thresholds(rule.rule).tolist())
+    ranges = _none_if_empty(Ranges(starts, list(range(len(starts) + 1))))
     if ranges is None:
         return None
     hashed = engine.with_row_hash(relation, request.key, seed=request.seed, name=HASH)
     if hashed is None:
         return None
     if not rule.split_columns:
-        return _numbered(engine, hashed, HASH, ranges, name=GROUP)
+        return _add_range_numbers(engine, hashed, HASH, ranges, name=GROUP)
     split = engine.with_row_hash(hashed, rule.split_columns, seed=request.seed, name=_SPLIT_HASH)
     if split is None:
         return None
-    grouped = _numbered(engine, split, _SPLIT_HASH, ranges, name=GROUP)
-    return _without(engine, grouped, _SPLIT_HASH)
+    grouped = _add_range_numbers(engine, split, _SPLIT_HASH, ranges, name=GROUP)
+    return _drop_column(engine, grouped, _SPLIT_HASH)
 
 
-def engine_counts(engine: Engine, hashed: Relation, columns: Sequence[str]) -> HashCounts | None:
-    """Return the counts of hashed rows; None if Arrow batches have to be counted."""
+def count_in_engine(engine: Engine, hashed: Relation, columns: Sequence[str]) -> HashCounts | None:
+    """Count hashed rows in the engine.
+
+    None if the engine cannot count them and the caller must count Arrow batches.
+    """
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
     return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
 
 
-def engine_range_counts(
+def count_ranges_in_engine(
     engine: Engine, hashed: Relation, ranges: HashRanges, bits: int
 ) -> dict[int, RangeCounts] | None:
-    """Count the rows in the ranges of any group; None if Arrow batches have to be read."""
+    """Count the rows in the ranges of any group in the engine.
+
+    None if the engine cannot count them and the caller must count Arrow batches.
+    """
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
-    numbered = _numbered(engine, hashed, HASH, _inside(ranges), name=_INSIDE)
+    numbered = _add_range_numbers(engine, hashed, HASH, _number_ranges(ranges), name=_INSIDE)
     inside = engine.select(engine.filter(numbered, f"{_INSIDE} = 1"), {HASH: HASH, GROUP: GROUP})
-    return leading_bit_counts(engine, inside, bits)
+    return count_leading_bits(engine, inside, bits)
 
 
-def leading_bit_counts(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
+def count_leading_bits(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
     """Count the rows of each group by the leading bits of their hash."""
     counts = {}
     counts_by_group = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
@@ -279,13 +287,13 @@ def leading_bit_counts(engine: HashesRows, hashed: Relation, bits: int) -> dict[
     return counts
 
 
-def engine_assigned_rows(
+def assign_shards_in_engine(
     engine: Engine, hashed: Relation, rule: SplitRule, assignment: Assignment
 ) -> Relation | None:
-    """Return the rows with their shard instead of the group; the shard ascends with the hash.
+    """Replace the group of each row by its shard in the engine; shards ascend with the hash.
 
-    None if the shard depends on more than the hash: ``split_by`` or ``stratify`` decide the split,
-    or a boundary divides the rows of one hash.
+    None if the shard does not depend only on the hash: if ``split_by`` or ``stratify`` determines
+    the split, or if a boundary divides rows with the same hash.
     """
     if not isinstance(engine, HashesRows) or hashed.single_use:
         return None
@@ -294,48 +302,48 @@ def engine_assigned_rows(
     ranges = _shard_ranges(rule.rule, assignment)
     if ranges is None:
         return None
-    return _without(engine, _numbered(engine, hashed, HASH, ranges, name=SHARD), GROUP)
+    return _drop_column(engine, _add_range_numbers(engine, hashed, HASH, ranges, name=SHARD), GROUP)
 
 
-def _inside(ranges: HashRanges) -> Ranges:
-    """Return ranges with number 1 for the hashes in ranges of any group, 0 between them."""
+def _number_ranges(ranges: HashRanges) -> Ranges:
+    """Number hash ranges: 1 if a range of any group contains the hashes, else 0."""
     size = 1 << (HASH_BITS - ranges.bits)
     starts = set(ranges.all_starts.tolist())
     edges = starts ^ {start + size for start in starts}  # one range may begin where another ends
     inside = int(0 in edges)
     inner = sorted(edges - {0, 1 << HASH_BITS})
     numbers = [(inside + index) % 2 for index in range(len(inner) + 1)]
-    return Ranges(_sortable(inner), numbers)
+    return Ranges(_to_sortable_list(inner), numbers)
 
 
 def _shard_ranges(rule: FractionSplit, assignment: Assignment) -> Ranges | None:
-    """Return the hash range of each shard; None if a boundary divides the rows of one hash."""
+    """Return the hash range of each shard; None if a boundary divides rows with the same hash."""
     starts: list[int] = []
     numbers: list[int] = []
-    first_hashes = [0, *thresholds(rule).tolist()]
+    first_hashes = [0, *split_thresholds(rule).tolist()]
     for split, boundaries in enumerate(assignment.boundaries):
         if any(boundary.offset for boundary in boundaries):
             return None
         starts += [first_hashes[split], *(boundary.hash for boundary in boundaries)]
         first = assignment.first_shard[split]
         numbers += range(first, first + 1 + len(boundaries))
-    return _valid(Ranges(_sortable(starts[1:]), numbers))
+    return _none_if_empty(Ranges(_to_sortable_list(starts[1:]), numbers))
 
 
-def _sortable(hashes: Sequence[int]) -> list[int]:
+def _to_sortable_list(hashes: Sequence[int]) -> list[int]:
     numbers: list[int] = to_sortable(np.array(hashes, dtype=np.uint64)).tolist()
     return numbers
 
 
-def _valid(ranges: Ranges) -> Ranges | None:
-    """Return the ranges; None if one is empty."""
+def _none_if_empty(ranges: Ranges) -> Ranges | None:
+    """Return the ranges, or None if any range is empty."""
     for start, following in pairwise(ranges.starts):
         if start >= following:
             return None
     return ranges
 
 
-def _numbered(
+def _add_range_numbers(
     engine: HashesRows, relation: Relation, column: str, ranges: Ranges, *, name: str
 ) -> Relation:
     return engine.with_range_number(
@@ -343,6 +351,6 @@ def _numbered(
     )
 
 
-def _without(engine: Engine, relation: Relation, column: str) -> Relation:
+def _drop_column(engine: Engine, relation: Relation, column: str) -> Relation:
     names = [name for name in relation.schema.names if name != column]
     return engine.select(relation, dict(zip(names, names, strict=True)))

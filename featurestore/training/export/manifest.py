@@ -1,6 +1,6 @@
-"""The manifest of an export: built from the written shards, with checks of the label values.
+"""The manifest of an export, which is built from the written shards, and checks of label values.
 
-``record_schema`` builds one for a dataframe, without files, to learn its TFRecord schema.
+``infer_record_schema`` builds a manifest for a dataframe without files, to infer its TFRecord schema.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from featurestore.training.export.request import (
     DEFAULT_BLOCK_ROWS,
     ExportRequest,
     Provenance,
-    check_typed,
+    refuse_untyped_columns,
 )
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shards import ShardSummary, summaries_by_split
@@ -55,7 +55,7 @@ def build_manifest(
     provenance: Provenance,
     dropped_rows: int | None = None,
 ) -> Manifest:
-    """Return the manifest of written shards."""
+    """Build the manifest of a dataset from the summaries of its shards."""
     written_files: list[WrittenFile] = []
     for summary in summaries:
         written_files += [summary.shard.file, *summary.shard.sidecars]
@@ -92,7 +92,7 @@ def build_manifest(
 
 
 def file_prefixes(written_files: Iterable[WrittenFile]) -> dict[str, list[str]]:
-    """Return the prefix digests of each file that has any, by path."""
+    """Return the prefix digests of files by path; files without prefix digests are omitted."""
     prefixes = {file.path: list(file.prefixes) for file in written_files if file.prefixes}
     return prefixes
 
@@ -103,7 +103,7 @@ def manifest_file(file: WrittenFile) -> ManifestFile:
 
 
 def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, float]]:
-    """Return balanced class weights per label: rows / (classes * rows of the class).
+    """Return the balanced class weights of each label: rows / (classes * rows of the class).
 
     >>> class_weights({"late": {"0": 3, "1": 1}})
     {'late': {'0': 0.6666666666666666, '1': 2.0}}
@@ -120,7 +120,7 @@ def class_weights(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str
 def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
     """Return the installed versions of the libraries that determine the bytes of shards.
 
-    Cached: each version is parsed from a metadata file.
+    The result is cached, since each version is parsed from a metadata file.
     """
     versions = {"zlib": zlib.ZLIB_RUNTIME_VERSION}
     for name in names:
@@ -198,7 +198,7 @@ def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
 def _label_counts(
     labels: Sequence[str], summaries: Sequence[ShardSummary]
 ) -> dict[str, dict[str, int]]:
-    """Return the rows of each value of the labels that have few enough values in all shards."""
+    """Return the row count of each label value; omit labels with too many values in any shard."""
     counts = {}
     for label in labels:
         counts_by_shard = []
@@ -212,7 +212,7 @@ def _label_counts(
 
 
 def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums of counts by name, sorted by name."""
+    """Add up counts by name, in ascending order of names."""
     total: dict[str, int] = {}
     for counts in all_counts:
         for name, count in counts.items():
@@ -221,9 +221,10 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
-    """Refuse labels that are null in every row; warn about labels that no model can learn.
+    """Refuse labels that are null in every row, and warn about labels that no model can learn.
 
-    Warns about no rows, a single class, NaN, and classes that are missing in the training split.
+    Warnings concern datasets without rows, labels with a single class or NaN, and classes that are
+    missing in the training split.
 
     Raises:
         InvalidArgument: A label is null in every row.
@@ -275,7 +276,7 @@ def _warn_about_classes(manifest: Manifest, label: str) -> None:
     for split in manifest.splits:
         totals.update(split.label_counts.get(label, {}))
     kind = type_from_json(manifest.column(label).type)
-    if not training_classes or pat.is_temporal(kind) or not _are_classes(totals):
+    if not training_classes or pat.is_temporal(kind) or not _are_class_values(totals):
         return
     for split in manifest.splits:
         counts = split.label_counts.get(label, {})
@@ -291,11 +292,11 @@ def _warn_about_classes(manifest: Manifest, label: str) -> None:
             )
 
 
-def _are_classes(counts: Mapping[str, int]) -> bool:
-    """Return whether values are classes: strings, booleans, or the codes 0..n or 1..n.
+def _are_class_values(counts: Mapping[str, int]) -> bool:
+    """Return whether label values are classes: strings, booleans, or the codes 0..n or 1..n.
 
-    Times and other numbers are quantities. So are codes with few rows each, such as ages: it is
-    normal that a test split has some of them that the training split lacks.
+    Times and other numbers are quantities. Codes with few rows each, such as ages, are quantities
+    too, since a test split normally has some values that the training split lacks.
     """
     try:
         codes = sorted({float(value) for value in counts if value.lower() != "nan"})
@@ -305,19 +306,19 @@ def _are_classes(counts: Mapping[str, int]) -> bool:
     return contiguous and sum(counts.values()) >= _ROWS_PER_CLASS * len(codes)
 
 
-def record_schema(session: Session, df: object) -> dict[str, Any]:
-    """Return ``{column: tf.io feature}`` for the rows of a dataframe.
+def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
+    """Infer ``{column: tf.io feature}`` for a dataframe.
 
-    The rows are read once, for nulls and lengths; no file is written.
+    The rows are read once to count nulls and measure lengths. No file is written.
 
     Raises:
-        UnsupportedType: TFRecord cannot hold some columns; all are listed.
+        UnsupportedType: TFRecord does not support a column type; the message lists all columns.
     """
     tfrecord = find_format("tfrecord")
     df, language = with_language(df)
     with as_relation(df, engine=session.engine) as rows:
         schema = rows.schema
-        check_typed(schema, language=language)
+        refuse_untyped_columns(schema, language=language)
         tfrecord.check(schema, compression=None)
         profiles = session.engine.aggregate(rows, ProfileAccumulator(tuple(schema.names)))
     layout = tfrecord.layout(schema, profiles, compression=None, block_rows=DEFAULT_BLOCK_ROWS)

@@ -43,17 +43,17 @@ class RunningProfile:
         self.nulls += array.null_count
         kind = array.type
         if pat.is_string(kind) or pat.is_binary(kind):
-            self._measure(pc.binary_length(array))
+            self._update_lengths(pc.binary_length(array))
         elif pat.is_list(kind):
-            self._measure(pc.list_value_length(array))
+            self._update_lengths(pc.list_value_length(array))
         if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-            self._measure_items(array)
+            self._update_item_lengths(array)
         while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
             array = array.flatten()
             self.inner_nulls += array.null_count
-        extremes = _extremes(array)
+        extremes = _find_extremes(array)
         if extremes is not None:
-            self._widen(*extremes)
+            self._widen_range(*extremes)
 
     def merge(self, profile: RunningProfile) -> None:
         """Add the profile of other rows."""
@@ -65,13 +65,13 @@ class RunningProfile:
         self.longest_item = max(self.longest_item, profile.longest_item)
         self.longest_bytes = max(self.longest_bytes, profile.longest_bytes)
         if profile.minimum is not None and profile.maximum is not None:
-            self._widen(profile.minimum, profile.maximum)
+            self._widen_range(profile.minimum, profile.maximum)
 
-    def _measure(self, lengths: Any) -> None:
+    def _update_lengths(self, lengths: Any) -> None:
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
         self.total_length += pc.sum(lengths).as_py() or 0
 
-    def _measure_items(self, array: Any) -> None:
+    def _update_item_lengths(self, array: Any) -> None:
         """Add the byte lengths of strings and binaries inside lists."""
         items = array
         while pat.is_list(items.type) or pat.is_fixed_size_list(items.type):
@@ -84,7 +84,7 @@ class RunningProfile:
         rows = np.append(0, np.cumsum(_item_counts(array)))
         self.longest_bytes = max(self.longest_bytes, int(np.diff(ends[rows]).max()))
 
-    def _widen(self, minimum: int, maximum: int) -> None:
+    def _widen_range(self, minimum: int, maximum: int) -> None:
         if self.minimum is None or minimum < self.minimum:
             self.minimum = minimum
         if self.maximum is None or maximum > self.maximum:
@@ -100,7 +100,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
     return valid.astype(np.int64) * prod(shape_of(array.type))
 
 
-def _extremes(array: Any) -> tuple[int, int] | None:
+def _find_extremes(array: Any) -> tuple[int, int] | None:
     """Return the minimum and maximum integer, day or microsecond; None without any."""
     if pat.is_date32(array.type):
         array = array.view(pa.int32())
@@ -147,7 +147,7 @@ class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, 
         return tuple(profiles)
 
 
-def every_profile(
+def profile_all_columns(
     columns: Sequence[str], profiles: Sequence[ColumnProfile], *, rows: int
 ) -> tuple[ColumnProfile, ...]:
     """Return a profile for each column; columns that were not counted have only their rows."""
@@ -190,7 +190,7 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
     return lengths
 
 
-def declared_profiles(
+def mark_declared_lengths(
     profiles: Sequence[ColumnProfile], max_lengths: Mapping[str, int]
 ) -> tuple[ColumnProfile, ...]:
     """Return the profiles, marked if a length was declared.

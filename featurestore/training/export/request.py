@@ -28,7 +28,12 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.retrieval.labels import refuse_times_outside
 from featurestore.session import Session
-from featurestore.training.export.assignment import SplitRule, as_columns, check_columns, make_rule
+from featurestore.training.export.assignment import (
+    SplitRule,
+    build_split_rule,
+    check_columns,
+    to_column_names,
+)
 from featurestore.training.export.profiles import check_max_lengths
 from featurestore.training.transformations import check_transformations
 from featurestore.transform.fit import ColumnChain
@@ -65,7 +70,7 @@ class ExportRequest:
         """The columns of the files, in order."""
         return tuple(self.schema.names)
 
-    def shards_of(self, rows: int, *, bytes_per_row: float) -> int:
+    def choose_shard_count(self, rows: int, *, bytes_per_row: float) -> int:
         """Return the number of shards of a split.
 
         By default about 128 MiB a shard; a multiple of 8 if each shard then has at least a block.
@@ -98,15 +103,15 @@ def check_request(
     """
     check_name(options.name, noun="training dataset")
     check_feature_names(schema.names)
-    labels = as_columns(options.label)
+    labels = to_column_names(options.label)
     check_columns(labels, schema=schema, argument="label")
-    keys = as_columns(options.key) or tuple(default_key)
+    keys = to_column_names(options.key) or tuple(default_key)
     check_columns(keys, schema=schema, argument="key")
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
     dataset_format = find_format(options.data_format)
     dataset_format.check(schema, compression=options.compression)
-    rule = make_rule(
+    rule = build_split_rule(
         options.splits, split_by=options.split_by, stratify=options.stratify, schema=schema
     )
     _check_numbers(options)
@@ -160,12 +165,12 @@ def _resolve_roles(
     options: TrainingDatasetRequest, schema: pa.Schema, known_roles: RoleRequest
 ) -> RoleRequest:
     """Combine the roles from the data with those of the caller; check that all columns exist."""
-    weights = as_columns(options.weight)
+    weights = to_column_names(options.weight)
     if len(weights) > 1:
         raise InvalidArgument(
             f"weight={options.weight!r} is not one column.", hint="weight='column'"
         )
-    features, exclude = as_columns(options.features), as_columns(options.exclude)
+    features, exclude = to_column_names(options.features), to_column_names(options.exclude)
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
         check_columns(names, schema=schema, argument=argument)
     for name in weights:
@@ -177,9 +182,9 @@ def _resolve_roles(
         split_time = options.splits.column
     return replace(
         known_roles,
-        labels=as_columns(options.label),
+        labels=to_column_names(options.label),
         weight=next(iter(weights), None),
-        declared_keys=as_columns(options.key),
+        declared_keys=to_column_names(options.key),
         features=features,
         exclude=exclude,
         split_time=split_time,
@@ -208,7 +213,7 @@ class ExportData:
         """The distinct Delta versions that the plan reads."""
         if self.plan is None:
             return []
-        return _sources(self.plan)
+        return _distinct_sources(self.plan)
 
 
 @dataclass(frozen=True)
@@ -246,7 +251,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     return ExportData(lambda: relation, relation.schema, provenance)
 
 
-def check_typed(schema: pa.Schema, *, language: str) -> None:
+def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
     """Refuse columns without a type, which no format supports.
 
     Raises:
@@ -260,7 +265,7 @@ def check_typed(schema: pa.Schema, *, language: str) -> None:
     refuse_untyped(schema, subject="The training dataset", hint=casts)
 
 
-def with_snapshots(session: Session, data: object) -> tuple[object, list[SourceRead]]:
+def pin_external_groups(session: Session, data: object) -> tuple[object, list[SourceRead]]:
     """Take snapshots of the external groups of a frame; return the pinned frame and the reads.
 
     Groups without snapshots and data without a plan stay unchanged.
@@ -290,18 +295,18 @@ def with_snapshots(session: Session, data: object) -> tuple[object, list[SourceR
 def _planned_data(
     frame: FeatureFrame, plan: FeaturePlan, reads: Sequence[SourceRead]
 ) -> ExportData:
-    time = plan.time or _event_time(plan)
+    time = plan.time or _event_time_column(plan)
     key = plan.keys
     if time is not None and time not in key:
         key = (*key, time)
-    reason = _why_not_reproducible(frame, plan)
+    reason = _irreproducibility_reason(frame, plan)
     view = None
     if frame.view is not None:
         view = {"name": frame.view[0], "version": frame.view[1]}
     provenance = Provenance(
         plan=plan.to_json(),
         plan_hash=plan.hash,
-        sources=tuple(source.to_json() for source in _sources(plan)),
+        sources=tuple(source.to_json() for source in _distinct_sources(plan)),
         reproducible=reason is None,
         reproducible_reason=reason,
         view=view,
@@ -330,12 +335,12 @@ def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:
     )
 
 
-def _sources(plan: FeaturePlan) -> list[Source]:
+def _distinct_sources(plan: FeaturePlan) -> list[Source]:
     sources = {(source.path, source.delta_version): source for source in plan.sources}
     return list(sources.values())
 
 
-def _event_time(plan: FeaturePlan) -> str | None:
+def _event_time_column(plan: FeaturePlan) -> str | None:
     """Return the output name of the label group's event time; None if it is not selected.
 
     It is part of the key even if no join uses it.
@@ -349,7 +354,7 @@ def _event_time(plan: FeaturePlan) -> str | None:
     return None
 
 
-def _why_not_reproducible(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
+def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
     """Return why a plan may not reproduce its rows; None if all sources are pinned."""
     for live in live_sources(plan):
         return (

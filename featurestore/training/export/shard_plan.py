@@ -16,7 +16,12 @@ from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
 from featurestore.plugins.native import HashesRows
-from featurestore.training.export.assignment import UNCOVERED, Assignment, ClassSplits, class_ends
+from featurestore.training.export.assignment import (
+    UNCOVERED,
+    Assignment,
+    ClassSplits,
+    split_end_ranks,
+)
 from featurestore.training.export.boundaries import (
     GROUP,
     HASH,
@@ -37,14 +42,14 @@ from featurestore.training.export.boundaries import (
 )
 from featurestore.training.export.hashed_rows import (
     HashedRows,
-    engine_counts,
-    engine_range_counts,
-    leading_bit_counts,
+    count_in_engine,
+    count_leading_bits,
+    count_ranges_in_engine,
 )
 from featurestore.training.export.profiles import (
     ProfileAccumulator,
-    declared_profiles,
-    every_profile,
+    mark_declared_lengths,
+    profile_all_columns,
 )
 from featurestore.training.export.request import ExportRequest
 
@@ -120,7 +125,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class SplitClasses:
+class ClassToSplit:
     """Replaces the class of each row by its split."""
 
     classes: Mapping[int, ClassSplits]
@@ -128,7 +133,7 @@ class SplitClasses:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return hash and split of each row."""
         groups, hashes = groups_and_hashes(batch)
-        splits = Assignment((), (), self.classes).split_of(groups, hashes)
+        splits = Assignment((), (), self.classes).find_splits(groups, hashes)
         columns = [pa.array(to_sortable(hashes)), pa.array(splits)]
         return pa.RecordBatch.from_arrays(columns, names=[HASH, GROUP])
 
@@ -145,24 +150,26 @@ def plan_shards(
     ``shard_counts`` fixes the shards of each split. Only columns whose values determine the layout
     are read.
     """
-    counts = _count(engine, rows, request)
+    counts = _count_rows(engine, rows, request)
     uncovered = 0
     split_classes = None
     classes = None
     if request.rule.stratify:
-        classes = _splits_of_classes(engine, rows, counts)
-        split_classes = SplitClasses(classes)
-        counts = _count(engine, rows, request, function=split_classes, profiles=counts.profiles)
+        classes = _split_classes(engine, rows, counts)
+        split_classes = ClassToSplit(classes)
+        counts = _count_rows(
+            engine, rows, request, function=split_classes, profiles=counts.profiles
+        )
     else:
         uncovered = counts.rows(UNCOVERED)
     splits = range(len(request.rule.names))
     split_rows = tuple(counts.rows(split) for split in splits)
-    layout, shard_counts = _layout(request, counts.profiles, split_rows, shard_counts)
+    layout, shard_counts = _plan_layout(request, counts.profiles, split_rows, shard_counts)
     shard_rows = [
         tuple(equal_sizes(total, shards))
         for total, shards in zip(split_rows, shard_counts, strict=True)
     ]
-    boundaries = _shard_boundaries(engine, rows, counts, shard_rows, split_classes)
+    boundaries = _find_shard_boundaries(engine, rows, counts, shard_rows, split_classes)
     first_shard = accumulate(shard_counts[:-1], initial=0)
     return ShardPlan(
         rows=split_rows,
@@ -174,12 +181,12 @@ def plan_shards(
     )
 
 
-def _count(
+def _count_rows(
     engine: Engine,
     rows: HashedRows,
     request: ExportRequest,
     *,
-    function: SplitClasses | None = None,
+    function: ClassToSplit | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
 ) -> Counts:
     """Count the rows by group, after ``function`` if passed; skip the profiles if passed."""
@@ -188,12 +195,12 @@ def _count(
         bits = _CLASS_BITS
     columns: tuple[str, ...] = ()
     if profiles is None:
-        columns = _profiled(request)
+        columns = _columns_to_profile(request)
     if rows.by_engine:
-        counts = engine_counts(engine, rows.source, columns)
+        counts = count_in_engine(engine, rows.source, columns)
         if counts is not None:
             counted_profiles = profiles or counts.profiles
-            return _counts(
+            return _build_counts(
                 request,
                 counts.histograms,
                 counts.hash_sums,
@@ -206,10 +213,10 @@ def _count(
     histograms, sums, counted_profiles = rows.aggregate(
         engine, accumulator, columns=columns, function=function
     )
-    return _counts(request, histograms, sums, profiles or counted_profiles, bits)
+    return _build_counts(request, histograms, sums, profiles or counted_profiles, bits)
 
 
-def _counts(
+def _build_counts(
     request: ExportRequest,
     histograms: Histograms,
     sums: HashSums,
@@ -218,11 +225,11 @@ def _counts(
 ) -> Counts:
     """Return the counts with a profile of every column."""
     total = sum(int(histogram.sum()) for histogram in histograms.values())
-    all_profiles = every_profile(request.columns, profiles, rows=total)
-    return Counts(histograms, sums, declared_profiles(all_profiles, request.max_lengths), bits)
+    all_profiles = profile_all_columns(request.columns, profiles, rows=total)
+    return Counts(histograms, sums, mark_declared_lengths(all_profiles, request.max_lengths), bits)
 
 
-def _profiled(request: ExportRequest) -> tuple[str, ...]:
+def _columns_to_profile(request: ExportRequest) -> tuple[str, ...]:
     """Return the columns whose values determine the layout or whose lengths are checked."""
     if isinstance(request.format, NarrowProfile):
         profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
@@ -230,7 +237,7 @@ def _profiled(request: ExportRequest) -> tuple[str, ...]:
     return request.columns
 
 
-def _layout(
+def _plan_layout(
     request: ExportRequest,
     profiles: Sequence[ColumnProfile],
     split_rows: Sequence[int],
@@ -243,7 +250,7 @@ def _layout(
     if shard_counts is None:
         bytes_per_row = request.format.bytes_per_row(layout, profiles)
         planned_counts = [
-            request.shards_of(rows, bytes_per_row=bytes_per_row) for rows in split_rows
+            request.choose_shard_count(rows, bytes_per_row=bytes_per_row) for rows in split_rows
         ]
         shard_counts = planned_counts
     if isinstance(request.format, ShardFitting):
@@ -252,7 +259,7 @@ def _layout(
     return layout, shard_counts
 
 
-def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
+def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
     """Return the start of the splits of each class: the hash of the row with that rank."""
     rule = rows.request.rule
     if len(counts.histograms) > MAX_CLASSES:
@@ -265,19 +272,19 @@ def _splits_of_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict
     inner: dict[int, list[int]] = {}
     for group in counts.histograms:
         total = counts.rows(group)
-        ends[group] = class_ends(total, rule)
+        ends[group] = split_end_ranks(total, rule)
         inner[group] = [end for end in ends[group] if 0 < end < total]
-    search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
+    search = BoundarySearch.from_histograms(counts.histograms, inner, bits=counts.bits)
     boundaries = find_boundaries(engine, rows, search)
     splits_by_class = {}
     for group in counts.histograms:
         boundaries_by_rank = dict(zip(inner[group], boundaries.get(group, ()), strict=True))
-        starts = [_split_start(end, boundaries_by_rank) for end in ends[group]]
+        starts = [_find_split_start(end, boundaries_by_rank) for end in ends[group]]
         splits_by_class[group] = ClassSplits(tuple(starts))
     return splits_by_class
 
 
-def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
+def _find_split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
     """Return the first hash of a split that follows ``end`` rows.
 
     Rows of the boundary hash belong to the earlier split.
@@ -292,12 +299,12 @@ def _split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
     return min(boundary.hash + 1, _LAST_HASH)
 
 
-def _shard_boundaries(
+def _find_shard_boundaries(
     engine: Engine,
     rows: HashedRows,
     counts: Counts,
     shard_rows: Sequence[Sequence[int]],
-    split_classes: SplitClasses | None,
+    split_classes: ClassToSplit | None,
 ) -> tuple[tuple[Boundary, ...], ...]:
     """Return the boundaries between the shards of every split.
 
@@ -307,7 +314,7 @@ def _shard_boundaries(
     for split, sizes in enumerate(shard_rows):
         ends = list(accumulate(sizes))
         inner[split] = [end for end in ends[:-1] if end < ends[-1]]
-    search = BoundarySearch.among(counts.histograms, inner, bits=counts.bits)
+    search = BoundarySearch.from_histograms(counts.histograms, inner, bits=counts.bits)
     boundaries = find_boundaries(engine, rows, search, function=split_classes)
     return tuple(tuple(boundaries.get(split, ())) for split in range(len(shard_rows)))
 
@@ -323,10 +330,10 @@ def find_boundaries(
 
     ``function`` is applied to the batches of hashes and groups first.
     """
-    while not search.is_over:
+    while not search.is_complete:
         bits = search.next_bits(MAX_COUNTS)
         counts = _range_counts(engine, rows, search.ranges, bits, function)
-        search = search.narrowed(counts, bits)
+        search = search.narrow(counts, bits)
     return search.boundaries()
 
 
@@ -341,10 +348,10 @@ def _range_counts(
     inside = RowsInRanges(ranges, bits)
     counts = None
     if rows.by_engine:
-        counts = engine_range_counts(engine, rows.source, ranges, bits)
+        counts = count_ranges_in_engine(engine, rows.source, ranges, bits)
     elif bits < HASH_BITS and isinstance(engine, HashesRows):
         # Each state of an accumulator would hold as many counts as the result.
-        counts = leading_bit_counts(engine, rows.hashes(engine, function, inside), bits)
+        counts = count_leading_bits(engine, rows.hashes(engine, function, inside), bits)
     if counts is None:
         counts = rows.aggregate(engine, RangeAccumulator(inside), function=function)
     return counts

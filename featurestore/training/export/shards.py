@@ -33,7 +33,7 @@ from featurestore.storage import files
 from featurestore.storage.shards import is_temporary
 from featurestore.training.export.assignment import SHARD
 from featurestore.training.export.boundaries import HASH, row_hashes
-from featurestore.training.export.hashed_rows import HashedRows, engine_assigned_rows
+from featurestore.training.export.hashed_rows import HashedRows, assign_shards_in_engine
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.split_statistics import ShardCounting, ShardStatistics
@@ -143,11 +143,11 @@ def _write_by_function(
     """Write the shards that have rows by a function inside the engine; return their summaries."""
     assigned = None
     if rows.by_engine:
-        assigned = engine_assigned_rows(engine, rows.source, request.rule, plan.assignment)
+        assigned = assign_shards_in_engine(engine, rows.source, request.rule, plan.assignment)
     shard_ascends = assigned is not None  # by hash, over all splits
     if assigned is None:
         fields = [*request.schema, pa.field(HASH, pa.int64()), pa.field(SHARD, pa.int32())]
-        assigned = rows.mapped(engine, plan.assignment, schema=pa.schema(fields))
+        assigned = rows.map_rows(engine, plan.assignment, schema=pa.schema(fields))
     return dict(
         engine.write_shards(
             assigned,
@@ -183,12 +183,12 @@ def _check_splits(
         request.rule.names, plan.hash_sums, split_summaries, strict=True
     ):
         hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
-        hashes = list(_ends(summaries_of_split))
+        hashes = list(_boundary_hashes(summaries_of_split))
         if hash_sum != expected or hashes != sorted(hashes):
             raise DatasetDamaged(f"Split {name!r} got other rows than were counted.", hint=_CHANGED)
 
 
-def _ends(summaries: Sequence[ShardSummary]) -> Iterator[int]:
+def _boundary_hashes(summaries: Sequence[ShardSummary]) -> Iterator[int]:
     """Yield the first and the last hash of each shard with rows."""
     for summary in summaries:
         if summary.first_hash is not None and summary.last_hash is not None:
@@ -229,7 +229,7 @@ class ShardWriter:
         """Write a shard from batches sorted by hash; return its number and summary."""
         shard = self.shards[number]
         counts = ShardCounts(self.columns, self.labels)
-        ordered = in_total_order(batches, columns=self.columns)
+        ordered = sort_equal_hashes(batches, columns=self.columns)
         rows = counts.count_batches(take_rows(ordered, skip=shard.skip, rows=shard.rows))
         states: list[StatisticsState] = []
         if self.counting is not None:
@@ -295,7 +295,7 @@ class ShardCounts:
             self._labels[name] = None
             return
         for pair in pc.value_counts(array).to_pylist():
-            value = label_text(pair["values"])
+            value = format_label_value(pair["values"])
             counts[value] = counts.get(value, 0) + int(pair["counts"])
         if len(counts) > MAX_LABEL_VALUES:
             self._labels[name] = None
@@ -307,10 +307,10 @@ def _has_many_values(array: Any) -> bool:
     return len(first) > max_values or len(pc.unique(array)) > max_values
 
 
-def label_text(value: object) -> str:
+def format_label_value(value: object) -> str:
     """Return the string form of a label value, the key of its count.
 
-    >>> label_text(None), label_text(True), label_text(3)
+    >>> format_label_value(None), format_label_value(True), format_label_value(3)
     ('null', 'true', '3')
     """
     if value is None:
@@ -320,7 +320,7 @@ def label_text(value: object) -> str:
     return str(value)
 
 
-def in_total_order(
+def sort_equal_hashes(
     batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches that are sorted by hash in total order: equal hashes by canonical bytes.
@@ -328,20 +328,20 @@ def in_total_order(
     If the next batch begins with the last hash of a batch, the rows of that hash are buffered.
     """
     waiting: list[pa.RecordBatch] = []
-    for batch, following in _with_following(batches):
+    for batch, following in _pair_with_next(batches):
         hashes = row_hashes(batch)
         if following is None or row_hashes(following)[0] != hashes[-1]:
-            yield _ordered([*waiting, batch], columns)
+            yield _concatenate_sorted([*waiting, batch], columns)
             waiting = []
             continue
         last = int(np.searchsorted(hashes, hashes[-1], side="left"))
         if last > 0:
-            yield _ordered([*waiting, batch.slice(0, last)], columns)
+            yield _concatenate_sorted([*waiting, batch.slice(0, last)], columns)
             waiting = []
         waiting.append(batch.slice(last))
 
 
-def _with_following(
+def _pair_with_next(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
     """Yield the nonempty batches, each with its successor."""
@@ -369,7 +369,9 @@ def take_rows(
             yield rows_batch
 
 
-def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.RecordBatch:
+def _concatenate_sorted(
+    batches: Sequence[pa.RecordBatch], columns: Sequence[str]
+) -> pa.RecordBatch:
     """Concatenate batches sorted by hash; order rows of equal hashes by canonical bytes."""
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     hashes = row_hashes(batch)
@@ -389,7 +391,7 @@ def _ordered(batches: Sequence[pa.RecordBatch], columns: Sequence[str]) -> pa.Re
     return select_rows(batch, index)
 
 
-def assigned_for_records(
+def assign_shards_for_records(
     engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, directory: str
 ) -> Relation | None:
     """Return rows with their shards for the engine to write; None if it cannot write them.
@@ -400,7 +402,7 @@ def assigned_for_records(
         return None
     if _record_plan(request, plan) is None:
         return None
-    assigned = engine_assigned_rows(engine, rows.source, request.rule, plan.assignment)
+    assigned = assign_shards_in_engine(engine, rows.source, request.rule, plan.assignment)
     if assigned is None or not engine.can_write_records(assigned.schema, directory):
         return None
     return assigned
@@ -450,7 +452,7 @@ def _label_counts(pairs: Sequence[tuple[Any, int]] | None) -> dict[str, int] | N
         return None
     counts: dict[str, int] = {}
     for value, rows in pairs:
-        text = label_text(value)
+        text = format_label_value(value)
         counts[text] = counts.get(text, 0) + rows
     if len(counts) > MAX_LABEL_VALUES:
         return None

@@ -75,7 +75,7 @@ class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
 
     def update(self, state: dict[int, State], batch: pa.RecordBatch) -> dict[int, State]:
         """Add each row to its split."""
-        row_splits = self.assignment.split_of(*groups_and_hashes(batch))
+        row_splits = self.assignment.find_splits(*groups_and_hashes(batch))
         for split, accumulator in self.accumulators.items():
             rows = np.flatnonzero(row_splits == split)
             if not len(rows):
@@ -136,7 +136,7 @@ class ShardStatistics:
         splits: list[int] = []
         for split, sizes in enumerate(plan.shard_rows):
             splits += [split] * len(sizes)
-        self.counting = ShardCounting(_bounded(request, plan), tuple(splits))
+        self.counting = ShardCounting(_bounded_accumulators(request, plan), tuple(splits))
         self._next = list(plan.assignment.first_shard)
         self._states: SplitStates = {}
         self._waiting: SplitStates = {}
@@ -167,7 +167,7 @@ class ShardStatistics:
             self._next[split] += 1
 
 
-def counting_writers(
+def make_shard_statistics(
     engine: Engine, request: ExportRequest, plan: ShardPlan
 ) -> ShardStatistics | None:
     """Return the statistics to compute while shards are written; None if a separate pass is better.
@@ -215,16 +215,16 @@ def count_splits(
     the rows are counted again without that bound; ``with_copies`` skips the bounded pass.
     """
     if not with_copies:
-        bounded = _bounded(request, plan)
-        states = _states(engine, rows, plan, bounded)
+        bounded = _bounded_accumulators(request, plan)
+        states = _aggregate_splits(engine, rows, plan, bounded)
         if not any(is_sample_short(bounded[split], state) for split, state in states.items()):
-            return _states_of_all_splits(states, bounded)
+            return _fill_missing_states(states, bounded)
     unbounded = statistics_accumulator(request.schema, roles=request.roles)
     accumulators = (unbounded,) * len(plan.rows)
-    return _states_of_all_splits(_states(engine, rows, plan, accumulators), accumulators)
+    return _fill_missing_states(_aggregate_splits(engine, rows, plan, accumulators), accumulators)
 
 
-def _states(
+def _aggregate_splits(
     engine: Engine,
     rows: HashedRows,
     plan: ShardPlan,
@@ -235,14 +235,16 @@ def _states(
     return rows.aggregate(engine, accumulator, columns=columns, threads=accumulator.threads)
 
 
-def _bounded(request: ExportRequest, plan: ShardPlan) -> tuple[StatisticsAccumulator, ...]:
+def _bounded_accumulators(
+    request: ExportRequest, plan: ShardPlan
+) -> tuple[StatisticsAccumulator, ...]:
     accumulators = [
         statistics_accumulator(request.schema, rows=rows, roles=request.roles) for rows in plan.rows
     ]
     return tuple(accumulators)
 
 
-def _states_of_all_splits(
+def _fill_missing_states(
     states: SplitStates, accumulators: Sequence[StatisticsAccumulator]
 ) -> list[StatisticsState]:
     all_states = [
@@ -313,7 +315,7 @@ def fit_transformations(
     request = rows.request
     split = request.rule.names.index(request.fit_on)
 
-    def count(names: Sequence[str]) -> dict[str, ColumnState]:
+    def count_values(names: Sequence[str]) -> dict[str, ColumnState]:
         counts = ValueCounts(tuple(names))
         accumulator = SplitAccumulator(assignment, {split: counts})
         states = rows.aggregate(engine, accumulator, columns=names, threads=accumulator.threads)
@@ -325,7 +327,7 @@ def fit_transformations(
         version=manifest.version,
         fit_on=request.fit_on,
         rows=manifest.split(request.fit_on).rows,
-        columns=fit_columns(request.transformations, manifest, statistics, count),
+        columns=fit_columns(request.transformations, manifest, statistics, count_values),
     )
     return write_transformations(directory, fitted)
 
@@ -353,15 +355,17 @@ def cluster_sample(
     if sample is not None:
         path = files.resolve_inside(dataset.path, sample["path"])
         return rows_from_bytes(files.read_bytes(path)), source
-    return cluster_rows(_state(dataset, name)), source
+    return cluster_rows(_count_split(dataset, name)), source
 
 
-def count(dataset: TrainingDataset, split: str) -> Statistics:
+def count_split_statistics(dataset: TrainingDataset, split: str) -> Statistics:
     """Return the statistics of a split, counted from its rows."""
-    return finish(_state(dataset, split), source={"training_dataset": dataset.name, "split": split})
+    return finish(
+        _count_split(dataset, split), source={"training_dataset": dataset.name, "split": split}
+    )
 
 
-def _state(dataset: TrainingDataset, split: str) -> StatisticsState:
+def _count_split(dataset: TrainingDataset, split: str) -> StatisticsState:
     frame = dataset.read(split)
     accumulator = statistics_accumulator(frame.schema, roles=dataset.roles)
     state = accumulator.start()

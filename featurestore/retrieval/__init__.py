@@ -1,4 +1,4 @@
-"""Names in, correct training rows out: planner, point-in-time rule, explain, FeatureFrame.
+"""Point-in-time retrieval of features: planning, execution, explanations and feature frames.
 
 Names are imported lazily: engines, and Spark's executors, import only ``point_in_time``.
 """

@@ -1,4 +1,4 @@
-"""Definitions from the registry, and sources pinned in the Delta logs, for the planner."""
+"""Registered definitions and pinned sources, which the planner needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AsOfArgument = datetime | str | Mapping[str, int | datetime | str]
 
 
 class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The definitions of a store by name and version; those of a group are loaded on first use."""
+    """The group definitions of a store by name and version, which are loaded on first use."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -46,13 +46,13 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
         return sum(1 for _ in self)
 
     def groups_with(self, column: str) -> list[str]:
-        """Return the names of the groups that have a column, in any version."""
+        """Return the names of the groups that have this column in any version."""
         with self._session.registry.reading() as connection:
             return featuregroups.groups_with_column(connection, column)
 
 
 class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
-    """The definitions that had data at an instant, loaded lazily for each group."""
+    """The definitions of the groups that had data at an instant, which are loaded lazily."""
 
     def __init__(self, specs: Specs, version_at: Callable[[str, int], int]) -> None:
         self._specs = specs
@@ -68,7 +68,7 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
             raise KeyError(name)
         return specs_by_version
 
-    def absence_of(self, name: str) -> VersionNotFound | None:
+    def not_yet_created_error(self, name: str) -> VersionNotFound | None:
         """Return the error for a group whose first commit came after the instant."""
         for version in sorted(self._specs.get(name, {}), reverse=True):
             try:
@@ -87,9 +87,9 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 
 
 class Pins:
-    """The Delta version of each group for one retrieval: the latest, or that of ``as_of=``.
+    """The Delta version of each group in a retrieval: the latest, or the one that ``as_of=`` selects.
 
-    Every group is pinned once, so that all steps of one plan read the same version.
+    Each group is pinned once, so that all steps of a plan read the same version.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Pins:
                 )
 
     def specs(self) -> Specs:
-        """Return the definitions at the time of ``as_of=``."""
+        """The definitions at the time of ``as_of=``."""
         if self._timestamp is None:
             return self._specs
         return SpecsAt(self._specs, self._version_at)
@@ -126,7 +126,7 @@ class Pins:
         return self._sources[group]
 
     def check_used(self) -> None:
-        """Refuse an ``as_of=`` that names a group which the retrieval does not read."""
+        """Refuse ``as_of=`` if it names a group that the retrieval does not read."""
         read_groups = {name for name, _ in self._sources}
         unused = [
             group for group in self._by_group if parse_group_reference(group)[0] not in read_groups
@@ -155,7 +155,7 @@ class Pins:
 
 
 def group_source(session: Session, path: str, *, delta_version: int | None = None) -> Source:
-    """Return the group at a Delta table for a retrieval, pinned to a version: the latest when None.
+    """Return the group of a Delta table, pinned to a version; None means the latest.
 
     An external group is read at its source; its versions are snapshots in the store.
 
@@ -174,7 +174,10 @@ def group_source(session: Session, path: str, *, delta_version: int | None = Non
 
 
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
-    """Return the group at a Delta table, pinned to a version: the latest when None."""
+    """Return the group of a Delta table, pinned to a version; None means the latest.
+
+    External groups are not supported.
+    """
     state = read_snapshot(path, delta_version)
     return Source(
         spec=commits.spec_of(state),

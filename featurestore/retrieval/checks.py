@@ -1,9 +1,10 @@
-"""Checks of a retrieval, before and after its rows are read.
+"""Checks before and after the rows of a retrieval are read.
 
-Before: join values and events are unique, so that each label has one row. After: warnings about
-nearly empty groups and about label rows that inner joins drop. Values and rows are counted while
-they are read or exported. Only for a nearly empty group a sample of the labels is joined again, to
-explain the nulls; only after filters a narrow join counts the dropped rows.
+Before reading, join values and events are checked to be unique, so that each label has one row.
+After reading, warnings are issued about nearly empty groups and about label rows that inner joins
+drop. Values and rows are counted while they are read or exported. If a group is nearly empty, a
+sample of the labels is joined again to explain the nulls. If there are filters, a join of keys and
+times counts the dropped rows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from featurestore.errors import FeatureStoreError, InvalidArgument, NoJoinKey
 from featurestore.model.arguments import warn_caller
 from featurestore.model.plan import FeaturePlan, Join, Source, WindowJoin
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.conversions import format_cell
 from featurestore.retrieval.coverage import coverage
 from featurestore.retrieval.execution import Labels, run, run_query
 from featurestore.session import Session
@@ -32,17 +33,17 @@ _SAMPLE = 1000
 
 
 def check_unique(session: Session, plan: FeaturePlan) -> None:
-    """Refuse joins on columns of a group without key and time that hold a value more than once.
+    """Refuse joins on columns with repeated values if the group has neither key nor event time.
 
-    Only such columns are read; groups that declare a key or an event time cost nothing.
+    Only these columns are read. Groups that declare a key or an event time are not read.
 
     Raises:
-        NoJoinKey: Some values occur in several rows; suggests what to declare.
+        NoJoinKey: Values occur in several rows. The hint suggests a declaration.
     """
     for join in plan.joins:
         if join.source.spec.primary_key or join.event_time is not None:
             continue
-        count, example = _count_repeated(session, join)
+        count, example = _count_repeated_values(session, join)
         if not count:
             continue
         name = join.source.spec.name
@@ -57,12 +58,14 @@ def check_unique(session: Session, plan: FeaturePlan) -> None:
 
 
 def check_ties(session: Session, plan: FeaturePlan) -> None:
-    """Refuse aggregates of groups in which rows of one key and event time may be one event or two.
+    """Refuse aggregates of groups in which several rows have the same key and event time.
 
-    Only groups are read whose commits do not declare key and event time unique.
+    Such rows may be one event or several. Groups are read only if their commits do not declare key
+    and event time unique.
 
     Raises:
-        InvalidArgument: Shows such rows, and suggests what to declare.
+        InvalidArgument: A group has such rows. The message shows an example, and the hint suggests
+            a declaration.
     """
     joins = [*plan.windows]
     if plan.left_plan is not None:
@@ -70,7 +73,7 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
     for join in joins:
         if join.members or join.created_time is not None or join.source.unique:
             continue
-        example = _example_of_ties(session, join)
+        example = _find_tied_rows(session, join)
         if example is not None:
             raise InvalidArgument(
                 f"Feature group {join.source.spec.name!r} has several rows of one key and event "
@@ -79,17 +82,17 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
             )
 
 
-def _example_of_ties(session: Session, join: WindowJoin) -> str | None:
-    """Return key and event time of rows that share them; None where no rows do."""
+def _find_tied_rows(session: Session, join: WindowJoin) -> str | None:
+    """Return a key and event time that several rows have, formatted, or None if there is none."""
     columns = [*[key for _, key in join.on], join.event_time]
-    tied_events = repeated_values(session, join.source, columns)
+    tied_events = find_repeated_values(session, join.source, columns)
     for row in session.engine.stream(tied_events, limit=1).read_all().to_pylist():
-        return ", ".join([f"{name}={cell(value)}" for name, value in row.items()])
+        return ", ".join([f"{name}={format_cell(value)}" for name, value in row.items()])
     return None
 
 
-def repeated_values(session: Session, source: Source, columns: Sequence[str]) -> Relation:
-    """Return the values of columns that are in several rows of a group, without nulls."""
+def find_repeated_values(session: Session, source: Source, columns: Sequence[str]) -> Relation:
+    """Return the non-null column values that occur in several rows of a group."""
     engine = session.engine
     names = list(dict.fromkeys(columns))
     rows = engine.read_table(
@@ -106,19 +109,19 @@ def repeated_values(session: Session, source: Source, columns: Sequence[str]) ->
     return Relation(engine.name, repeated_relation.native, rows.schema)
 
 
-def _count_repeated(session: Session, join: Join) -> tuple[int, str]:
-    """Return how many values are in several rows, and the first of them as text."""
+def _count_repeated_values(session: Session, join: Join) -> tuple[int, str]:
+    """Return how many values occur in several rows, and the first of them as a string."""
     engine = session.engine
-    repeated_relation = repeated_values(session, join.source, [key for _, key in join.on])
+    repeated_relation = find_repeated_values(session, join.source, [key for _, key in join.on])
     count = engine.count(repeated_relation)
     if not count:
         return 0, ""
     first_values = engine.stream(repeated_relation, limit=_EXAMPLES).read_all().to_pylist()[0]
-    return count, ", ".join(f"{name}={cell(value)}" for name, value in first_values.items())
+    return count, ", ".join(f"{name}={format_cell(value)}" for name, value in first_values.items())
 
 
 class CoverageWarning(UserWarning):
-    """A group gives values to no label, or to very few."""
+    """A warning about a group that has values for no label or for very few labels."""
 
 
 def warn_of_empty_groups(
@@ -128,9 +131,9 @@ def warn_of_empty_groups(
     *,
     labels: Labels | None,
 ) -> pa.RecordBatchReader:
-    """Return a reader that warns, once exhausted, of groups that gave nearly no values.
+    """Wrap a reader so that it warns about nearly empty groups once it is exhausted.
 
-    Plans with filters or samples are not checked: these select rows on purpose.
+    Plans with filters or samples are not checked, since these select rows on purpose.
     """
     if plan is None or plan.cuts_rows or not plan.joins:
         return reader
@@ -138,7 +141,7 @@ def warn_of_empty_groups(
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
-def warn_of_export(
+def warn_of_empty_groups_in_export(
     session: Session,
     plan: FeaturePlan,
     *,
@@ -146,7 +149,7 @@ def warn_of_export(
     rows: int,
     nulls: Mapping[str, int],
 ) -> None:
-    """Warn of groups whose features are nearly all null in the rows of an export."""
+    """Warn about groups whose features are nearly all null in an export."""
     if plan.cuts_rows:
         return
     values = {}
@@ -156,7 +159,7 @@ def warn_of_export(
 
 
 def _columns_by_group(plan: FeaturePlan) -> dict[str, list[str]]:
-    """Return the columns that each joined group gives to the result."""
+    """Return the output columns of each joined group."""
     features: dict[str, list[str]] = {}
     for join in plan.joins:
         names = [output.name for output in join.outputs if output.name in plan.columns]
@@ -175,13 +178,13 @@ def _batches_with_warning(
     for batch in reader:
         rows += batch.num_rows
         for group, names in features.items():
-            values[group] += _rows_with_value(batch, names)
+            values[group] += _count_rows_with_value(batch, names)
         yield batch
     _warn(session, plan, labels, rows=rows, values=values)
 
 
-def _rows_with_value(batch: pa.RecordBatch, names: Sequence[str]) -> int:
-    """Return how many rows have a value in one of some columns."""
+def _count_rows_with_value(batch: pa.RecordBatch, names: Sequence[str]) -> int:
+    """Return how many rows have a non-null value in at least one of the columns."""
     has_value = np.zeros(batch.num_rows, bool)
     for name in names:
         column = batch.column(batch.schema.get_field_index(name))
@@ -221,27 +224,28 @@ def _warn(
     warn_caller("\n".join(lines), CoverageWarning)
 
 
-def dropped_rows(
+def count_dropped_rows(
     session: Session, plan: FeaturePlan, *, labels: Labels | None = None, rows: int | None = None
 ) -> int | None:
-    """Return how many label rows the inner joins of a plan, and of the plans that feed it, drop.
+    """Return how many label rows the inner joins of a plan and its left plans drop.
 
-    None where no join drops any. ``rows`` is the number of the plan's rows where the caller has
-    counted them; then, without filters, the labels alone are counted, and only where planning does
-    not know how many there are. Else the joins run once more, on keys and times alone. Rows that
-    filters leave out are not counted.
+    None if the plans have no inner join. If the caller has counted the rows of the plan (``rows``)
+    and there are no filters, only the labels are counted, unless planning knows their number.
+    Otherwise, the joins run again on keys and times only. Rows that filters drop are not counted.
     """
     chain = [plan]
     while chain[-1].left_plan is not None:
         chain.append(chain[-1].left_plan)
-    if not drops(plan):
+    if not drops_label_rows(plan):
         return None
     if rows is not None and not any(each.cuts_rows for each in chain):
-        return _left_rows(session, chain[-1], labels) - rows
+        return _count_left_rows(session, chain[-1], labels) - rows
     dropped = 0
     for each in chain:
         if each.how == "inner":
-            dropped += _left_rows(session, each, labels) - _joined_rows(session, each, labels)
+            dropped += _count_left_rows(session, each, labels) - _count_joined_rows(
+                session, each, labels
+            )
     return dropped
 
 
@@ -252,19 +256,19 @@ def log_dropped_rows(
     *,
     labels: Labels | None,
 ) -> pa.RecordBatchReader:
-    """Return a reader that logs, once exhausted, how many label rows the joins dropped.
+    """Wrap a reader so that it logs the number of dropped label rows once it is exhausted.
 
-    A filter between the joins and the reader hides their number: then the log says how to count.
+    If there are filters, the number is not known, and the log message explains how to count.
     """
-    if plan is None or not drops(plan):
+    if plan is None or not drops_label_rows(plan):
         return reader
     return pa.RecordBatchReader.from_batches(
         reader.schema, _batches_with_log(session, plan, reader, labels)
     )
 
 
-def dropped_message(dropped: int) -> str:
-    """Return the log message for dropped label rows."""
+def format_dropped_rows(dropped: int) -> str:
+    """Format the log message about dropped label rows."""
     rows = f"{dropped:,} label rows"
     if dropped == 1:
         rows = "1 label row"
@@ -283,22 +287,22 @@ def _batches_with_log(
             "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
         )
         return
-    dropped = dropped_rows(session, plan, labels=labels, rows=rows)
+    dropped = count_dropped_rows(session, plan, labels=labels, rows=rows)
     if dropped:
-        _log.warning(dropped_message(dropped))
+        _log.warning(format_dropped_rows(dropped))
 
 
-def drops(plan: FeaturePlan) -> bool:
-    """Return True if a plan, or one that feeds it, drops label rows."""
-    return plan.how == "inner" or (plan.left_plan is not None and drops(plan.left_plan))
+def drops_label_rows(plan: FeaturePlan) -> bool:
+    """Return whether a plan or one of its left plans drops label rows."""
+    return plan.how == "inner" or (plan.left_plan is not None and drops_label_rows(plan.left_plan))
 
 
 def _has_filters(plan: FeaturePlan) -> bool:
     return plan.cuts_rows or (plan.left_plan is not None and _has_filters(plan.left_plan))
 
 
-def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
-    """Return how many rows the left side of one plan has."""
+def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
+    """Count the rows on the left side of a plan."""
     if plan.left_rows is not None:
         return plan.left_rows
     if plan.left_plan is not None:
@@ -317,7 +321,7 @@ def _left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> in
     return session.engine.count(labels())
 
 
-def _joined_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
-    """Return how many rows the joins of one plan leave, before its filters."""
+def _count_joined_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
+    """Count the rows after the joins of a plan, before its filters."""
     narrow = replace(plan, filters=(), samples=(), keep_order=False).select(plan.left_columns[:1])
     return session.engine.count(run(session, narrow, labels=labels))

@@ -1,4 +1,7 @@
-"""Frames as other dataframes, as text and as HTML, with hints for the methods of other libraries."""
+"""Conversion of frames to other dataframes, text and HTML.
+
+Hints suggest the frame methods that replace methods of other libraries.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
     """Convert a frame to a dataframe type; None leaves it lazy.
 
     Raises:
-        InvalidArgument: No such type; lists those there are.
+        InvalidArgument: The type is unknown; the message lists the available types.
     """
     if dataframe_type is None:
         return frame
@@ -72,7 +75,7 @@ def convert(frame: FeatureFrame, dataframe_type: DataframeType | None) -> Any:
 
 
 def check_dataframe_type(dataframe_type: str | None) -> None:
-    """Refuse an unknown ``dataframe_type`` before any work is done."""
+    """Refuse an unknown ``dataframe_type``."""
     dataframe_types = ("pandas", "polars", "arrow", "numpy", "python", "spark")
     if dataframe_type is not None and dataframe_type not in dataframe_types:
         raise InvalidArgument(
@@ -83,17 +86,17 @@ def check_dataframe_type(dataframe_type: str | None) -> None:
 
 
 def to_pandas(table: pa.Table) -> Any:
-    """Return a pandas DataFrame; the cells of arrays are numpy arrays of their shape."""
+    """Convert a table to a pandas DataFrame; array values become numpy arrays of their shape."""
     try:
         import pandas  # noqa: F401
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
     with warnings.catch_warnings():
-        # An older pyarrow uses a name that pandas 2 has deprecated; the caller cannot change that.
+        # Older pyarrow versions use a name that pandas 2 has deprecated. Callers cannot change that.
         warnings.filterwarnings("ignore", "DatetimeTZBlock is deprecated", DeprecationWarning)
         frame = table.to_pandas()
     for index, field in enumerate(table.schema):
-        # Arrow makes arrays of arrays of nested lists.
+        # Arrow converts nested lists to arrays of arrays.
         if len(shape_of(field.type)) > 1 and is_number(items_of(field.type)):
             cells = np.empty(len(frame), dtype=object)
             cells[:] = to_cells(combine_chunks(table.column(index)))
@@ -101,7 +104,7 @@ def to_pandas(table: pa.Table) -> Any:
     return frame
 
 
-# Methods that the frame has under another name.
+# Frame methods that correspond to methods of other dataframe libraries.
 _FRAME_METHODS = {
     "collect": 'frame.to_arrow(), or dataframe_type="python"',
     "dtypes": "frame.schema",
@@ -119,7 +122,7 @@ _FRAME_METHODS = {
 
 
 def to_polars(table: pa.Table) -> Any:
-    """Return a polars DataFrame."""
+    """Convert a table to a polars DataFrame."""
     try:
         import polars
     except ImportError as error:
@@ -128,11 +131,11 @@ def to_polars(table: pa.Table) -> Any:
 
 
 def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
-    """Return a 2-D array, one row a row, in the common type of the columns.
+    """Convert a table to a 2-D array of the common column type.
 
-    Nulls become NaN in numeric columns and None elsewhere. Arrays of numbers spread over columns of
-    their own; a single column of arrays keeps their shape: (rows, 28, 28, 1). Texts, times and
-    mixtures give an array of objects.
+    Nulls become NaN in numeric columns and None in others. Each element of a numeric array becomes
+    a column; but a single array column keeps its shape, such as (rows, 28, 28, 1). Strings, times
+    and mixed types become an object array.
 
     >>> to_numpy(pa.table({"a": [1, 2], "b": [0.5, None]}))
     array([[1. , 0.5],
@@ -157,22 +160,22 @@ def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
                 f"Column {name!r} has missing lists, which a 2-D array cannot hold.",
                 hint="use to_arrow()",
             )
-        return _numbers(flat_items(array)).reshape(len(array), -1)
+        return _to_float_array(flat_items(array)).reshape(len(array), -1)
     if is_number(kind):
-        return _numbers(array).reshape(-1, 1)
+        return _to_float_array(array).reshape(-1, 1)
     result = np.empty((len(array), 1), dtype=object)
     result[:, 0] = array.to_pylist()
     return result
 
 
-def _numbers(array: pa.Array) -> np.ndarray[Any, Any]:
+def _to_float_array(array: pa.Array) -> np.ndarray[Any, Any]:
     if pat.is_boolean(array.type) and array.null_count:
         array = array.cast(pa.float32())
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def suggest_replacement(name: str) -> str | None:
-    """Return the replacement for a method of another dataframe; None if none is known.
+    """Return the frame method that replaces a method of another library, or None.
 
     >>> suggest_replacement("groupBy")
     'frame.to_spark().groupBy'
@@ -189,16 +192,16 @@ def suggest_replacement(name: str) -> str | None:
     return ", or ".join(suggestions) or None
 
 
-def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:
-    """Return a table in the layout of Spark's ``show``: right-aligned, truncated to ``width``.
+def format_table(table: pa.Table, *, limit: int, width: int = 20, more: bool = False) -> str:
+    """Format a table in the layout of Spark's ``show``: right-aligned, truncated to ``width``.
 
     Args:
-        table: The rows to draw.
+        table: The rows to format.
         limit: The maximum number of rows, for the last line.
-        width: Longest cell; longer ones end in "...".
-        more: Whether the table has rows beyond ``limit``.
+        width: The maximum width of a cell; longer cells end in "...".
+        more: Whether there are rows beyond ``limit``.
 
-    >>> print(as_text(pa.table({"a": [1, None]}), limit=2), end="")
+    >>> print(format_table(pa.table({"a": [1, None]}), limit=2), end="")
     +----+
     |   a|
     +----+
@@ -209,16 +212,16 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     names = table.column_names
     widths = [max(3, len(name)) for name in names]
     rows = []
-    for values in _rows(table):
+    for values in _to_row_tuples(table):
         texts = []
         for index, value in enumerate(values):
-            text = _truncate(cell(value), width)
+            text = _truncate(format_cell(value), width)
             widths[index] = max(widths[index], len(text))
             texts.append(text)
         rows.append(texts)
     rule = "+" + "+".join("-" * each for each in widths) + "+"
-    body = [_line(texts, widths) for texts in rows]
-    lines = [rule, _line(names, widths), rule, *body, rule]
+    body = [_format_line(texts, widths) for texts in rows]
+    lines = [rule, _format_line(names, widths), rule, *body, rule]
     if more:
         unit = "row"
         if limit != 1:
@@ -227,19 +230,21 @@ def as_text(table: pa.Table, *, limit: int, width: int = 20, more: bool = False)
     return "\n".join(lines) + "\n"
 
 
-def as_html(table: pa.Table, *, caption: str) -> str:
-    """Return a table as HTML for notebooks; every cell is escaped.
+def table_to_html(table: pa.Table, *, caption: str) -> str:
+    """Convert a table to HTML for notebooks; every cell is escaped.
 
-    >>> as_html(pa.table({"a": ["<b>"]}), caption="1 row")[-35:]
+    >>> table_to_html(pa.table({"a": ["<b>"]}), caption="1 row")[-35:]
     '&lt;b&gt;</td></tr></tbody></table>'
     """
     head = [(field.name, describe(field.type)) for field in table.schema]
-    rows = [[_truncate(cell(value), 60) for value in values] for values in _rows(table)]
+    rows = [
+        [_truncate(format_cell(value), 60) for value in values] for values in _to_row_tuples(table)
+    ]
     return display.table(head, rows, caption=caption)
 
 
-def cell(value: object) -> str:
-    """Format one value: NULL, lower-case booleans, times without trailing zeros.
+def format_cell(value: object) -> str:
+    """Format a value: null as NULL, booleans in lower case, times without trailing zeros.
 
     >>> cell(None), cell(True), cell([1, None])
     ('NULL', 'true', '[1, NULL]')
@@ -256,23 +261,23 @@ def cell(value: object) -> str:
     if isinstance(value, bytes):
         return f"[{value.hex(' ')}]"
     if isinstance(value, list):
-        return "[" + ", ".join(map(cell, value)) + "]"
+        return "[" + ", ".join(map(format_cell, value)) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(map(cell, value.values())) + "}"
+        return "{" + ", ".join(map(format_cell, value.values())) + "}"
     return printable_line(str(value))
 
 
-def _rows(table: pa.Table) -> list[tuple[object, ...]]:
+def _to_row_tuples(table: pa.Table) -> list[tuple[object, ...]]:
     columns = [column.to_pylist() for column in table.columns]
     return list(zip(*columns, strict=True))
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _format_line(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = [text.rjust(width) for text, width in zip(cells, widths, strict=True)]
     return f"|{'|'.join(padded)}|"
 
 
-def _truncate(text: str, width: int) -> str:
-    if len(text) <= width:
-        return text
-    return text[: width - 3] + "..."
+def _truncate(string: str, width: int) -> str:
+    if len(string) <= width:
+        return string
+    return string[: width - 3] + "..."

@@ -1,9 +1,9 @@
-"""Coverage: for how many labels each group gives a value, and why the others get null.
+"""Coverage reports: how many labels each group has values for, and why the others get null.
 
-The rule (``retrieval/point_in_time.py``) is relaxed one condition at a time: the ttl, the created
-time, the event time. The first condition without which a label matches a row is the reason why the
-label has none. The remaining labels have no row of their key. The engine runs each relaxed join, so
-the reasons agree with its results.
+The point-in-time rule (``retrieval/point_in_time.py``) is relaxed one condition at a time: ttl,
+created time, event time. If a label matches a row after a condition is removed, that condition is
+the reason for the null. For the remaining labels, the group has no row with their key. The engine
+runs each relaxed join, so the reasons agree with its results.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import UnmatchedLabels, advise
 from featurestore.retrieval.execution import (
     Labels,
-    joins_something,
-    over_labels,
-    run_over,
+    computed_schema,
+    has_joins,
+    plan_over_labels,
+    run_over_labels,
     sampled_labels,
-    schema_of_all,
 )
 from featurestore.session import Session
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-# A time after all rows.
+# A time later than the times of all rows.
 _LAST = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class GroupCoverage:
-    """How many labels get a value of one joined group; the counts add up to ``labels``.
+    """The coverage of one joined group; the counts of labels add up to ``labels``.
 
-    ``found`` counts labels with a value, ``null`` those whose matching row has nulls in all
-    requested columns, the others those without a matching row, by reason. ``nulls`` counts the
-    nulls of each feature in the matching rows; ``advice`` names the arguments to change.
+    ``found`` is the number of labels with a value, ``null`` the number of labels whose matching row
+    is null in all requested columns. The other counts are labels without a matching row, by reason.
+    ``nulls`` is the null count of each feature in the matching rows; ``advice`` names the arguments
+    to change.
     """
 
     group: str
@@ -76,9 +77,9 @@ REASONS = {
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """The coverage of each group that a frame joins, in the order of the joins.
+    """The coverage of each group that a frame joins, in join order.
 
-    ``sampled``: the counts are those of a sample of the labels.
+    ``sampled`` is true if only a sample of the labels was counted.
 
     >>> report = store.get_features(["weather.temp"], labels="questions").coverage()
     >>> report["weather"].found
@@ -117,14 +118,14 @@ def coverage(
     sample: int,
     seed: int = 0,
 ) -> CoverageReport:
-    """Return how many labels of a plan get values of each group, and why the others get none.
+    """Return the coverage of each group that a plan joins.
 
-    Filters and inner joins of the plan are ignored: all labels count.
+    Filters and inner joins of the plan are ignored, so all labels are counted.
 
     Raises:
-        InvalidArgument: The plan joins nothing.
+        InvalidArgument: The plan has no joins.
     """
-    if plan is None or not joins_something(plan):
+    if plan is None or not has_joins(plan):
         raise InvalidArgument(
             "coverage() needs a frame that get_features returned, with features joined to labels.",
             hint="get_features([...], labels=...).coverage()",
@@ -138,7 +139,7 @@ def coverage(
 
 
 def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
-    """Return True if the sample may have fewer labels than the left side."""
+    """Return whether the sample may have fewer labels than the left side."""
     while plan.left_plan is not None:
         plan = plan.left_plan
     if plan.left_rows is None:
@@ -149,17 +150,17 @@ def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
 def _add_plan_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
-    """Add the coverage of every join of a plan and of those that feed it; return its rows."""
+    """Append the coverage of all joins of a plan and its left plans; return the rows of the plan."""
     if plan.left_plan is not None:
         labels = _add_plan_coverage(session, plan.left_plan, labels, groups)
     for window in plan.windows:
-        join = _longest_window_join(window)
+        join = _join_for_longest_window(window)
         _add_join_coverage(session, replace(plan, windows=(), joins=(join,)), labels, groups)
         nulls = groups[-1].nulls or {}
         by_column = {output.column: nulls[output.name] for output in join.outputs}
         groups[-1] = replace(groups[-1], nulls=by_column)
     if plan.windows:
-        retrieved_rows = run_over(session, over_labels(plan, labels.schema), labels)
+        retrieved_rows = run_over_labels(session, plan_over_labels(plan, labels.schema), labels)
     else:
         retrieved_rows = _add_join_coverage(session, plan, labels, groups)
     return retrieved_rows.select(list(plan.columns))
@@ -168,23 +169,25 @@ def _add_plan_coverage(
 def _add_join_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
-    """Add the coverage of every join of a plan; return its rows."""
-    full_plan = replace(over_labels(plan, labels.schema), left_rows=labels.num_rows)
-    retrieved_rows = run_over(session, _with_markers(full_plan), labels)
+    """Append the coverage of all joins of a plan; return the rows of the plan."""
+    full_plan = replace(plan_over_labels(plan, labels.schema), left_rows=labels.num_rows)
+    retrieved_rows = run_over_labels(session, _add_marker_columns(full_plan), labels)
     for number, join in enumerate(plan.joins):
         is_matched = _is_valid(retrieved_rows.column(_marker_name(number)))
-        groups.append(_measure_group(session, full_plan, join, labels, retrieved_rows, is_matched))
+        groups.append(
+            _measure_coverage(session, full_plan, join, labels, retrieved_rows, is_matched)
+        )
     return retrieved_rows
 
 
-def _longest_window_join(window: WindowJoin) -> Join:
-    """Return the join that matches a row where the longest window of a group has one."""
+def _join_for_longest_window(window: WindowJoin) -> Join:
+    """Return a join that matches a row if the longest window of a group contains one."""
     longest: timedelta | None = timedelta(0)
     for output in window.outputs:
         if output.over is None or longest is None:
             longest = None
         else:
-            # A window is open where it begins; a ttl is not.
+            # A window excludes its start, but a ttl includes it.
             longest = max(longest, output.over + output.offset - timedelta(microseconds=1))
     columns = dict.fromkeys(output.column for output in window.outputs)
     outputs = [Output(column, f"{_VALUE}{index}") for index, column in enumerate(columns)]
@@ -198,7 +201,7 @@ def _longest_window_join(window: WindowJoin) -> Join:
     )
 
 
-def _measure_group(
+def _measure_coverage(
     session: Session,
     plan: FeaturePlan,
     join: Join,
@@ -229,14 +232,14 @@ def _measure_group(
 def _classify_unmatched(
     session: Session, plan: FeaturePlan, join: Join, labels: pa.Table
 ) -> UnmatchedLabels:
-    """Return the condition that rules out the rows of each unmatched label."""
+    """Determine the condition that excludes the group's rows for each unmatched label."""
     unexplained = np.ones(labels.num_rows, bool)
     masks = {}
     events = None
     for name, loosened in _relaxed_plans(plan, join):
         is_matched = np.zeros(labels.num_rows, bool)
         if unexplained.any():
-            retrieved_rows = run_over(session, _with_markers(loosened), labels)
+            retrieved_rows = run_over_labels(session, _add_marker_columns(loosened), labels)
             is_matched = _is_valid(retrieved_rows.column(_marker_name(0))) & unexplained
             if name == "older_than_ttl":
                 events = retrieved_rows.column(_EVENT)
@@ -247,9 +250,9 @@ def _classify_unmatched(
 
 
 def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, FeaturePlan]]:
-    """Yield plans of one join with fewer and fewer conditions, each with its reason.
+    """Yield plans of one join with decreasing numbers of conditions, each with its reason.
 
-    Any matching row is enough, so ties are not resolved.
+    Ties are not resolved, since it only matters whether any row matches.
     """
     if join.event_time is None:
         return
@@ -276,14 +279,14 @@ def _marker_name(number: int) -> str:
     return f"__fs_answered_{number}"
 
 
-def _with_markers(plan: FeaturePlan) -> FeaturePlan:
-    """Return a plan whose joins also return a key column, which is never null in a matching row."""
+def _add_marker_columns(plan: FeaturePlan) -> FeaturePlan:
+    """Add a key column to the outputs of each join, since it is never null in a matching row."""
     joins = []
     for number, join in enumerate(plan.joins):
         key = join.on[0][1]
         joins.append(replace(join, outputs=(*join.outputs, Output(key, _marker_name(number)))))
     marked = replace(plan, joins=tuple(joins))
-    schema = schema_of_all(marked, plan.left_schema)
+    schema = computed_schema(marked, plan.left_schema)
     return replace(marked, columns=tuple(schema.names), schema=schema)
 
 

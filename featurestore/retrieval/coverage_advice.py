@@ -1,4 +1,4 @@
-"""Advice for labels without values: the argument to change, with examples."""
+"""Advice about labels without values: which argument to change, with examples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_advice
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.model.times import format_duration, format_ttl, from_micros, to_micros
-from featurestore.retrieval.conversions import cell
-from featurestore.retrieval.execution import NEVER, label_times, micros_of
+from featurestore.retrieval.conversions import format_cell
+from featurestore.retrieval.execution import NEVER, label_times, to_microseconds
 from featurestore.session import Session
 
 _PEEK_ROWS = 1000
@@ -24,17 +24,17 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True)
 class UnmatchedLabels:
-    """The labels without a matching row of a group, with a mask for each reason.
+    """The labels without a matching row in a group, with a mask for each reason.
 
-    ``events`` are the event times of the rows that are older than their ttl.
+    ``events`` are the event times of the rows that are older than the ttl.
     """
 
     labels: pa.Table
     masks: dict[str, np.ndarray[Any, np.dtype[np.bool_]]]
     events: pa.ChunkedArray | None = None
 
-    def having(self, reason: str) -> np.ndarray[Any, Any]:
-        """Return the indices of the labels with one reason."""
+    def indices_for(self, reason: str) -> np.ndarray[Any, Any]:
+        """Return the indices of the labels that are unmatched for a reason."""
         mask = self.masks.get(reason)
         if mask is None:
             return np.zeros(0, np.int64)
@@ -44,10 +44,10 @@ class UnmatchedLabels:
 def advise(
     session: Session, plan: FeaturePlan, join: Join, labels: pa.Table, unmatched: UnmatchedLabels
 ) -> Iterator[str]:
-    """Yield a sentence for each reason among the labels, and for implausible times."""
+    """Yield a sentence of advice for each reason, and for implausible times."""
     yield from _advise_on_keys(session, join, unmatched)
     yield from _advise_on_first_rows(plan, join, unmatched)
-    if len(unmatched.having("not_known_yet")):
+    if len(unmatched.indices_for("not_known_yet")):
         yield (
             f"not known yet: {join.created_time} lies after the labels' times. Where it is the "
             "time of loading, created_time_filter=False uses rows from their event time on (or "
@@ -58,7 +58,7 @@ def advise(
 
 
 def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
-    keyless_labels = unmatched.having("no_such_key")
+    keyless_labels = unmatched.indices_for("no_such_key")
     if not len(keyless_labels):
         return
     for label_column, key in join.on:
@@ -98,7 +98,7 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
 def _advise_on_first_rows(
     plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels
 ) -> Iterator[str]:
-    early_labels = unmatched.having("before_first_row")
+    early_labels = unmatched.indices_for("before_first_row")
     if not len(early_labels):
         return
     times = label_times(plan, unmatched.labels)[early_labels]
@@ -109,22 +109,22 @@ def _advise_on_first_rows(
     event_bounds = _event_bounds(join)
     rows = "unknown times"
     if event_bounds is not None:
-        rows = f"{cell(event_bounds[0])} to {cell(event_bounds[1])}"
+        rows = f"{format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}"
     first, last = from_micros(int(known_times.min())), from_micros(int(known_times.max()))
     yield (
-        f"before its first row: these labels lie in {cell(first)} to {cell(last)}, the rows of "
+        f"before its first row: these labels lie in {format_cell(first)} to {format_cell(last)}, the rows of "
         f"the group in {rows}; is label_time={plan.left_time or plan.fixed_time!r} the time when "
         "the values are needed?"
     )
 
 
 def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
-    expired_labels = unmatched.having("older_than_ttl")
+    expired_labels = unmatched.indices_for("older_than_ttl")
     if not len(expired_labels) or unmatched.events is None:
         return
     ages = (
         label_times(plan, unmatched.labels)[expired_labels]
-        - micros_of(unmatched.events)[expired_labels]
+        - to_microseconds(unmatched.events)[expired_labels]
     )
     youngest = from_micros(int(ages.min())) - from_micros(0)
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
@@ -141,12 +141,12 @@ def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) ->
     )
 
 
-# A window is this much longer than the equivalent ttl.
+# The difference between a window and the equivalent ttl.
 _MICROSECOND = timedelta(microseconds=1)
 
 
 def _format_age(age: timedelta) -> str:
-    """Return a duration in full units of the largest fitting size."""
+    """Format a duration in complete units of the largest suitable size."""
     for unit in (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1)):
         if age >= unit:
             return format_duration(age // unit * unit)
@@ -158,7 +158,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     event_bounds = _event_bounds(join)
     if event_bounds is not None and event_bounds[1] < PLAUSIBLE_START:
         yield (
-            f"the event times lie in {cell(event_bounds[0])} to {cell(event_bounds[1])}: "
+            f"the event times lie in {format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}: "
             f"{misread_advice(event_bounds)}"
         )
     times = label_times(plan, labels)
@@ -170,12 +170,13 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     ):
         time_bounds = [from_micros(int(known_times.min())), from_micros(int(known_times.max()))]
         yield (
-            f"the label times lie in {cell(time_bounds[0])} to {cell(time_bounds[1])}: {misread_advice(time_bounds)}"
+            f"the label times lie in {format_cell(time_bounds[0])} to {format_cell(time_bounds[1])}: "
+            f"{misread_advice(time_bounds)}"
         )
 
 
 def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
-    """Return the first and the last event time in the log of a group."""
+    """Return the first and last event time from the log of a group."""
     if join.event_time is None:
         return None
     snapshot = read_snapshot(join.source.path, join.source.delta_version)
@@ -188,7 +189,7 @@ def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
 
 
 def _group_keys(session: Session, join: Join) -> list[tuple[Any, ...]]:
-    """Return the keys of the first rows of a group."""
+    """Read the keys of the first rows of a group."""
     columns = [key for _, key in join.on]
     engine, source = session.engine, join.source
     relation = engine.read_table(
@@ -205,18 +206,18 @@ def _key_tuples(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
 def _spelling_pair(
     label_keys: list[tuple[Any, ...]], group_keys: list[tuple[Any, ...]]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Return a key of the labels and one of the group that differ only in spelling."""
+    """Return a label key and a group key that differ only in spelling."""
     keys_by_text = {}
     for key in group_keys:
-        keys_by_text[tuple(map(_normalized, key))] = key
+        keys_by_text[tuple(map(_normalize_key, key))] = key
     for key in label_keys:
-        group_key = keys_by_text.get(tuple(map(_normalized, key)))
+        group_key = keys_by_text.get(tuple(map(_normalize_key, key)))
         if group_key is not None and group_key != key:
             return key, group_key
     return None
 
 
-def _normalized(value: Any) -> str:
+def _normalize_key(value: Any) -> str:
     return str(value).strip().casefold().lstrip("0")
 
 

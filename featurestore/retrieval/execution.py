@@ -1,7 +1,7 @@
-"""Run a feature plan: the left side, on-demand features, the engine's joins, then the filters.
+"""Execution of feature plans: the left side, on-demand features, engine joins, then filters.
 
-The planner types on-demand features, the run computes them. Checks of single labels (leaks,
-coverage) run the plan over a sample of the labels in memory.
+The planner infers the types of on-demand features, and the execution computes them. Checks of
+individual labels (leaks, coverage) run the plan over a sample of labels in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.session import Session
 
-# The microseconds of a label without a time.
+# The value in microseconds for a label without a time.
 NEVER = np.iinfo(np.int64).min
 _ROWS = "rows"
 Labels = Callable[[], Relation]
@@ -35,16 +35,16 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
 
     Args:
         session: The connection whose engine runs the plan.
-        plan: What to retrieve.
-        labels: Returns the relation of the caller's labels, if the plan (or the plan that feeds
-            it) has some; called once for each run, since a relation over a stream can be read once.
+        plan: The plan to run.
+        labels: Returns the relation of the caller's labels, if the plan or a left plan has labels.
+            It is called once per run, since a relation over a stream can be read only once.
     """
     engine = session.engine
     labels_relation: Relation | None = None
     if plan.left_plan is not None:
         feeding = plan.left_plan
         if plan.keep_order or ROW in plan.left_columns:
-            feeding = _with_row(feeding)
+            feeding = _return_row_numbers(feeding)
         labels_relation = run(session, feeding, labels=labels)
     elif plan.left_query is not None:
         labels_relation = run_query(session, plan.left_query)
@@ -52,11 +52,11 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         labels_relation = labels()
     if plan.on_demand and labels_relation is not None:
         plan, labels_relation = compute_on_demand(engine, plan, labels_relation)
-    plan = with_compiled_conditions(plan, dialect=engine.dialect)
+    plan = compile_window_conditions(plan, dialect=engine.dialect)
     if not plan.cuts_rows:
         return engine.retrieve(plan, labels=labels_relation)
-    # All columns: a filter may read some that are not returned.
-    schema = schema_of_all(plan, plan.left_schema)
+    # Compute all columns, since a filter may read columns that are not returned.
+    schema = computed_schema(plan, plan.left_schema)
     every_row = replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
     relation = engine.retrieve(every_row, labels=labels_relation)
     for text in plan.filters:
@@ -68,10 +68,10 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
 
 
 def run_query(session: Session, query: QuerySource) -> Relation:
-    """Return the rows of a user's query over the pinned versions of its groups.
+    """Run a user's query over the pinned versions of its groups.
 
     Raises:
-        InvalidSql: The engine cannot run it.
+        InvalidSql: The engine cannot run the query.
     """
     engine = session.engine
     names = [name for name, _ in query.tables]
@@ -87,19 +87,19 @@ def run_query(session: Session, query: QuerySource) -> Relation:
 
 
 def sample_rows(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
-    """Return the rows of a sample, the same ones on every engine and at every reading."""
-    return engine.map_batches(relation, _SampledRows(sample), schema=relation.schema)
+    """Sample rows deterministically: all engines select the same rows in each read."""
+    return engine.map_batches(relation, _RowSampler(sample), schema=relation.schema)
 
 
 @dataclass(frozen=True)
-class _SampledRows:
-    """Keeps the rows of a batch whose hash is low."""
+class _RowSampler:
+    """A function that selects the rows of a batch whose hash is below a threshold."""
 
     sample: RowSample
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Splits of training datasets use the same hash: with another seed a sample has rows of
-        # every split.
+        # Splits of training datasets use the same hash. With a different seed, a sample contains
+        # rows of every split.
         seed = self.sample.seed ^ _SAMPLE_SEED
         hashes = row_hash(batch, columns=self.sample.by, seed=seed)
         limit = int(self.sample.fraction * 2**64)
@@ -108,8 +108,8 @@ class _SampledRows:
         return batch.filter(pa.array(hashes < np.uint64(limit)))
 
 
-def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
-    """Return the schema of all columns that a plan computes, also of those it does not return."""
+def computed_schema(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
+    """Return the schema of all columns that a plan computes, including columns it does not return."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
         group_schema = join.source.spec.schema
@@ -123,8 +123,8 @@ def schema_of_all(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
-    """Return a plan whose window conditions are in the SQL of an engine."""
+def compile_window_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
+    """Compile the window conditions of a plan to the SQL dialect of an engine."""
     if not plan.windows:
         return plan
     windows = []
@@ -140,8 +140,8 @@ def with_compiled_conditions(plan: FeaturePlan, *, dialect: str) -> FeaturePlan:
     return replace(plan, windows=tuple(windows))
 
 
-def _with_row(plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan that returns the labels' row numbers instead of sorting by them."""
+def _return_row_numbers(plan: FeaturePlan) -> FeaturePlan:
+    """Return a plan that outputs the row numbers of the labels instead of sorting by them."""
     position = pa.field(ROW, pa.int64())
     return replace(
         plan,
@@ -153,19 +153,21 @@ def _with_row(plan: FeaturePlan) -> FeaturePlan:
     )
 
 
-def plan_on_demand(features: Sequence[OnDemandFeature], *, stored_plan: FeaturePlan) -> FeaturePlan:
-    """Return the plan that computes features from the rows of another plan.
+def add_on_demand_features(
+    features: Sequence[OnDemandFeature], *, stored_plan: FeaturePlan
+) -> FeaturePlan:
+    """Return a plan that adds on-demand features to the rows of another plan.
 
     Raises:
         ColumnConflict: A name exists already.
         InvalidSql: An expression is invalid or names an unknown column.
     """
     check_new_names(features, stored_plan.columns)
-    outputs = type_features(features, schema=stored_plan.schema)
+    outputs = infer_feature_types(features, schema=stored_plan.schema)
     fields = [*stored_plan.schema, *[pa.field(output.name, output.kind) for output in outputs]]
-    requested_names = None
+    output_names = None
     if stored_plan.asked is not None:
-        requested_names = (*stored_plan.asked, *[output.name for output in outputs])
+        output_names = (*stored_plan.asked, *[output.name for output in outputs])
     return FeaturePlan(
         left_source=None,
         left_schema=stored_plan.schema,
@@ -178,15 +180,15 @@ def plan_on_demand(features: Sequence[OnDemandFeature], *, stored_plan: FeatureP
         keep_order=stored_plan.keep_order,
         left_plan=stored_plan,
         left_rows=stored_plan.rows,
-        asked=requested_names,
+        asked=output_names,
         on_demand=outputs,
     )
 
 
-def type_features(
+def infer_feature_types(
     features: Sequence[OnDemandFeature], *, schema: pa.Schema
 ) -> tuple[OnDemandOutput, ...]:
-    """Return features with the types that they have over the rows of a schema."""
+    """Infer the types of on-demand features from the schema of their input rows."""
     outputs = []
     for each in features:
         try:
@@ -203,7 +205,7 @@ def type_features(
 def _sibling_hint(
     error: InvalidSql, features: Sequence[OnDemandFeature], *, schema: pa.Schema
 ) -> str | None:
-    """Return the hint for an expression that names another on-demand feature; else None."""
+    """Return a hint if an expression refers to another on-demand feature, else None."""
     for sibling in features:
         is_absent = sibling.name not in schema.names
         if is_absent and error.message.endswith(f"a column that does not exist: {sibling.name!r}."):
@@ -217,7 +219,7 @@ def _sibling_hint(
 def compute_on_demand(
     engine: Engine, plan: FeaturePlan, labels: Relation
 ) -> tuple[FeaturePlan, Relation]:
-    """Return labels with the on-demand features of a plan, and the plan without these."""
+    """Add the on-demand features of a plan to labels; return the remaining plan and the labels."""
     dialect = engine.dialect
     columns = ["*"]
     fields = list(plan.left_schema)
@@ -239,14 +241,14 @@ def compute_on_demand(
     return remaining_plan, rows
 
 
-def joins_something(plan: FeaturePlan) -> bool:
-    """Return True if a plan, or one that feeds it, joins groups to labels."""
-    return bool(plan.every_join) or (plan.left_plan is not None and joins_something(plan.left_plan))
+def has_joins(plan: FeaturePlan) -> bool:
+    """Return whether a plan or one of its left plans joins groups to labels."""
+    return bool(plan.every_join) or (plan.left_plan is not None and has_joins(plan.left_plan))
 
 
-def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
-    """Return the plan over labels in memory: every output, no filter, one row for each label."""
-    schema = schema_of_all(plan, labels)
+def plan_over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
+    """Return a plan over labels in memory with all outputs, no filters, and one row per label."""
+    schema = computed_schema(plan, labels)
     return replace(
         plan,
         left_source=None,
@@ -265,7 +267,7 @@ def over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
 def sampled_labels(
     session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
 ) -> pa.Table:
-    """Return a sample of the left side of the first plan in the chain; only its columns are read."""
+    """Return a sample of the labels, the left side of the first plan, with only the needed columns."""
     first = plan
     while first.left_plan is not None:
         first = first.left_plan
@@ -281,11 +283,13 @@ def sampled_labels(
         relation = labels()
     else:
         raise InvalidArgument("The frame has no labels any more.")
-    return _reservoir(session, relation, sample=sample, seed=seed)
+    return _sample_by_priority(session, relation, sample=sample, seed=seed)
 
 
-def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
-    """Return the rows with the smallest of seeded random numbers, in their order."""
+def _sample_by_priority(
+    session: Session, relation: Relation, *, sample: int, seed: int
+) -> pa.Table:
+    """Sample the rows with the smallest seeded random numbers, preserving the row order."""
     random = np.random.default_rng(seed)
     sampled_rows: pa.Table | None = None
     priorities = np.zeros(0)
@@ -308,27 +312,27 @@ def _reservoir(session: Session, relation: Relation, *, sample: int, seed: int) 
 
 
 def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
-    """Return the time of each label as microseconds since 1970, NEVER where it has none."""
+    """Return the time of each label in microseconds since 1970, or NEVER if it has none."""
     if plan.fixed_time is not None:
         return np.full(labels.num_rows, to_micros(plan.fixed_time))
     if plan.left_time is None:
         return np.full(labels.num_rows, NEVER)
-    return micros_of(labels.column(plan.left_time))
+    return to_microseconds(labels.column(plan.left_time))
 
 
-def micros_of(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Return times as microseconds since 1970; NEVER for null."""
+def to_microseconds(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Convert times to microseconds since 1970, and nulls to NEVER."""
     if pat.is_date(column.type):
         column = column.cast(pa.timestamp("us", tz="UTC"))
     micros = column.cast(pa.int64()).combine_chunks()
     return np.asarray(micros.fill_null(NEVER))
 
 
-def run_over(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
-    """Return the rows of a plan over labels in memory, one for each label in its order."""
+def run_over_labels(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
+    """Run a plan over labels in memory; return one row per label, in the order of the labels."""
     numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
     engine = session.engine
-    plan = with_compiled_conditions(plan, dialect=engine.dialect)
+    plan = compile_window_conditions(plan, dialect=engine.dialect)
     label_relation = engine.from_arrow(numbered.to_reader())
     if plan.on_demand:
         plan, label_relation = compute_on_demand(engine, plan, label_relation)

@@ -1,4 +1,4 @@
-"""Explanations of a value: the row it comes from, its first version, and why other rows lost."""
+"""Explanations of feature values: the row a value comes from, and why other rows were not used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from featurestore.model.times import format_duration, parse_moment, utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source, pinned_source
-from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.conversions import format_cell
 from featurestore.session import Session
 from featurestore.usersql import quote
 
@@ -35,9 +35,9 @@ _LOWEST = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class ExplainedRow:
-    """One row of the key.
+    """A row of the explained key.
 
-    ``delta_version`` is the first version of the table that contains it, if that can be read.
+    ``delta_version`` is the first table version that contains the row, if it can be read.
     """
 
     values: Mapping[str, Any]
@@ -50,10 +50,10 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The explanation for one key at one time.
+    """The explanation of the feature values of a key at a time.
 
-    ``row`` won; None means that every feature is null. ``lost`` are the other rows, the nearest
-    first.
+    ``row`` is the matching row; None means that all features are null. ``lost`` are the other rows,
+    closest first.
     """
 
     group: str
@@ -68,9 +68,9 @@ class Explanation:
     near: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
+        key = ", ".join([f"{name}={format_cell(value)}" for name, value in self.key.items()])
         lines = [
-            f"{self.group}@v{self.version} at {version_text(self.delta_version)}",
+            f"{self.group}@v{self.version} at {format_version(self.delta_version)}",
             f"key {key}, at {self.at.isoformat()}",
             "",
         ]
@@ -82,7 +82,7 @@ class Explanation:
                 )
         else:
             for name in self.features:
-                lines.append(f"  {name:<24} {cell(self.row.values[name])}")
+                lines.append(f"  {name:<24} {format_cell(self.row.values[name])}")
             lines += ["", f"  from {_describe_row(self.row)}: {self.row.reason}"]
         if self.lost:
             rows = f"{self.lost_rows} rows"
@@ -104,14 +104,15 @@ def explain_value(
     key: Any,
     at: datetime | str | None = None,
 ) -> Explanation:
-    """Return which row of a group gives the features of a key at a time, as ``get_features`` would.
+    """Explain which row of a group ``get_features`` would return for a key at a time.
 
     Args:
         session: The connection.
         name: The group.
-        version: Its version; None takes the latest.
-        key: ``{column: value}`` for the whole primary key; the bare value where that is one column.
-        at: The time; None is now.
+        version: The version of the group; None means the latest.
+        key: ``{column: value}`` for all primary-key columns, or only the value if there is a single
+            column.
+        at: The time; None means now.
 
     Raises:
         KeyRequired: The group has no primary key.
@@ -141,33 +142,33 @@ def explain_value(
     return Explanation(
         group=spec.name,
         version=spec.version,
-        delta_version=version_of_source(source),
+        delta_version=source_version(source),
         key=values,
         at=timestamp,
         row=winner,
         lost=tuple(first_versions.with_first_version(row) for row in shown_losers),
         lost_rows=len(losers),
         features=spec.features,
-        near=() if rows.num_rows else _similar_keys(session, source, values),
+        near=() if rows.num_rows else _find_similar_keys(session, source, values),
     )
 
 
-def version_of_source(source: Source) -> int:
-    """Return the Delta version of a source; 0 for a group that is read at its external source."""
+def source_version(source: Source) -> int:
+    """Return the Delta version of a source, or 0 for an external source."""
     if isinstance(source, LiveSource):
         return 0
     return source.delta_version
 
 
-def version_text(delta_version: int) -> str:
-    """Return the text for a Delta version, or for the current rows of an external source."""
+def format_version(delta_version: int) -> str:
+    """Format a Delta version, or describe the current rows of an external source."""
     if not delta_version:
         return "its source, now"
     return f"Delta version {delta_version}"
 
 
-def _similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return up to five keys with a similar text."""
+def _find_similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return up to five keys whose string forms are similar."""
     engine = session.engine
     names = source.spec.primary_key
     columns = ", ".join([quote(name, dialect=engine.dialect) for name in names])
@@ -182,11 +183,11 @@ def _similar_keys(session: Session, source: Source, key: Mapping[str, Any]) -> t
     )
     fields = [source.spec.schema.field(name) for name in names]
     relation = Relation(engine.name, distinct_keys.native, pa.schema(fields))
-    texts = list(map(_key_text, engine.stream(relation).read_all().to_pylist()))
-    return tuple(difflib.get_close_matches(_key_text(key), texts, n=5, cutoff=0.3))
+    texts = list(map(_format_key, engine.stream(relation).read_all().to_pylist()))
+    return tuple(difflib.get_close_matches(_format_key(key), texts, n=5, cutoff=0.3))
 
 
-def _key_text(key: Mapping[str, Any]) -> str:
+def _format_key(key: Mapping[str, Any]) -> str:
     if len(key) == 1:
         return repr(next(iter(key.values())))
     return repr(dict(key))
@@ -194,7 +195,7 @@ def _key_text(key: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """One row of the key with what orders it."""
+    """A row of the key with the values that determine its rank."""
 
     values: Mapping[str, Any]
     event: datetime | None
@@ -203,25 +204,25 @@ class _Candidate:
 
     @property
     def rank(self) -> tuple[datetime, datetime, int]:
-        """The sort key of the rule: event time, created time, tie hash."""
+        """The sort key of the point-in-time rule: event time, created time, tie hash."""
         return self.event or _LOWEST, self.created or _LOWEST, self.tie
 
-    def explained(self, reason: str) -> ExplainedRow:
-        """Return the row with the reason why it won or lost."""
+    def to_explained_row(self, reason: str) -> ExplainedRow:
+        """Convert to an ``ExplainedRow`` with the reason why the row was or was not selected."""
         return ExplainedRow(self.values, self.event, self.created, f"{self.tie:016x}", reason)
 
 
 def _candidates(spec: FeatureGroupSpec, rows: pa.Table) -> list[_Candidate]:
-    """Return the rows of a key in descending rank."""
+    """Return the candidates for a key, in descending rank."""
     if not rows.num_rows:
         return []
     candidates = []
     for values, tie_hash_value in zip(rows.to_pylist(), tie_hash(rows).tolist(), strict=True):
         event = created = None
         if spec.event_time:
-            event = _timestamp(values[spec.event_time])
+            event = _to_timestamp(values[spec.event_time])
         if spec.created_time:
-            created = _timestamp(values[spec.created_time])
+            created = _to_timestamp(values[spec.created_time])
         candidates.append(_Candidate(values, event, created, tie_hash_value))
     return sorted(candidates, key=lambda candidate: candidate.rank, reverse=True)
 
@@ -229,30 +230,30 @@ def _candidates(spec: FeatureGroupSpec, rows: pa.Table) -> list[_Candidate]:
 def _rank_rows(
     spec: FeatureGroupSpec, rows: pa.Table, timestamp: datetime
 ) -> list[tuple[ExplainedRow, bool]]:
-    """Return every row with its reason and whether it won, in descending rank."""
+    """Return all rows with their reasons and whether they were selected, in descending rank."""
     best: _Candidate | None = None
     ranked_rows: list[tuple[ExplainedRow, bool]] = []
     future_rows: list[tuple[ExplainedRow, bool]] = []
     for candidate in _candidates(spec, rows):
         is_winner = False
-        reason = _why_ineligible(spec, candidate, timestamp)
+        reason = _ineligibility_reason(spec, candidate, timestamp)
         if reason is None and best is None:
             best = candidate
-            reason = _why_expired(spec, candidate.event, timestamp)
+            reason = _expiry_reason(spec, candidate.event, timestamp)
             is_winner = reason is None
         elif reason is None and best is not None:
-            reason = _why_lost(best, candidate)
-        row = candidate.explained(reason or "the latest row known at that time")
+            reason = _losing_reason(best, candidate)
+        row = candidate.to_explained_row(reason or "the latest row known at that time")
         if best is None:
             future_rows.append((row, is_winner))
         else:
             ranked_rows.append((row, is_winner))
-    # Future rows come last, the nearest first.
+    # Future rows come last, closest first.
     return [*ranked_rows, *reversed(future_rows)]
 
 
 def _closest_losers(rows: list[ExplainedRow]) -> list[ExplainedRow]:
-    """Return the past rows of highest rank, and a few future rows."""
+    """Return the past rows with the highest ranks, and a few future rows."""
     future, past = [], []
     for row in rows:
         if row.reason == _FUTURE:
@@ -263,10 +264,10 @@ def _closest_losers(rows: list[ExplainedRow]) -> list[ExplainedRow]:
     return past[: _MAX_SHOWN_ROWS - len(future)] + future
 
 
-def _why_ineligible(
+def _ineligibility_reason(
     spec: FeatureGroupSpec, candidate: _Candidate, timestamp: datetime
 ) -> str | None:
-    """Return why a row is not eligible at a time; None if it is (see ``point_in_time``)."""
+    """Return the reason why a row is not eligible at a time, or None (see ``point_in_time``)."""
     if spec.event_time is None:
         return None
     if candidate.event is None:
@@ -280,7 +281,7 @@ def _why_ineligible(
     return None
 
 
-def _why_expired(
+def _expiry_reason(
     spec: FeatureGroupSpec, event_time: datetime | None, timestamp: datetime
 ) -> str | None:
     if spec.ttl is None or event_time is None or timestamp - event_time <= spec.ttl:
@@ -288,7 +289,7 @@ def _why_expired(
     return f"the latest row, but older than the ttl of {format_duration(spec.ttl)}"
 
 
-def _why_lost(best: _Candidate, candidate: _Candidate) -> str:
+def _losing_reason(best: _Candidate, candidate: _Candidate) -> str:
     if candidate.event != best.event:
         return "an older event"
     if candidate.created != best.created:
@@ -299,9 +300,9 @@ def _why_lost(best: _Candidate, candidate: _Candidate) -> str:
 
 
 class _FirstVersions:
-    """Binary search for the first Delta version that contains a row of a key.
+    """A binary search for the first Delta version that contains a row of a key.
 
-    The rows of the key in a version are read once.
+    The rows of the key are read at most once per version.
     """
 
     def __init__(self, session: Session, source: Source, key: Mapping[str, Any]) -> None:
@@ -315,7 +316,7 @@ class _FirstVersions:
             self._versions = [each.version for each in reversed(commits) if each.rows_in]
 
     def with_first_version(self, row: ExplainedRow) -> ExplainedRow:
-        """Return the row with its first version."""
+        """Return a copy of the row with the first version that contains it."""
         low, high = 0, len(self._versions) - 1
         while low < high:
             middle = (low + high) // 2
@@ -340,7 +341,7 @@ class _FirstVersions:
             source = pinned_source(self._source.path, delta_version=version)
             rows = read_key_rows(self._session, source, self._key)
         except (StorageError, VersionNotFound):
-            # Vacuumed: the first remaining version is reported.
+            # The version was vacuumed, so report the first remaining version.
             return None
         if not rows.num_rows:
             return frozenset()
@@ -348,7 +349,7 @@ class _FirstVersions:
 
 
 def read_key_rows(session: Session, source: Source, key: Mapping[str, Any]) -> pa.Table:
-    """Return the rows with the values of a key, with all columns of the group."""
+    """Read the rows of a key with all columns of the group."""
     engine, schema = session.engine, source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
     conditions: list[str] = []
@@ -397,7 +398,7 @@ def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
 
 
 def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
-    """Return the key's values by column; None if their number differs from the key's columns."""
+    """Return the key values by column, or None if their number differs from that of key columns."""
     if isinstance(key, Mapping):
         return dict(key)
     if not isinstance(key, list | tuple):
@@ -408,7 +409,7 @@ def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
 
 
 def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
-    """Convert a key value to the type of its column."""
+    """Convert a key value to the column type."""
     if pat.is_timestamp(kind):
         return parse_moment(value, argument=name)
     try:
@@ -426,8 +427,8 @@ def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
         ) from error
 
 
-def _timestamp(value: datetime | date | None) -> datetime | None:
-    """Return a time as a timestamp; a date is its midnight in UTC."""
+def _to_timestamp(value: datetime | date | None) -> datetime | None:
+    """Convert a time to a timestamp; a date becomes midnight in UTC."""
     if value is None or isinstance(value, datetime):
         return value
     return datetime.combine(value, time(), tzinfo=UTC)
@@ -436,9 +437,9 @@ def _timestamp(value: datetime | date | None) -> datetime | None:
 def _describe_row(row: ExplainedRow) -> str:
     phrases = []
     if row.event_time is not None:
-        phrases.append(f"event {cell(row.event_time)}")
+        phrases.append(f"event {format_cell(row.event_time)}")
     if row.created_time is not None:
-        phrases.append(f"created {cell(row.created_time)}")
+        phrases.append(f"created {format_cell(row.created_time)}")
     if row.delta_version is None:
         phrases.append("an unknown Delta version")
     else:

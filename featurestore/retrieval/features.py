@@ -1,4 +1,4 @@
-"""get_features and sql: the lazy frame of features for labels, or of a query over pinned groups."""
+"""Lazy frames of features for labels (``get_features``), or of queries over groups (``sql``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.checks import check_ties, check_unique
-from featurestore.retrieval.execution import plan_on_demand, run_query
+from featurestore.retrieval.execution import add_on_demand_features, run_query
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.labels import LabelInput, open_labels
 from featurestore.retrieval.planner import (
@@ -31,14 +31,14 @@ from featurestore.retrieval.planner import (
     RetrievalOptions,
     plan_with_labels,
     plan_without_labels,
-    reordered,
+    reorder_columns,
 )
 from featurestore.retrieval.resolve import (
     Feature,
     JoinKey,
     Specs,
     find_spec,
-    key_types,
+    join_key_types,
     no_features_error,
     resolve,
 )
@@ -46,7 +46,7 @@ from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
 from featurestore.usersql.text import short
 
-# Features by name, aggregates by ``window(...)`` or as text, and on-demand features.
+# Feature references, aggregates from ``window(...)`` or strings, and on-demand features.
 RequestedFeatures = (
     str | WindowFeature | OnDemandFeature | Sequence[str | WindowFeature | OnDemandFeature]
 )
@@ -69,16 +69,16 @@ def get_features(
 ) -> FeatureFrame:
     """Return the features as a lazy frame: one row per label row, each as of the label's time.
 
-    See ``FeatureStore.get_features`` for the arguments. ``pins`` are those of an earlier call, so
-    that both read the same versions; ``as_of`` is ignored then. ``label_types`` are the types of
-    untyped label columns that are not joined with a key.
+    See ``FeatureStore.get_features`` for the arguments. ``pins`` of an earlier call make both calls
+    read the same versions; ``as_of`` is then ignored. ``label_types`` are the types of untyped label
+    columns that are not joined with a key.
 
     Raises:
         FeatureNotFound, AmbiguousFeature, FeatureGroupNotFound: A reference is unknown or
             ambiguous.
         NoJoinKey: A group's primary key is not in the columns of the left side.
         LabelTimeRequired: The time column of the labels is ambiguous or missing.
-        ColumnConflict: Two columns of the result would have one name.
+        ColumnConflict: Two columns of the result would have the same name.
     """
     options = RetrievalOptions(
         label_time=label_time,
@@ -107,7 +107,7 @@ def get_features(
 
 
 def get_feature(session: Session, feature: str) -> FeatureFrame:
-    """Return the one column of a feature, a row for each row of its group."""
+    """Return a frame with a single feature column, which has all rows of the group."""
     if not isinstance(feature, str):
         raise InvalidArgument(
             f"get_feature takes one reference, not {feature!r}.",
@@ -131,7 +131,7 @@ def explain_features(
 ) -> FeaturePlan:
     """Return the plan that ``get_features`` would run with these arguments.
 
-    Only logs are read. ``str(plan)`` is readable text.
+    Only logs are read. ``str(plan)`` describes the plan.
     """
     frame = get_features(
         session,
@@ -169,8 +169,8 @@ def _plan(
                 f"On-demand features alone ({listing(request.names)}) have no rows to be computed of.",
                 hint="request stored features, too, or pass labels=",
             )
-        plan = _without_labels(request.without_on_demand(), pins=pins, options=options)
-        return _with_on_demand(plan, request), None
+        plan = _plan_without_labels(request.without_on_demand(), pins=pins, options=options)
+        return _add_on_demand(plan, request), None
     if options.include_keys:
         raise InvalidArgument(
             "include_keys is for retrieval without labels: all columns of the labels are returned "
@@ -179,28 +179,30 @@ def _plan(
         )
 
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
-        return {**label_types, **request.types_of_labels(label_schema, options)}
+        return {**label_types, **request.join_column_types(label_schema, options)}
 
     label_input = open_labels(
         session, labels, pins=pins, specs=specs, versions=versions, types=types
     )
-    plan = _with_labels(request.without_on_demand(), label_input.labels, pins=pins, options=options)
-    plan = _with_on_demand(plan, request)
+    plan = _plan_with_labels(
+        request.without_on_demand(), label_input.labels, pins=pins, options=options
+    )
+    plan = _add_on_demand(plan, request)
     _warn_of_early_times(label_input.labels, plan)
     return plan, label_input
 
 
-def _with_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
-    """Return the plan with its on-demand features, in the requested order."""
+def _add_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
+    """Add the on-demand features to a plan, and restore the requested column order."""
     if not request.on_demand:
         return plan
-    computed = plan_on_demand(request.on_demand, stored_plan=plan)
+    computed = add_on_demand_features(request.on_demand, stored_plan=plan)
     stored_columns = [name for name in plan.columns if name not in request.names]
-    return reordered(computed, [*stored_columns, *request.names])
+    return reorder_columns(computed, [*stored_columns, *request.names])
 
 
 def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
-    """Warn of labels in memory with times before 1980, which match no row of a group."""
+    """Warn about labels in memory with times before 1980, which match no row of a group."""
     if labels.peek is None or not labels.ordered or plan.left_time is None:
         return
     times = labels.peek().column(plan.left_time)
@@ -216,7 +218,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
 
 @dataclass(frozen=True)
 class _FeatureRequest:
-    """The requested features at the label's time, aggregates over windows, and their order."""
+    """The requested features, window aggregates and on-demand features, with their order."""
 
     features: tuple[Feature, ...]
     windows: tuple[tuple[Feature, WindowFeature], ...]
@@ -266,23 +268,23 @@ class _FeatureRequest:
         names = tuple(name for name in self.names if name not in computed)
         return replace(self, on_demand=(), names=names)
 
-    def types_of_labels(
+    def join_column_types(
         self, label_schema: pa.Schema, options: RetrievalOptions
     ) -> dict[str, pa.DataType]:
-        """Return the types of the keys and of the time that columns of labels are joined with."""
+        """Return the types of the keys and times that label columns are joined with."""
         specs = [feature.spec for feature in self.features]
         specs += [matched_spec(feature, window) for feature, window in self.windows]
-        types = key_types(label_schema, specs, options.join_key)
+        types = join_key_types(label_schema, specs, options.join_key)
         if isinstance(options.label_time, str) and options.label_time in label_schema.names:
             types[options.label_time] = TIMESTAMP
         return types
 
     def window_options(self, options: RetrievalOptions) -> RetrievalOptions:
-        """Return the options of the step that adds the aggregates."""
+        """Return the options for the step that adds the aggregates."""
         return replace(options, other_specs=tuple(feature.spec for feature in self.features))
 
     def feature_options(self, options: RetrievalOptions) -> RetrievalOptions:
-        """Return the options of the step that adds the features."""
+        """Return the options for the step that adds the features."""
         window_specs = [matched_spec(feature, window) for feature, window in self.windows]
         return replace(options, other_specs=tuple(window_specs))
 
@@ -294,7 +296,7 @@ class _FeatureRequest:
         return self.features[0].group
 
 
-def _without_labels(
+def _plan_without_labels(
     request: _FeatureRequest, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
     source = pins.source(request.first_group)
@@ -303,7 +305,7 @@ def _without_labels(
     aggregates: list[str] = []
     if request.windows:
         window_options = request.window_options(options)
-        labels = _as_label_side(
+        labels = _plan_to_label_side(
             plan_windows(request.windows, labels=labels, options=window_options, source=pins.source)
         )
         aggregates = [window.name for _, window in request.windows]
@@ -318,10 +320,10 @@ def _without_labels(
     if not request.windows:
         return plan
     keys = [name for name in plan.columns if name not in request.names]
-    return reordered(plan, [*keys, *request.names])
+    return reorder_columns(plan, [*keys, *request.names])
 
 
-def _with_labels(
+def _plan_with_labels(
     request: _FeatureRequest, labels: LabelSide, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
     if not request.windows:
@@ -333,28 +335,28 @@ def _with_labels(
     if request.features:
         plan = plan_with_labels(
             request.features,
-            labels=_as_label_side(plan),
+            labels=_plan_to_label_side(plan),
             options=request.feature_options(options),
             source=pins.source,
         )
-    return reordered(plan, [*labels.schema.names, *request.names])
+    return reorder_columns(plan, [*labels.schema.names, *request.names])
 
 
-def _as_label_side(plan: FeaturePlan) -> LabelSide:
-    """Return the result of a plan as the left side of another one."""
+def _plan_to_label_side(plan: FeaturePlan) -> LabelSide:
+    """Convert the result of a plan to the left side of another plan."""
     return LabelSide(
         plan.schema, plan=plan, time=plan.left_time, ordered=plan.keep_order, rows=plan.left_rows
     )
 
 
 def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
-    """Return the lazy frame of a query; its groups are pinned, and no row is read.
+    """Return the lazy frame of a query; its groups are pinned, but no rows are read.
 
     See ``FeatureStore.sql`` for the arguments.
 
     Raises:
-        InvalidSql: It is not a single SELECT over groups, or uses an unsupported expression.
-        FeatureGroupNotFound: It reads a group that does not exist.
+        InvalidSql: The query is not a single SELECT over groups, or uses an unsupported expression.
+        FeatureGroupNotFound: The query reads a group that does not exist.
     """
     if not isinstance(text, str):
         raise InvalidSql(
@@ -394,7 +396,7 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
 
 
 def _pinned_source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
-    """Return the pinned group of a table name in a query."""
+    """Pin the group that a table name in a query refers to."""
     try:
         group, version = parse_group_reference(name.lower())
     except InvalidReference as error:

@@ -21,13 +21,13 @@ from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import conversions
 from featurestore.retrieval.checks import (
-    dropped_rows,
-    drops,
+    count_dropped_rows,
+    drops_label_rows,
     log_dropped_rows,
     warn_of_empty_groups,
-    warn_of_export,
+    warn_of_empty_groups_in_export,
 )
-from featurestore.retrieval.conversions import as_html, as_text, suggest_replacement
+from featurestore.retrieval.conversions import format_table, suggest_replacement, table_to_html
 from featurestore.retrieval.coverage import CoverageReport, coverage
 from featurestore.retrieval.execution import Labels, run, sample_rows
 from featurestore.session import Session
@@ -39,11 +39,11 @@ _BATCH_ROWS = 65_536
 
 @suggest_arguments
 class FeatureFrame:
-    """A lazy table: rows are read by the methods that return them, again at each call.
+    """A lazy table, whose rows are read by each call of a method that returns rows.
 
-    A frame is immutable and may be used from several threads; ``select``, ``drop``, ``filter`` and
-    ``sample`` return new frames over the same pinned versions, so two readings return the same rows
-    even if others write in between.
+    A frame is immutable and may be used from several threads. ``select``, ``drop``, ``filter`` and
+    ``sample`` return new frames over the same pinned versions. Reading twice returns the same rows,
+    even if other processes write in the meantime.
 
     >>> store.get_featuregroup("planes")
     FeatureFrame[tailnum: string, seats: int64]
@@ -91,9 +91,9 @@ class FeatureFrame:
         labels: Labels | None = None,
         reads: list[SourceRead] | None = None,
     ) -> FeatureFrame:
-        """Return the frame of a feature plan.
+        """Create the frame of a feature plan.
 
-        ``labels`` returns the relation of the caller's labels; it appends its reads of registered
+        ``labels`` returns the relation of the caller's labels, and appends the reads of registered
         sources to ``reads``.
         """
         frame = cls(
@@ -104,14 +104,14 @@ class FeatureFrame:
         return frame
 
     def _with_plan(self, plan: FeaturePlan) -> FeatureFrame:
-        """Return the frame of another plan over the same labels."""
+        """Return a frame of another plan over the same labels."""
         frame = FeatureFrame.planned(self._session, plan, labels=self._labels, reads=self._reads)
         frame._view = self._view
         frame._inputs = self._inputs
         return frame
 
     def of_view(self, name: str, version: int) -> FeatureFrame:
-        """Return the frame, marked as the rows of a feature view."""
+        """Return a copy that is marked as the rows of a feature view."""
         if self._plan is None:
             raise InvalidArgument("Rows without a plan do not belong to a feature view.")
         frame = self._with_plan(self._plan)
@@ -138,7 +138,7 @@ class FeatureFrame:
 
     @property
     def plan(self) -> FeaturePlan | None:
-        """The feature plan behind the rows; None for the plain data of a group or dataset."""
+        """The feature plan of the rows; None for the stored rows of a group or dataset."""
         return self._plan
 
     @property
@@ -148,12 +148,12 @@ class FeatureFrame:
 
     @property
     def labels(self) -> Labels | None:
-        """The function that returns the relation of the caller's labels, if the plan has some."""
+        """The function that returns the relation of the caller's labels, if the plan has labels."""
         return self._labels
 
     @property
     def view(self) -> tuple[str, int] | None:
-        """Name and version of the feature view of the rows, if they belong to one."""
+        """The name and version of the feature view, if the rows belong to one."""
         return self._view
 
     @property
@@ -174,14 +174,14 @@ class FeatureFrame:
         return (*self._inputs, *(source.to_json() for source in sources))
 
     def made_of(self, *inputs: Mapping[str, Any]) -> FeatureFrame:
-        """Return the frame with more lineage inputs, which data written from it records."""
+        """Return a copy with additional lineage inputs, which are recorded when it is written."""
         frame = copy(self)
         frame._inputs = (*self._inputs, *inputs)
         return frame
 
     @property
     def label_reads(self) -> list[SourceRead] | None:
-        """The last reads of registered sources by the labels."""
+        """The last reads of registered sources for the labels."""
         return self._reads
 
     @property
@@ -195,7 +195,7 @@ class FeatureFrame:
         return relation
 
     def native(self) -> Any:
-        """Return the engine's own frame: a DuckDB relation or a Spark DataFrame."""
+        """Return the native frame of the engine: a DuckDB relation or a Spark DataFrame."""
         keep_rows(self._plan)
         return self.relation.native
 
@@ -217,7 +217,7 @@ class FeatureFrame:
     # -- selection ------------------------------------------------------------------------
 
     def select(self, *columns: str) -> FeatureFrame:
-        """Return a frame of some of the columns, in the order given; only these are read.
+        """Return a frame with only these columns, in this order; other columns are not read.
 
         >>> store.get_featuregroup("weather").select("temp", "origin").columns
         ['temp', 'origin']
@@ -239,7 +239,7 @@ class FeatureFrame:
         )
 
     def __getitem__(self, columns: str | Sequence[str]) -> FeatureFrame:
-        """Return a frame of one column, or of several: ``frame["x"]``, ``frame[["x", "y"]]``.
+        """Return a frame with one column or several: ``frame["x"]``, ``frame[["x", "y"]]``.
 
         >>> store.get_featuregroup("weather")["temp"].columns
         ['temp']
@@ -253,11 +253,11 @@ class FeatureFrame:
             hint="frame['x'] selects a column, frame.filter('x > 1') rows, frame.head(5) the first",
         )
 
-    # Rows are read by to_batches(); without this Python would try frame[0], frame[1], ...
+    # Without this, Python would iterate over frame[0], frame[1], ...; to_batches() reads rows.
     __iter__ = None
 
     def filter(self, sql: str) -> FeatureFrame:
-        """Return a frame of the rows for which a predicate (DuckDB's SQL, on any engine) is true.
+        """Return a frame of the rows that satisfy a predicate, in DuckDB's SQL on any engine.
 
         >>> store.get_featuregroup("weather").filter("temp > 37 and origin = 'JFK'").count()
         1
@@ -279,7 +279,7 @@ class FeatureFrame:
         return self._derived(lambda: engine.filter(self.relation, condition), schema=self.schema)
 
     def drop(self, *columns: str) -> FeatureFrame:
-        """Return a frame without some of the columns; these are not read.
+        """Return a frame without these columns, which are not read.
 
         >>> store.get_featuregroup("weather").drop("wind", "temp").columns
         ['origin', 'measured_at']
@@ -294,11 +294,11 @@ class FeatureFrame:
     def sample(
         self, *, fraction: float, seed: int = 0, by: str | Sequence[str] | None = None
     ) -> FeatureFrame:
-        """Return a frame of a share of the rows: always the same ones, on every engine.
+        """Return a frame with a fraction of the rows, which is the same on every engine.
 
-        A row is selected by the hash of its columns ``by`` and the seed, so rows with equal values
-        stay together (``by="customer"`` keeps all rows of a customer or none), and later rows do
-        not change the selection of earlier ones.
+        Rows are selected by a hash of the seed and the columns ``by``. Therefore rows with equal
+        values stay together (``by="customer"`` keeps all rows of a customer or none), and later
+        rows do not change the selection of earlier rows.
 
         >>> weather = store.get_featuregroup("weather")
         >>> weather.sample(fraction=0.5, by="origin").to_arrow().column("origin").to_pylist()
@@ -332,7 +332,7 @@ class FeatureFrame:
     def _derived(
         self, create_relation: Callable[[], Relation], *, schema: pa.Schema
     ) -> FeatureFrame:
-        """Return a frame over another relation with the sources and inputs of this one."""
+        """Return a frame over another relation with the sources and inputs of this frame."""
         frame = FeatureFrame(self._session, create_relation, schema=schema)
         frame._reads = self._reads
         frame._inputs = self._inputs
@@ -347,10 +347,10 @@ class FeatureFrame:
         return list(dict.fromkeys(names))
 
     def _column_names(self, columns: Iterable[str | Sequence[str]]) -> list[str]:
-        """Return the column names in arguments that are names or lists of names.
+        """Flatten arguments that are column names or lists of names.
 
         Raises:
-            FeatureNotFound: The frame has no such column.
+            FeatureNotFound: The frame does not have the column.
         """
         names: list[str] = []
         for each in columns:
@@ -369,9 +369,9 @@ class FeatureFrame:
     # -- inspection -----------------------------------------------------------------------
 
     def show(self, n: int = 20, truncate: bool | int = True, *, width: int = 20) -> None:
-        """Write the first ``n`` rows to standard output, as Spark draws them.
+        """Write the first ``n`` rows to standard output, in the layout of Spark's ``show``.
 
-        Cells longer than ``width`` are cut, unless ``truncate`` is False; a number is the width.
+        Cells are truncated to ``width``. ``truncate=False`` disables this; a number sets the width.
 
         >>> store.get_featuregroup("planes").show()
         +-------+-----+
@@ -386,7 +386,9 @@ class FeatureFrame:
             width = sys.maxsize
         elif truncate is not True:
             width = truncate
-        sys.stdout.write(as_text(table.slice(0, n), limit=n, width=width, more=table.num_rows > n))
+        sys.stdout.write(
+            format_table(table.slice(0, n), limit=n, width=width, more=table.num_rows > n)
+        )
 
     def head(self, n: int = 5) -> pa.Table:
         """Return the first ``n`` rows as an Arrow table.
@@ -397,7 +399,7 @@ class FeatureFrame:
         return self._first_rows(n)
 
     def count(self) -> int:
-        """Return the number of rows; where every label gives one row, without a join.
+        """Return the number of rows, without a join if every label has exactly one row.
 
         >>> store.get_features("planes.seats", labels="questions").count()
         4
@@ -413,7 +415,7 @@ class FeatureFrame:
         return self._session.engine.count(self.relation)
 
     def __len__(self) -> int:
-        """Return the number of rows if it is known without reading any.
+        """Return the number of rows if it is known without reading rows.
 
         >>> len(store.get_featuregroup("weather"))
         4
@@ -433,10 +435,10 @@ class FeatureFrame:
     @property
     def drops(self) -> bool:
         """Whether label rows without a row in every group are dropped (``join="inner"``)."""
-        return self._plan is not None and drops(self._plan)
+        return self._plan is not None and drops_label_rows(self._plan)
 
     def dropped(self, rows: int | None = None) -> int | None:
-        """Return how many label rows ``join="inner"`` drops; None for other joins.
+        """Return the number of label rows that ``join="inner"`` drops; None for other joins.
 
         >>> store.get_features("planes.seats", labels="questions", join="inner").dropped()
         0
@@ -446,13 +448,14 @@ class FeatureFrame:
         """
         if self._plan is None:
             return None
-        return dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
+        return count_dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
 
     def coverage(self, *, sample: int = 10_000, seed: int = 0) -> CoverageReport:
-        """Return for how many labels each group gives a value, and why the others get null.
+        """Return how many labels each group has values for, and why the others get null.
 
-        Per group: found, no such key, before its first row, not known yet, older than ttl, null in
-        the row; and the argument to change. Filters of the frame are ignored.
+        The report counts, for each group, labels with a value and labels without one by reason: no
+        such key, before the first row, not known yet, older than ttl, or null in the row. It also
+        names the argument to change. Filters of the frame are ignored.
 
         >>> labels = [{"origin": "jfk", "at": hour(8)}, {"origin": "LGA", "at": hour(5)}]
         >>> frame = store.get_features(["weather.temp"], labels=labels)
@@ -471,16 +474,20 @@ class FeatureFrame:
         return coverage(self._session, self._plan, labels=self._labels, sample=sample, seed=seed)
 
     def warn_of_nulls(self, rows: int, nulls: Mapping[str, int]) -> None:
-        """Warn of groups that gave no values to the rows of an export, from its counts of nulls."""
+        """Warn about groups without values in an export, based on its null counts."""
         if self._plan is not None:
-            warn_of_export(self._session, self._plan, labels=self._labels, rows=rows, nulls=nulls)
+            warn_of_empty_groups_in_export(
+                self._session, self._plan, labels=self._labels, rows=rows, nulls=nulls
+            )
 
     def _repr_html_(self) -> str:
         table = self._first_rows(_HTML_ROWS + 1)
         rows = f"{table.num_rows} rows"
         if table.num_rows > _HTML_ROWS:
             rows = f"first {_HTML_ROWS} rows"
-        return as_html(table.slice(0, _HTML_ROWS), caption=f"{rows} of {len(self.columns)} columns")
+        return table_to_html(
+            table.slice(0, _HTML_ROWS), caption=f"{rows} of {len(self.columns)} columns"
+        )
 
     def _first_rows(self, n: int) -> pa.Table:
         if n < 0:
@@ -539,7 +546,7 @@ class FeatureFrame:
         return self._session.engine.to_spark(self.relation)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export the rows through the Arrow PyCapsule interface, which Arrow libraries take."""
+        """Export the rows through the Arrow PyCapsule interface, which Arrow libraries accept."""
         return self._stream().__arrow_c_stream__(requested_schema)
 
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
@@ -551,5 +558,5 @@ class FeatureFrame:
         return pa.RecordBatchReader.from_batches(reader.schema, self._batches_of_live_frame(reader))
 
     def _batches_of_live_frame(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        """Yield batches; the generator keeps the frame, and so the rows of external groups, alive."""
+        """Yield batches from a generator that keeps the frame and its external rows alive."""
         yield from reader

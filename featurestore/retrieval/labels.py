@@ -1,7 +1,7 @@
 """The labels of a retrieval: a dataframe, another retrieval, or a group.
 
-Untyped columns get the types of their join partners, and times of an engine's own dataframes, which
-do not pass through Arrow, are checked here.
+Untyped columns get the types of the columns they are joined with. Times in native dataframes of the
+engine, which are not converted to Arrow, are checked here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from featurestore.retrieval.resolve import Specs, find_spec
 from featurestore.session import Session
 from featurestore.usersql import predicate
 
-# Returns the types of the columns that columns of a schema are joined with.
+# Returns the types of the columns that the columns of a label schema are joined with.
 TypesFor = Callable[[pa.Schema], Mapping[str, pa.DataType]]
 _OUTSIDE = f"({{0}} < '{FIRST.isoformat()}' or {{0}} > '{LAST.isoformat()}')"
 _OUTSIDE_DAYS = f"({{0}} < '{FIRST.date().isoformat()}' or {{0}} > '{LAST.date().isoformat()}')"
@@ -43,7 +43,7 @@ _PEEK_ROWS = 1000
 
 @dataclass(frozen=True)
 class LabelInput:
-    """Labels as the planner sees them, and their relation if the plan does not contain it."""
+    """Labels for the planner, and their relation if the plan does not contain it."""
 
     labels: LabelSide
     relation: Labels | None
@@ -59,11 +59,11 @@ def open_labels(
     versions: Mapping[str, int] | None,
     types: TypesFor,
 ) -> LabelInput:
-    """Return the labels of ``labels=``, without reading tables.
+    """Open the labels of ``labels=`` without reading tables.
 
-    Rows of the engine's own dataframes are searched for times outside of the years 1 to 9999.
-    Untyped columns get the type of the key or time that they are joined with, from ``types``.
-    Rows in memory keep their order and become Arrow, so that the frame can be read repeatedly.
+    Native dataframes of the engine are searched for times outside the years 1 to 9999. ``types``
+    determines the types of untyped columns from the keys and times that they are joined with. Rows
+    in memory keep their order and are converted to Arrow, so that the frame can be read repeatedly.
     """
     if isinstance(labels, str):
         name, version = parse_group_reference(labels)
@@ -78,7 +78,7 @@ def open_labels(
     adopted = ingest.adopt_native(labels, engine=session.engine)
     if adopted is not None:
         _check_names(adopted.schema)
-        refuse_times_outside(adopted, engine=session.engine)
+        refuse_times_out_of_range(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
         peek = partial(_first_rows, session, relation)
         label_side = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])
@@ -139,14 +139,14 @@ def _check_names(schema: pa.Schema) -> None:
 
 
 def typed_schema(schema: pa.Schema, types: TypesFor) -> pa.Schema:
-    """Return a schema whose untyped columns have the types of their join partners."""
+    """Assign the types of join partners to the untyped columns of a schema."""
     if not untyped_columns(schema):
         return schema
     return typed_like(schema, types(schema))
 
 
 def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Relation:
-    """Return a relation cast to a schema that ``typed_schema`` made of its own."""
+    """Cast a relation to the schema that ``typed_schema`` returned."""
     if relation.schema == schema:
         return relation
     cast = partial(cast_batch, schema=schema)
@@ -154,8 +154,8 @@ def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Rel
 
 
 def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
-    """Return rows whose columns without values have the types of their join partners."""
-    # pandas gives any column without a value the type of floats.
+    """Cast the columns without values to the types of their join partners."""
+    # pandas assigns a floating-point type to columns without values.
     blank = [
         field.name
         for field in table.schema
@@ -176,10 +176,10 @@ def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
 
 
 @dataclass(frozen=True)
-class FindOutside(Accumulator["OutOfRange | None", "OutOfRange | None"]):
-    """The refusal of the first time outside of the years 1 to 9999, or None.
+class OutOfRangeFinder(Accumulator["OutOfRange | None", "OutOfRange | None"]):
+    """An accumulator that finds the first time outside the years 1 to 9999 and returns an error.
 
-    ``columns`` are the names of the columns, which are called c0, c1 and so on in the rows.
+    ``columns`` are the column names; the batches have the names c0, c1 and so on.
     """
 
     columns: tuple[str, ...]
@@ -203,13 +203,14 @@ class FindOutside(Accumulator["OutOfRange | None", "OutOfRange | None"]):
         return state
 
 
-def refuse_times_outside(relation: Relation, *, engine: Engine) -> None:
-    """Refuse rows, which can be read twice, with a time outside of the years 1 to 9999.
+def refuse_times_out_of_range(relation: Relation, *, engine: Engine) -> None:
+    """Refuse rows with a time outside the years 1 to 9999.
 
-    The engine filters them, so that few become Arrow; times inside of lists and structs all do.
+    The rows must be readable twice. The engine filters them, so that few rows are converted to
+    Arrow. Times inside lists and structs are always converted.
 
     Raises:
-        OutOfRange: Names the column and the time.
+        OutOfRange: A time is out of range; the message names the column and the time.
     """
     columns = time_columns(relation.schema)
     if not columns:
@@ -223,6 +224,6 @@ def refuse_times_outside(relation: Relation, *, engine: Engine) -> None:
             conditions.append(template.format(field.name))
         text = " or ".join(conditions)
         rows = engine.filter(rows, predicate(text, schema=rows.schema, dialect=engine.dialect))
-    error = engine.aggregate(rows, FindOutside(columns))
+    error = engine.aggregate(rows, OutOfRangeFinder(columns))
     if error is not None:
         raise error

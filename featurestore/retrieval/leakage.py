@@ -1,13 +1,13 @@
-"""The leak check: a sample of training rows computed again without anything that came later.
+"""The leak check, which computes a sample of training rows again without later data.
 
-For each sampled label the rows of every group are limited to event times and created times at or
-before the label's time, also where the retrieval ignores created time. A group without event time
-is limited by its time columns. The remaining rows are searched here, by other code than the
-engine's, and compared.
+For each sampled label, the rows of every group are limited to event times and created times at or
+before the label time, even if the retrieval ignores the created time. A group without event time is
+limited by its time columns. The remaining rows are searched by this module, independently of the
+engine, and the results are compared.
 
-Values that were *computed* from later data have an early timestamp, so limits on stored rows do not
-show them. For such groups ``recompute`` takes the function that computes them: called with a time,
-it returns the group's rows from inputs up to that time.
+Values that were *computed* from later data may have an early timestamp, so a limit on stored rows
+does not reveal them. For such groups, ``recompute`` accepts the function that computes the group:
+called with a time, it returns the rows of the group from inputs up to that time.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
-from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.conversions import format_cell
 from featurestore.retrieval.execution import (
     NEVER,
-    joins_something,
+    has_joins,
     label_times,
-    micros_of,
-    over_labels,
-    run_over,
+    plan_over_labels,
+    run_over_labels,
     sampled_labels,
+    to_microseconds,
 )
 from featurestore.retrieval.frame import FeatureFrame
 from featurestore.retrieval.window_rows import window_values
@@ -46,15 +46,15 @@ from featurestore.usersql import quote
 Recompute = Mapping[str, Callable[[datetime], object]]
 _EXAMPLES = 3
 _DAY = 24 * 60 * 60 * 1_000_000
-# With fewer days all event times may have the same time of day by chance.
+# With fewer days, all event times may have the same time of day by chance.
 _MIN_DAYS = 3
-# Recomputing a group may take long, so only this many times of the sample are checked.
+# Maximum number of sample times to check by recomputing a group, since this may take long.
 _MAX_RECOMPUTED_TIMES = 20
 
 
 @dataclass(frozen=True)
 class Leak:
-    """One feature that changes when later rows are removed."""
+    """A feature whose values change if later rows are removed."""
 
     feature: str
     group: str
@@ -77,7 +77,7 @@ class LeakReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no value changed."""
+        """Whether no value has changed."""
         return not self.leaks
 
     def __bool__(self) -> bool:
@@ -105,20 +105,20 @@ class LeakReport:
 def check_leakage(
     frame: FeatureFrame, *, sample: int = 1000, seed: int = 0, recompute: Recompute | None = None
 ) -> LeakReport:
-    """Return which values of a sample of a frame change when all later rows are removed.
+    """Check which values in a sample of a frame change if all later rows are removed.
 
     Args:
         frame: A frame that ``get_features`` returned.
         sample: The number of label rows to check.
         seed: The seed of the sample.
-        recompute: For computed groups: the function that computes the group's rows from inputs up
-            to a time.
+        recompute: For computed groups, the function that computes the rows of the group from inputs
+            up to a time.
 
     Raises:
         InvalidArgument: The frame does not come from ``get_features``.
     """
     plan = getattr(frame, "plan", None)
-    if not isinstance(frame, FeatureFrame) or plan is None or not joins_something(plan):
+    if not isinstance(frame, FeatureFrame) or plan is None or not has_joins(plan):
         raise InvalidArgument(
             "check_leakage needs a frame that get_features returned, with features joined to "
             "labels.",
@@ -145,7 +145,7 @@ def check_leakage(
 
 
 class _LeakCheck:
-    """Collects leaks over a plan and the plans that feed it."""
+    """A collector of leaks in a plan and its left plans."""
 
     def __init__(
         self, session: Session, recompute: dict[str, Callable[[datetime], object]]
@@ -158,13 +158,12 @@ class _LeakCheck:
         self.features = 0
 
     def check_plan(self, plan: FeaturePlan, labels: pa.Table) -> pa.Table:
-        """Check every join of a plan over sampled labels.
-
-        Return the rows that the plan gives for them.
-        """
+        """Check every join of a plan over sampled labels, and return the rows of the plan."""
         if plan.left_plan is not None:
             labels = self.check_plan(plan.left_plan, labels)
-        retrieved_rows = run_over(self.session, over_labels(plan, labels.schema), labels)
+        retrieved_rows = run_over_labels(
+            self.session, plan_over_labels(plan, labels.schema), labels
+        )
         times = label_times(plan, labels)
         joins: list[Join | WindowJoin] = [*plan.joins, *plan.windows]
         for join in joins:
@@ -182,7 +181,7 @@ class _LeakCheck:
         self.groups.add(group)
         self.features += len(join.outputs)
         keys = _key_tuples(labels, [label_column for label_column, _ in join.on])
-        rows = _rows_of_labels(self.session, join, labels)
+        rows = _read_label_key_rows(self.session, join, labels)
         expected_values = self._search_values(join, rows, keys, times)
         self._compare(
             join,
@@ -196,7 +195,7 @@ class _LeakCheck:
         if group in self.recompute:
             self._check_recomputed(join, retrieved_rows, keys, times)
         elif join.source.spec.job is None:
-            self.unchecked += _unverifiable_times(join, rows)
+            self.unchecked += _find_unverifiable_times(join, rows)
         else:
             self.unchecked.append(
                 f"how job {join.source.spec.job!r} computes {group}; recompute={{{group!r}: ...}}"
@@ -210,7 +209,7 @@ class _LeakCheck:
         times: np.ndarray[Any, Any],
     ) -> None:
         schema = join.source.spec.schema
-        for time in _evenly_spaced(np.unique(times[times != NEVER])):
+        for time in _select_evenly_spaced(np.unique(times[times != NEVER])):
             group_rows = self.recompute[join.source.spec.name](from_micros(int(time)))
             relation = ingest.to_relation(group_rows, engine=self.session.engine, like=schema)
             rows = self.session.engine.stream(relation).read_all()
@@ -230,11 +229,11 @@ class _LeakCheck:
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
     ) -> dict[str, pa.Array]:
-        """Return the values that rows of a group give to labels, by output name."""
+        """Find the feature values of each label among the rows of a group, by output name."""
         if isinstance(join, WindowJoin):
             label_micros = [None if time == NEVER else int(time) for time in times]
             return window_values(self.session, join, rows, keys, label_micros)
-        return _EligibleRows(join, rows).values_of_labels(keys, times)
+        return _EligibleRows(join, rows).find_values(keys, times)
 
     def _compare(
         self,
@@ -252,14 +251,17 @@ class _LeakCheck:
                 retrieved_rows.column(output.name).combine_chunks().take(pa.array(positions))
             )
             expected = expected_values[output.name]
-            changed = np.flatnonzero(_value_hashes(retrieved) != _value_hashes(expected))
+            changed = np.flatnonzero(_hash_values(retrieved) != _hash_values(expected))
             if not len(changed):
                 continue
             examples = []
             for index in changed[:_EXAMPLES].tolist():
-                key = ", ".join(map(cell, keys[positions[index]]))
+                key = ", ".join(map(format_cell, keys[positions[index]]))
                 time_text = _format_time(times[positions[index]])
-                before, after = cell(retrieved[index].as_py()), cell(expected[index].as_py())
+                before, after = (
+                    format_cell(retrieved[index].as_py()),
+                    format_cell(expected[index].as_py()),
+                )
                 examples.append(f"{key} at {time_text}: {before}, without later rows {after}")
             leak = Leak(
                 output.name,
@@ -272,7 +274,7 @@ class _LeakCheck:
 
 
 class _EligibleRows:
-    """The rows of one group, sorted by key and rank, and searched label by label."""
+    """The rows of a group, sorted by key and rank, to search for each label."""
 
     def __init__(self, join: Join, rows: pa.Table) -> None:
         self._join = join
@@ -281,22 +283,22 @@ class _EligibleRows:
         for name in (join.event_time, join.created_time):
             if name is not None:
                 times.append(name)
-                ranks.append(micros_of(rows.column(name)))
+                ranks.append(to_microseconds(rows.column(name)))
         ties = np.zeros(0, np.uint64)
         if rows.num_rows:
             ties = tie_hash(rows)
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
         limiting_times = [
-            micros_of(rows.column(name))[order] for name in (times or _time_columns(join))
+            to_microseconds(rows.column(name))[order] for name in (times or _time_columns(join))
         ]
         self._eligible_from = np.full(len(order), NEVER + 1)
         self._has_times = np.ones(len(order), bool)
         if limiting_times:
             self._eligible_from = np.max(limiting_times, axis=0)
         if times:
-            # A row without a declared time was never known; nulls in other time columns mean
-            # nothing.
+            # A row without a declared time is never known. Nulls in other time columns have no
+            # meaning.
             self._has_times = np.min(limiting_times, axis=0) != NEVER
         self._event: np.ndarray[Any, Any] | None = None
         if times:
@@ -306,11 +308,13 @@ class _EligibleRows:
             if None not in keys[index]:
                 self._positions.setdefault(keys[index], []).append(position)
 
-    def values_of_labels(
+    def find_values(
         self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
     ) -> dict[str, pa.Array]:
-        """Return the values of each output for each label, by its name."""
-        row_numbers = [self._search(key, int(time)) for key, time in zip(keys, times, strict=True)]
+        """Find the value of each output for each label, by output name."""
+        row_numbers = [
+            self._find_best_row(key, int(time)) for key, time in zip(keys, times, strict=True)
+        ]
         row_indices = pa.array(row_numbers, pa.int64())
         values = {}
         for output in self._join.outputs:
@@ -321,7 +325,7 @@ class _EligibleRows:
                 values[output.name] = pa.nulls(len(row_numbers), column.type)
         return values
 
-    def _search(self, key: tuple[Any, ...], time: int) -> int | None:
+    def _find_best_row(self, key: tuple[Any, ...], time: int) -> int | None:
         positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
         if time == NEVER:  # a label without time meets only rows that need none
             if self._event is not None:
@@ -340,16 +344,16 @@ class _EligibleRows:
         return last
 
 
-def _evenly_spaced(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return at most ``_MAX_RECOMPUTED_TIMES`` of some times, from the first to the last."""
+def _select_evenly_spaced(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Select at most ``_MAX_RECOMPUTED_TIMES`` times, evenly spaced from the first to the last."""
     if not len(times):
         return times
     count = min(_MAX_RECOMPUTED_TIMES, len(times))
     return times[np.linspace(0, len(times) - 1, count).astype(int)]
 
 
-def _rows_of_labels(session: Session, join: Join | WindowJoin, labels: pa.Table) -> pa.Table:
-    """Return all rows of the group that share a key with a label."""
+def _read_label_key_rows(session: Session, join: Join | WindowJoin, labels: pa.Table) -> pa.Table:
+    """Read all rows of the group whose key is that of a label."""
     source, engine = join.source, session.engine
     schema = source.spec.schema
     relation = engine.read_table(source.path, version=source.delta_version, schema=schema)
@@ -382,22 +386,22 @@ def _key_tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]
     return list(zip(*values, strict=True))
 
 
-def _value_hashes(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    # Equal hashes are equal bits: NaN equals itself, and null differs from every value.
+def _hash_values(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    # Hashes are equal if values are bitwise equal: NaN equals itself, and null equals no value.
     if not len(array):
         return np.zeros(0, np.uint64)
     return np.asarray(tie_hash(pa.table({"value": array})))
 
 
-def _unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
-    """Return why the stored rows of a group do not show when its values became known."""
+def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[str]:
+    """Return the reasons why stored rows do not show when the values of a group became known."""
     group = join.source.spec.name
     if join.event_time is None:
         return [
             f"when values of {group} became known: it declares no event time. Where they change, "
             "create it with event_time=, the time at which a row became known"
         ]
-    times = micros_of(rows.column(join.event_time))
+    times = to_microseconds(rows.column(join.event_time))
     times = times[times != NEVER]
     of_day = np.unique(times % _DAY)
     if join.created_time is not None or len(of_day) != 1 or len(np.unique(times)) < _MIN_DAYS:
@@ -422,4 +426,4 @@ def _leak_reason(join: Join | WindowJoin) -> str:
 def _format_time(time: Any) -> str:
     if int(time) == NEVER:
         return "no time"
-    return cell(from_micros(int(time)))
+    return format_cell(from_micros(int(time)))

@@ -1,4 +1,4 @@
-"""The planner: requested features and labels to a feature plan. No IO."""
+"""The planner, which turns requested features and labels into a feature plan without I/O."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LabelTime = str | datetime | date
 class LabelSide:
     """The left side of a retrieval.
 
-    ``source`` is set for a group, ``plan`` for the result of another retrieval; ``time`` is the
-    column that these already use as their time. ``ordered`` keeps the order of the rows. ``peek``
-    returns the first rows and ``library`` is the dataframe library: both for hints only.
+    ``source`` is set for a group, and ``plan`` for the result of another retrieval; ``time`` is
+    their time column. ``ordered`` preserves the row order. ``peek``, which returns the first rows,
+    and the dataframe library ``library`` are used only for hints.
     """
 
     schema: pa.Schema
@@ -45,7 +45,7 @@ class LabelSide:
     library: str = "pandas"
 
     def time_hint(self, column: str) -> str:
-        """Return the code that converts a column of numbers or strings to a time."""
+        """Return a code hint that converts a column of numbers or strings to times."""
         kind = self.schema.field(column).type
         values: list[float | None] = []
         if can_be_epoch(kind) and self.peek is not None:
@@ -59,27 +59,27 @@ class LabelSide:
 
     @property
     def dataframe_columns(self) -> tuple[str, ...]:
-        """The columns of the caller's dataframe, here or at the start of chained retrievals.
+        """The columns of the caller's dataframe, at the start of chained retrievals if there are any.
 
-        A single timestamp among these may serve as the time; other times of a group or features
-        never do.
+        If only one of them is a timestamp, it may be used as the label time. Times of a group or
+        features never are.
         """
         first = self.plan
         while first is not None and first.left_plan is not None:
             first = first.left_plan
         if self.source is not None or (first is not None and first.left_source is not None):
             return ()
-        requested_names: set[str] = set()
+        output_names: set[str] = set()
         if self.plan is not None:
-            requested_names.update(self.plan.asked or ())
-        return tuple(name for name in self.schema.names if name not in requested_names)
+            output_names.update(self.plan.asked or ())
+        return tuple(name for name in self.schema.names if name not in output_names)
 
 
 @dataclass(frozen=True)
 class RetrievalOptions:
-    """The options of a retrieval, apart from features and labels.
+    """The options of a retrieval besides features and labels.
 
-    ``other_specs`` are groups that another step of the same call joins: ``join_key`` may name them.
+    ``other_specs`` are groups that another step of the same call joins; ``join_key`` may name them.
     """
 
     label_time: LabelTime | None = None
@@ -97,20 +97,18 @@ def plan_with_labels(
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
-    """Return the plan that adds features to labels.
+    """Plan a retrieval that adds features to labels.
 
-    All label columns first, then the features as requested.
+    All label columns come first, then the features in the requested order.
 
     Raises:
-        ColumnConflict: Two columns of the result would have one name.
+        ColumnConflict: Two columns of the result would have the same name.
         NoJoinKey: A group's key is not among the label columns.
         LabelTimeRequired: The time column of the labels is ambiguous or missing.
     """
     outputs = tuple(Output(name, name) for name in labels.schema.names)
     plan = _plan(features, labels=labels, left_outputs=outputs, options=options, source=source)
-    return replace(
-        plan, asked=requested_names([feature.name for feature in features], labels=labels)
-    )
+    return replace(plan, asked=output_names([feature.name for feature in features], labels=labels))
 
 
 def plan_without_labels(
@@ -122,7 +120,7 @@ def plan_without_labels(
     source: Callable[[GroupId], Source],
     aggregates: Sequence[str] = (),
 ) -> FeaturePlan:
-    """Return the plan whose left side is the group of the first feature, as of its event time.
+    """Plan a retrieval whose left side is the group of the first feature, as of its event time.
 
     ``aggregates`` are columns of the left side that do not belong to the group ``spec``.
     """
@@ -154,12 +152,13 @@ def plan_without_labels(
         source=source,
     )
     return replace(
-        reordered(plan, [*key_names, *requested, *aggregates]), asked=(*requested, *aggregates)
+        reorder_columns(plan, [*key_names, *requested, *aggregates]),
+        asked=(*requested, *aggregates),
     )
 
 
-def requested_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
-    """Return the requested names, including those of the retrieval that the labels come from."""
+def output_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
+    """Return the requested names, preceded by those of the retrieval that computes the labels."""
     earlier_names: tuple[str, ...] = ()
     if labels.plan is not None and labels.plan.asked is not None:
         earlier_names = labels.plan.asked
@@ -219,7 +218,7 @@ def _plan(
         how=_join_kind(options.how),
         created_time_filter=options.created_time_filter,
         keep_order=labels.ordered,
-        notes=tuple(_notes(joins, options=options)),
+        notes=tuple(_describe_joins(joins, options=options)),
         left_plan=labels.plan,
         left_renames=tuple(left_renames),
         left_rows=labels.rows,
@@ -251,14 +250,14 @@ def _join(source: Source, features: Sequence[Feature], *, column_pairs: Pairs) -
     )
 
 
-def reordered(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
-    """Return a plan with its columns in another order."""
+def reorder_columns(plan: FeaturePlan, names: Sequence[str]) -> FeaturePlan:
+    """Return a copy of a plan with another column order."""
     schema = pa.schema([plan.schema.field(name) for name in names])
     return replace(plan, columns=tuple(names), schema=schema)
 
 
 def _check_names(label_outputs: Sequence[Output], features: Sequence[Feature]) -> None:
-    """Refuse two columns of one name, ignoring case as the engines do."""
+    """Refuse columns with the same name; like the engines, ignore case."""
     owners_by_name: dict[str, str] = {}
     for output in label_outputs:
         if output.name.lower() in owners_by_name:
@@ -280,11 +279,11 @@ def _check_names(label_outputs: Sequence[Output], features: Sequence[Feature]) -
 def resolve_label_time(
     label_time: LabelTime | None, *, labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec]
 ) -> tuple[str | None, datetime | None]:
-    """Return the left time column, or the one time for all rows.
+    """Return the left time column, or the fixed time for all rows.
 
-    A time is used only when it is named, when the left side declares it, or when it is the only
-    timestamp of a dataframe and a joined group needs one. A date is never guessed: it may be a
-    birthday.
+    A column is used as the time only if the caller names it, if the left side declares it, or if it
+    is the only timestamp of a dataframe and a joined group needs a time. Dates are never used by
+    default, since they may be birthdays.
     """
     time_columns = [
         field.name
@@ -306,13 +305,13 @@ def resolve_label_time(
         return labels.time, None
     if not timed_specs:
         return None, None
-    return _only_timestamp(labels, timed_specs, time_columns), None
+    return _single_timestamp_column(labels, timed_specs, time_columns), None
 
 
-def _only_timestamp(
+def _single_timestamp_column(
     labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec], time_columns: Sequence[str]
 ) -> str:
-    """Return the only timestamp of the caller's dataframe; no other column is guessed."""
+    """Return the only timestamp column of the caller's dataframe, or raise an error."""
     timestamps = [
         name
         for name in labels.dataframe_columns
@@ -320,16 +319,16 @@ def _only_timestamp(
     ]
     if len(timestamps) == 1:
         return timestamps[0]
-    raise _ambiguous_label_time(labels, timed_specs, timestamps or list(time_columns))
+    raise _ambiguous_label_time_error(labels, timed_specs, timestamps or list(time_columns))
 
 
-def _ambiguous_label_time(
+def _ambiguous_label_time_error(
     labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec], time_columns: Sequence[str]
 ) -> LabelTimeRequired:
-    """Return the error for labels without a single time column."""
+    """Return the error for labels that do not have exactly one timestamp column."""
     groups = listing([spec.name for spec in timed_specs])
     reason, hint = "there is none", "label_time=datetime(...), one time for all rows"
-    numeric_column = _numbers_since_1970(labels)
+    numeric_column = _find_epoch_column(labels)
     if time_columns:
         reason = f"one of {listing(time_columns)}"
         hint = f"label_time={time_columns[0]!r} if that is when each row is asked, or " + hint
@@ -345,8 +344,8 @@ def _ambiguous_label_time(
     )
 
 
-def _numbers_since_1970(labels: LabelSide) -> str | None:
-    """Return the first column of integers that count from 1970, by their size; else None."""
+def _find_epoch_column(labels: LabelSide) -> str | None:
+    """Return the first integer column whose values look like times since 1970, or None."""
     if labels.peek is None:
         return None
     rows = labels.peek()
@@ -379,7 +378,7 @@ def _join_kind(join: str) -> JoinKind:
     )
 
 
-def _notes(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
+def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
     notes = []
     for join in joins:
         spec = join.source.spec

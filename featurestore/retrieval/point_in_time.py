@@ -1,18 +1,20 @@
-"""The point-in-time rule: the row of a feature group that a label gets. Engines compile this rule.
+"""The point-in-time rule, which selects a row of a feature group for each label.
 
-Of the rows of a group whose key equals the label's and that are *eligible* at the label's time, the
-label gets the greatest by (event time, created time, tie hash).
+Engines compile this rule. Among the rows with the label's key that are *eligible* at the label's
+time, it selects the maximum by (event time, created time, tie hash).
 
-* A row is eligible from its event time on; where the group declares a created time, from the later
-  of the two (unless ``created_time_filter=False``: then created time only decides ties). Rows
-  without these times never are.
-* The row counts as missing when its event time is older than ``ttl``; no older row replaces it.
-* Keys that are null match nothing; a label without a time matches only groups without event time.
-* A group without event time has one row per key, the greatest by the same order, for every label.
+* A row becomes eligible at its event time. If the group declares a created time, it becomes
+  eligible at the later of the two times, unless ``created_time_filter=False``; then the created
+  time only breaks ties. Rows without these times are never eligible.
+* If the event time of the selected row is older than ``ttl``, the label gets null. No older row
+  replaces it.
+* Null keys match nothing. A label without a time matches only groups without event time.
+* A group without event time has one row per key for all labels: the maximum by the same order.
 
-A row that becomes known late may be older than one that is eligible already. So where created time
-counts, the last eligible row is not always the greatest: engines then take a running maximum (ADR
-0011). If the log or the spec declares keys and times unique, no two rows tie, and no row is hashed.
+A row that becomes known late may be older than rows that are already eligible. Thus if the created
+time is used, the last eligible row is not always the maximum, and engines compute a running maximum
+(ADR 0011). If the log or the spec declares that keys and times are unique, there are no ties, and
+no row is hashed.
 
 ``featurestore.testing.oracle`` implements the rule row by row, and every engine is compared with
 it.
@@ -32,14 +34,14 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join
 from featurestore.plugins.engine import Relation
 
-# The column that holds the tie hash while rows are compared, as an integer of the same order.
+# The column for the tie hash during comparison, as an integer with the same order.
 TIE = "__fs_tie"
 _SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True)
 class FeatureSide:
-    """One joined group of a plan, and the properties of its join under the rule."""
+    """A joined group of a plan, and the properties of its join under the point-in-time rule."""
 
     number: int
     join: Join
@@ -57,55 +59,56 @@ class FeatureSide:
 
     @property
     def times(self) -> tuple[tuple[str, str], ...]:
-        """The group's times that order its rows, the first one first: (role, column)."""
+        """The (role, column) of each time that orders the rows of the group, by precedence."""
         declared = (("event", self.join.event_time), ("created", self.join.created_time))
         return tuple((role, column) for role, column in declared if column is not None)
 
     @property
-    def eligible_from(self) -> tuple[str, ...]:
-        """The roles of the times that make a row eligible: it counts from the latest of them on.
+    def eligibility_times(self) -> tuple[str, ...]:
+        """The roles of the times at whose maximum a row becomes eligible.
 
-        A row with a null there is never eligible.
+        A row is never eligible if any of these times is null.
         """
         roles = []
         if self.join.event_time is not None:
             roles.append("event")
-        if self.counts_when_known:
+        if self.uses_created_time:
             roles.append("created")
         return tuple(roles)
 
     @property
-    def counts_when_known(self) -> bool:
-        """Whether a row counts only from its created time on."""
+    def uses_created_time(self) -> bool:
+        """Whether rows become eligible only at their created time."""
         return self.join.created_time is not None and self.plan.created_time_filter
 
     @property
     def is_timed(self) -> bool:
-        """Whether labels of one key may get different rows."""
+        """Whether labels with the same key may get different rows."""
         return self.join.event_time is not None and self.plan.fixed_time is None
 
     @property
-    def waits(self) -> bool:
-        """Whether the last eligible row of a label may be another than the greatest."""
-        return self.is_timed and self.counts_when_known
+    def needs_running_maximum(self) -> bool:
+        """Whether the last eligible row may not be the maximum, so that a running maximum is needed."""
+        return self.is_timed and self.uses_created_time
 
     @property
     def is_unique(self) -> bool:
-        """Whether no two rows can tie: keys are unique in the log and all of them are joined.
+        """Whether ties are impossible, since keys are unique in the log and all of them are joined.
 
-        The log's claim excludes nulls, and without the filter rows of unknown created time count.
+        The log does not guarantee that null times are unique. Without the created time filter, rows
+        with a null created time may match.
         """
-        nulls_count = self.join.created_time is not None and not self.counts_when_known
+        nulls_count = self.join.created_time is not None and not self.uses_created_time
         return self.join.source.unique and bool(self.spec.primary_key) and not nulls_count
 
     @property
-    def last_is_greatest(self) -> bool:
-        """Whether the row that became eligible last wins: only event time orders the rows."""
+    def last_eligible_row_wins(self) -> bool:
+        """Whether the last eligible row is always selected, since only event time orders rows."""
         return self.is_timed and self.is_unique and self.join.created_time is None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the group that the join needs: keys, times, outputs."""
+        """The group columns that the join needs: keys, times and outputs."""
         keys = [key for _, key in self.join.on]
         times = [time for _, time in self.times]
         return tuple(dict.fromkeys([*keys, *times, *[out.column for out in self.join.outputs]]))
@@ -120,12 +123,12 @@ class FeatureSide:
 
 
 def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
-    """Return the groups that a plan joins, in its order."""
+    """Return the groups that a plan joins, in join order."""
     return [FeatureSide(number, join, plan) for number, join in enumerate(plan.joins)]
 
 
 def label_columns(plan: FeaturePlan) -> list[str]:
-    """Return the columns of the left side that a plan needs; at least one, to count the rows."""
+    """Return the left columns that a plan needs; at least one, so that rows can be counted."""
     needed_columns = [output.column for output in plan.left_outputs]
     for join in plan.every_join:
         for label_column, _ in join.on:
@@ -135,16 +138,16 @@ def label_columns(plan: FeaturePlan) -> list[str]:
     return list(dict.fromkeys(needed_columns)) or [plan.left_schema.names[0]]
 
 
-def label_rows(plan: FeaturePlan) -> int | None:
-    """Return how many rows the left side has; None if unknown."""
+def count_label_rows(plan: FeaturePlan) -> int | None:
+    """Return the number of rows on the left side, or None if it is unknown."""
     if plan.left_source is not None:
         return plan.left_source.rows
     return plan.left_rows
 
 
-def joined_bytes(plan: FeaturePlan) -> int | None:
-    """Return the approximate input size of a join in bytes, both sides; None if unknown."""
-    rows = label_rows(plan)
+def estimate_join_bytes(plan: FeaturePlan) -> int | None:
+    """Estimate the size of both inputs of a join in bytes; return None if it is unknown."""
+    rows = count_label_rows(plan)
     if rows is None:
         return None
     total = rows * width_of_columns(plan.left_schema, label_columns(plan))
@@ -169,7 +172,7 @@ def require_labels(labels: Relation | None) -> Relation:
 
 
 def label_time_column(plan: FeaturePlan) -> str:
-    """Return the left column that holds the label's time.
+    """Return the left column that contains the label times.
 
     Raises:
         EngineError: The plan has no time column.
@@ -181,12 +184,12 @@ def label_time_column(plan: FeaturePlan) -> str:
 
 @dataclass(frozen=True)
 class AddTieHash:
-    """The step that adds the tie hash to batches; the engine runs it on its workers."""
+    """A batch function that adds the tie hash, which the engine runs on its workers."""
 
     columns: tuple[str, ...]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return ``columns`` of a batch and the hash of all its columns."""
+        """Return ``columns`` of a batch and a hash of all columns."""
         signed = pa.array((tie_hash(batch) ^ _SIGN).view(np.int64))
         selected_columns = batch.select(list(self.columns))
         schema = selected_columns.schema.append(pa.field(TIE, pa.int64()))

@@ -1,4 +1,4 @@
-"""Resolution of references: features to groups, versions and columns; ``join_key=`` to key columns."""
+"""Resolution of feature references to group columns, and of ``join_key=`` to key columns."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from featurestore.model.runtime import in_time
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]
 JoinKey = Keys | Mapping[str, Keys]
-# name -> version -> definition, for every group of the store
+# All groups of a store: name -> version -> definition.
 Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One requested feature: ``column`` of the group ``spec``, called ``name`` in the result."""
+    """A requested feature: the column ``column`` of the group ``spec``, with the output name ``name``."""
 
     spec: FeatureGroupSpec
     column: str
@@ -45,7 +45,7 @@ class Feature:
 
     @property
     def group(self) -> tuple[str, int]:
-        """Name and version of the group."""
+        """The name and version of the group."""
         return self.spec.name, self.spec.version
 
     def __str__(self) -> str:
@@ -59,16 +59,16 @@ def resolve(
     versions: Mapping[str, int] | None = None,
     groups_with: Callable[[str], Iterable[str]] | None = None,
 ) -> tuple[Feature, ...]:
-    """Return the features of references, in the requested order.
+    """Resolve references to features, in the requested order.
 
-    A plain name searches the latest version of every group, its features first, then its keys and
-    times. ``groups_with`` returns the groups that may have a column, so that the others need not be
-    loaded.
+    A plain name is searched in the latest version of every group: first among features, then among
+    keys and times. ``groups_with`` returns the groups that may have a column, so that other groups
+    are not loaded.
 
     Raises:
-        FeatureNotFound: No such feature; suggests similar names.
-        AmbiguousFeature: A plain name is in several groups; lists the full references.
-        FeatureGroupNotFound: No such group or version; lists the available ones.
+        FeatureNotFound: The feature does not exist; the hint suggests similar names.
+        AmbiguousFeature: A plain name is in several groups; the message lists full references.
+        FeatureGroupNotFound: The group or version does not exist; the message lists available ones.
     """
     if isinstance(references, str):
         reference_texts = [references]
@@ -87,14 +87,14 @@ def resolve(
             candidates: Iterable[str] = specs
             if groups_with is not None:
                 candidates = groups_with(reference.feature)
-            matches.append(_find_plain(reference, candidates, specs=specs, pinned=pinned))
+            matches.append(_find_by_plain_name(reference, candidates, specs=specs, pinned=pinned))
         else:
             matches += _find_in_group(reference, reference.group, specs=specs, pinned=pinned)
     return tuple(matches)
 
 
 def no_features_error() -> InvalidReference:
-    """Return the error for a retrieval of no feature at all."""
+    """Return the error for a retrieval without features."""
     return InvalidReference(
         "No features were requested.", hint="get_features(['group.feature', 'group.*'])"
     )
@@ -103,12 +103,12 @@ def no_features_error() -> InvalidReference:
 def find_spec(
     name: str, *, version: int | None, specs: Specs, feature: str | None = None
 ) -> FeatureGroupSpec:
-    """Return a group's definition; the latest version by default.
+    """Find the definition of a group; the default is the latest version.
 
     ``feature`` is the requested feature, if any, for the hint.
     """
     if name not in specs:
-        explain = getattr(specs, "absence_of", None)
+        explain = getattr(specs, "not_yet_created_error", None)
         if explain is not None and explain(name) is not None:
             raise explain(name)
         raise FeatureGroupNotFound(
@@ -159,7 +159,7 @@ def _find_in_group(
     return [Feature(spec, reference.feature, reference.name)]
 
 
-def _find_plain(
+def _find_by_plain_name(
     reference: FeatureReference,
     candidates: Iterable[str],
     *,
@@ -177,7 +177,7 @@ def _find_plain(
                 as_column.append(spec)
     matching_specs = as_feature or as_column
     if not matching_specs:
-        raise _unknown_feature(name, specs=specs, pinned=pinned)
+        raise _unknown_feature_error(name, specs=specs, pinned=pinned)
     if len(matching_specs) > 1:
         candidates = [f"{spec.name}.{name}" for spec in matching_specs]
         raise AmbiguousFeature(
@@ -187,7 +187,9 @@ def _find_plain(
     return Feature(matching_specs[0], name, reference.name)
 
 
-def _unknown_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> FeatureNotFound:
+def _unknown_feature_error(
+    name: str, *, specs: Specs, pinned: Mapping[str, int]
+) -> FeatureNotFound:
     columns_by_reference: dict[str, str] = {}
     groups = sorted(specs)
     for group in groups:
@@ -204,7 +206,7 @@ def _unknown_feature(name: str, *, specs: Specs, pinned: Mapping[str, int]) -> F
 
 
 def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
-    """Return the hint for a column that other groups have."""
+    """Return a hint if other groups have the column, else None."""
     references = [
         f"{group}.{column}"
         for group in sorted(specs)
@@ -232,10 +234,10 @@ def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str
 def join_keys_by_group(
     join_key: JoinKey | None, *, label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec]
 ) -> dict[tuple[str, int], Keys | None]:
-    """Return the value of ``join_key=`` for each group.
+    """Return the ``join_key=`` entry of each group.
 
     Raises:
-        InvalidArgument: It names neither left columns nor joined groups.
+        InvalidArgument: ``join_key=`` names neither left columns nor joined groups.
     """
     if not isinstance(join_key, Mapping):
         return dict.fromkeys([(spec.name, spec.version) for spec in groups], join_key)
@@ -262,7 +264,7 @@ def _split_by_group(
     by_group: dict[str, Keys] = {}
     columns: dict[str, Any] = {}
     for name, value in join_key.items():
-        # A left column may have the name of a group: then {name: key} is about the column.
+        # If a left column has the name of a group, {name: key} refers to the column.
         is_column = isinstance(value, str) and name in label_schema.names
         if name in group_names and not is_column:
             by_group[name] = value
@@ -294,7 +296,7 @@ def _check_columns(
     if unused:
         raise NoJoinKey(
             f"join_key has {listing(unused)}, which is a key of no joined group. "
-            f"{show_keys(groups)}"
+            f"{describe_keys(groups)}"
         )
 
 
@@ -306,14 +308,14 @@ def key_pairs(
     groups: Sequence[FeatureGroupSpec] = (),
     library: str | None = None,
 ) -> Pairs:
-    """Return (label column, key column) for every primary-key column of a group.
+    """Return a (label column, key column) pair for every primary-key column of a group.
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
-    all joined groups: the error lists the key of each. ``library`` is the dataframe library of the
-    labels (``column_lines.language_of``), for the code in the hint; None for a group.
+    all joined groups, whose keys the error lists. ``library`` is the dataframe library of the
+    labels (``column_lines.language_of``), which determines the code in the hint; None for a group.
 
     Raises:
-        NoJoinKey: A key column has no label column, or their types do not compare.
+        NoJoinKey: A key column has no label column, or their types are not comparable.
     """
     columns_by_key = _columns_by_key(spec, label_schema=label_schema, join_key=join_key)
     if not spec.primary_key and not columns_by_key:
@@ -331,7 +333,7 @@ def key_pairs(
                 f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left "
                 "side has no column "
                 f"{column!r}, it has {listing(label_schema.names, limit=30)}. "
-                f"{show_keys(groups or [spec])}.",
+                f"{describe_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
             )
         _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
@@ -339,16 +341,16 @@ def key_pairs(
     return tuple(column_pairs)
 
 
-def show_keys(groups: Sequence[FeatureGroupSpec]) -> str:
-    """Return one sentence with the primary key of each group."""
+def describe_keys(groups: Sequence[FeatureGroupSpec]) -> str:
+    """Describe the primary key of each group in a sentence."""
     keys = [
         f"{spec.name}@v{spec.version} ({', '.join(spec.primary_key) or 'none'})" for spec in groups
     ]
     return f"Keys: {'; '.join(keys)}"
 
 
-def comparable(first: pa.DataType, second: pa.DataType) -> bool:
-    """Return True if values of two types can be compared without a lossy conversion.
+def are_comparable(first: pa.DataType, second: pa.DataType) -> bool:
+    """Return whether values of two types can be compared without a lossy conversion.
 
     Integers and decimals compare by value. Untyped nulls equal no key.
 
@@ -358,10 +360,10 @@ def comparable(first: pa.DataType, second: pa.DataType) -> bool:
     return bool(first == second) or pat.is_null(first) or (is_exact(first) and is_exact(second))
 
 
-def key_types(
+def join_key_types(
     label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
 ) -> dict[str, pa.DataType]:
-    """Return the type of the key for each label column that is joined with one.
+    """Return the key type for each label column that is joined with a key column.
 
     Raises:
         NoJoinKey: A key column has no label column.
@@ -411,7 +413,7 @@ def _columns_by_key(
         raise NoJoinKey(
             f"join_key names {listing(unknown_keys)}, a column neither of the left side nor a key of "
             f"{spec.name!r}. "
-            f"{show_keys([spec])}. The left side has {listing(label_schema.names, limit=30)}.",
+            f"{describe_keys([spec])}. The left side has {listing(label_schema.names, limit=30)}.",
         )
     return dict(zip(keys, keys, strict=True))
 
@@ -429,7 +431,7 @@ def _check_comparable(
             f"The column {key!r} of feature group {spec.name!r} is {key_type}, which cannot be a key.",
             hint="keys are integers, strings, booleans, dates, timestamps, decimals or binary",
         )
-    if comparable(label_field.type, key_type):
+    if are_comparable(label_field.type, key_type):
         return
     conversion_line = None
     if library is not None:

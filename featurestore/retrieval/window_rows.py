@@ -1,4 +1,4 @@
-"""Aggregates over windows row by row: explanations of a value, and values for the leak check."""
+"""Row-by-row window aggregates, for explanations and the leak check."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from featurestore.model.times import from_micros, parse_moment, utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source
-from featurestore.retrieval.conversions import cell
+from featurestore.retrieval.conversions import format_cell
 from featurestore.retrieval.explain import (
     convert_key,
+    format_version,
     read_key_rows,
-    version_of_source,
-    version_text,
+    source_version,
 )
 from featurestore.retrieval.resolve import Feature
 from featurestore.retrieval.windows import window_join
@@ -37,10 +37,10 @@ _MAX_SHOWN_ROWS = 20
 
 @dataclass(frozen=True)
 class WindowExplanation:
-    """The value of an aggregate for one key at one time.
+    """The explanation of an aggregate for a key at a time.
 
-    ``rows`` are the rows that count, the newest first; ``left_out`` has the number of the other
-    rows of the key, by reason.
+    ``rows`` are the aggregated rows, newest first. ``left_out`` has the number of the key's other
+    rows, by reason.
     """
 
     window: WindowFeature
@@ -54,19 +54,19 @@ class WindowExplanation:
     left_out: Mapping[str, int]
 
     def __str__(self) -> str:
-        key = ", ".join([f"{name}={cell(value)}" for name, value in self.key.items()])
+        key = ", ".join([f"{name}={format_cell(value)}" for name, value in self.key.items()])
         column = self.window.reference.feature
         lines = [
-            f"{self.window} of {self.group}@v{self.version} at {version_text(self.delta_version)}",
+            f"{self.window} of {self.group}@v{self.version} at {format_version(self.delta_version)}",
             f"key {key}, at {self.at.isoformat()}",
             "",
-            f"  {self.window.name:<24} {cell(self.value)}",
+            f"  {self.window.name:<24} {format_cell(self.value)}",
             "",
             f"counted ({len(self.rows)} rows):",
         ]
         for row in self.rows[:_MAX_SHOWN_ROWS]:
-            other_values = [f"{name}={cell(row[name])}" for name in row if name != column]
-            lines.append(f"  {cell(row[column])}  ({', '.join(other_values)})")
+            other_values = [f"{name}={format_cell(row[name])}" for name in row if name != column]
+            lines.append(f"  {format_cell(row[column])}  ({', '.join(other_values)})")
         if len(self.rows) > _MAX_SHOWN_ROWS:
             lines.append(f"  and {len(self.rows) - _MAX_SHOWN_ROWS} more")
         for reason, count in self.left_out.items():
@@ -83,18 +83,18 @@ def explain_window(
     at: datetime | str | None,
     window: WindowFeature | str,
 ) -> WindowExplanation:
-    """Return the rows that an aggregate counts for a key at a time, as ``get_features`` would.
+    """Explain which rows ``get_features`` would aggregate for a key at a time.
 
     Args:
         session: The connection.
         name: The group.
-        version: Its version; None takes the latest.
-        key: ``{column: value}`` for the columns that the labels would be matched on.
-        at: The time; None is now.
+        version: The version of the group; None means the latest.
+        key: ``{column: value}`` for the columns on which labels would be matched.
+        at: The time; None means now.
         window: The aggregate.
 
     Raises:
-        InvalidArgument: The aggregate is of another group, or the key has unknown columns.
+        InvalidArgument: The aggregate belongs to another group, or the key has unknown columns.
     """
     aggregate = window
     if isinstance(aggregate, str):
@@ -115,7 +115,7 @@ def explain_window(
     )
     output = join.outputs[0]
     table = read_key_rows(session, source, values)
-    rows = events_of(join, table)
+    rows = to_event_rows(join, table)
     known_rows = reference.visible_events(
         join, rows, tuple(values.values()), timestamp, filters_created_time=_has_created_time(join)
     )
@@ -123,7 +123,9 @@ def explain_window(
     matching_numbers = matching_rows(session, output, table)
     counted_rows = [row for row in window_rows if row.values[ROW] in matching_numbers]
     rows_with_value = [row for row in counted_rows if row.values[output.column] is not None]
-    reasons = Counter(_reason(join, row, timestamp) for row in rows if row not in known_rows)
+    reasons = Counter(
+        _exclusion_reason(join, row, timestamp) for row in rows if row not in known_rows
+    )
     reasons["outside the window"] += len(known_rows) - len(window_rows)
     reasons[f"for which {output.where} is not true"] += len(window_rows) - len(counted_rows)
     reasons[f"without a value in {output.column}"] += len(counted_rows) - len(rows_with_value)
@@ -136,7 +138,7 @@ def explain_window(
         window=aggregate,
         group=name,
         version=source.spec.version,
-        delta_version=version_of_source(source),
+        delta_version=source_version(source),
         key=values,
         at=timestamp,
         value=reference.apply_function(output, values_counted),
@@ -166,7 +168,7 @@ def _has_created_time(join: WindowJoin) -> bool:
     return join.created_time is not None
 
 
-def _reason(join: WindowJoin, row: EventRow, timestamp: datetime) -> str:
+def _exclusion_reason(join: WindowJoin, row: EventRow, timestamp: datetime) -> str:
     if row.event is None or row.event > timestamp:
         return "in the future"
     if _has_created_time(join) and (row.created is None or row.created > timestamp):
@@ -181,18 +183,18 @@ def window_values(
     keys: Sequence[tuple[Any, ...]],
     times: Sequence[int | None],
 ) -> dict[str, pa.Array]:
-    """Return the values of each aggregate for each label, by its name.
+    """Compute each aggregate for each label, by aggregate name.
 
-    Rows count from their created time on, also where the retrieval ignores it.
+    Rows are aggregated only after their created time, even if the retrieval ignores it.
 
     Args:
         session: The connection, whose engine evaluates the conditions.
-        join: The group and its aggregates; conditions in DuckDB's SQL.
-        rows: All rows of the labels' keys.
-        keys: The labels' keys.
-        times: The labels' times in microseconds; None where a label has none.
+        join: The group and its aggregates, with conditions in DuckDB's SQL.
+        rows: All group rows that have the key of a label.
+        keys: The label keys.
+        times: The label times in microseconds; None for a label without a time.
     """
-    events = events_of(join, rows)
+    events = to_event_rows(join, rows)
     waits = join.created_time is not None
     by_key: dict[tuple[Any, ...], list[EventRow]] = {}
     for event in events:
@@ -224,8 +226,8 @@ def window_values(
     return arrays
 
 
-def events_of(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
-    """Return the rows of a table, each with its number, times and hash."""
+def to_event_rows(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
+    """Convert table rows to event rows with row number, times and hash."""
     ties: Sequence[Any] = ()
     if rows.num_rows:
         ties = tie_hash(rows).tolist()
@@ -240,14 +242,14 @@ def events_of(join: WindowJoin, rows: pa.Table) -> list[EventRow]:
 
 
 def _as_timestamp(value: date | None) -> datetime | None:
-    """Return a time of a row; a date is its midnight in UTC."""
+    """Convert a time to a timestamp; a date becomes midnight in UTC."""
     if value is None or isinstance(value, datetime):
         return value
     return datetime.combine(value, time(), UTC)
 
 
 def matching_rows(session: Session, output: WindowOutput, rows: pa.Table) -> set[int]:
-    """Return the numbers of the rows for which an aggregate's condition is true."""
+    """Return the numbers of the rows that satisfy the condition of an aggregate."""
     condition_text = output.where
     if condition_text is None:
         return set(range(rows.num_rows))

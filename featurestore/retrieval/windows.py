@@ -1,4 +1,4 @@
-"""The planner of aggregates over windows: requested aggregates and labels to a plan. No IO."""
+"""The planner of window aggregates, which turns aggregates and labels into a plan without I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
     RetrievalOptions,
-    requested_names,
+    output_names,
     resolve_label_time,
 )
 from featurestore.retrieval.resolve import Feature, Keys, Pairs, join_keys_by_group, key_pairs
@@ -34,18 +34,18 @@ def plan_windows(
     options: RetrievalOptions,
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
-    """Return the plan that adds aggregates to the columns of a left side.
+    """Plan a retrieval that adds aggregates to the columns of a left side.
 
     Raises:
-        InvalidArgument: A function has no meaning for its column, a group has no event time, or a
+        InvalidArgument: A function does not support its column, a group has no event time, or a
             condition reads the clock.
-        NoJoinKey: None of a group's key columns is on the left side.
-        ColumnConflict: Two columns of the result would have one name.
+        NoJoinKey: The left side has none of the key columns of a group.
+        ColumnConflict: Two columns of the result would have the same name.
     """
     _check_names(requested, labels=labels)
     joins = [
         window_join(source(group), group_windows, column_pairs=column_pairs)
-        for (group, column_pairs), group_windows in _group_by_match(
+        for (group, column_pairs), group_windows in _group_by_matched_columns(
             requested, labels=labels, options=options
         ).items()
     ]
@@ -71,14 +71,14 @@ def plan_windows(
         left_plan=labels.plan,
         left_rows=labels.rows,
         windows=tuple(joins),
-        asked=requested_names(names, labels=labels),
+        asked=output_names(names, labels=labels),
     )
 
 
-def _group_by_match(
+def _group_by_matched_columns(
     requested: Sequence[RequestedWindow], *, labels: LabelSide, options: RetrievalOptions
 ) -> dict[tuple[GroupId, Pairs], list[RequestedWindow]]:
-    """Return the aggregates by group and matched columns."""
+    """Group the aggregates by feature group and matched columns."""
     matched_specs = [matched_spec(feature, window) for feature, window in requested]
     all_specs = [*matched_specs, *options.other_specs]
     grouped: dict[tuple[GroupId, Pairs], list[RequestedWindow]] = {}
@@ -94,10 +94,10 @@ def _group_by_match(
 
 
 def matched_spec(feature: Feature, window: WindowFeature) -> FeatureGroupSpec:
-    """Return a group with the key that an aggregate is matched on: ``key=``, else its own.
+    """Return a group whose key is ``key=`` of an aggregate, or by default its primary key.
 
     Raises:
-        NoJoinKey: The group has no such column.
+        NoJoinKey: The group does not have a key column.
     """
     if window.key is None:
         return feature.spec
@@ -129,7 +129,7 @@ def _check_names(requested: Sequence[RequestedWindow], *, labels: LabelSide) -> 
 def _matched_columns(
     feature: Feature, window: WindowFeature, *, labels: LabelSide, join_key: Keys | None
 ) -> Pairs:
-    """Return the matched columns: those of ``key=``, else the key columns among the labels."""
+    """Return the columns to match: those of ``key=``, or else the key columns among the labels."""
     spec = matched_spec(feature, window)
     find_pairs = partial(key_pairs, label_schema=labels.schema, library=labels.dataframe_library)
     if window.key is not None:
@@ -145,13 +145,13 @@ def _matched_columns(
             if len(spec.primary_key) == 1:
                 raise
     if not matched_pairs:
-        # Raises an error with the group's key and the columns of the labels.
+        # This call raises an error that shows the group key and the label columns.
         return find_pairs(spec, join_key=join_key)
     return tuple(matched_pairs)
 
 
 def _keys_of_group(spec: FeatureGroupSpec, join_key: Keys | None) -> Keys | None:
-    """Return the entries of ``join_key=`` for the key columns of a group."""
+    """Return the ``join_key=`` entries for the key columns of a group."""
     if not isinstance(join_key, Mapping):
         return join_key
     other_columns = set(spec.schema.names) - set(spec.primary_key)
@@ -161,7 +161,7 @@ def _keys_of_group(spec: FeatureGroupSpec, join_key: Keys | None) -> Keys | None
 def window_join(
     source: Source, windows: Sequence[RequestedWindow], *, column_pairs: Pairs
 ) -> WindowJoin:
-    """Return the join of a group's aggregates with labels on some columns."""
+    """Build the join that computes the aggregates of a group for labels."""
     spec = source.spec
     if spec.event_time is None:
         raise InvalidArgument(
@@ -179,11 +179,11 @@ def window_join(
     )
 
 
-def aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType:
-    """Return the type of an aggregate's values.
+def infer_aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType:
+    """Infer the type of an aggregate.
 
     Raises:
-        InvalidArgument: Its function has no meaning for the column.
+        InvalidArgument: The function does not support the column.
     """
     column_type = feature.spec.schema.field(feature.column).type
     value_type = result_type(window.function, column_type, n=window.n)
@@ -198,7 +198,7 @@ def aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType:
 
 
 def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
-    kind = aggregate_type(feature, window)
+    kind = infer_aggregate_type(feature, window)
     if window.where is not None:
         _check_condition(window.where, spec=feature.spec)
     return WindowOutput(
@@ -215,7 +215,7 @@ def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
 
 
 def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
-    """Return ``fill_value=`` as a value of the result's type."""
+    """Convert ``fill_value=`` to the output type."""
     if window.fill_value is None:
         return None
     try:

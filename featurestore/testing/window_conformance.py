@@ -21,7 +21,7 @@ from featurestore.model.plan import FeaturePlan, WindowJoin
 from featurestore.model.window_features import WindowFeature, window, windows
 from featurestore.retrieval.planner import LabelSide, RetrievalOptions
 from featurestore.retrieval.resolve import resolve
-from featurestore.retrieval.window_rows import events_of
+from featurestore.retrieval.window_rows import to_event_rows
 from featurestore.retrieval.windows import plan_windows
 from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import (
@@ -181,7 +181,7 @@ class WindowConformance(RetrievalFixtures):
 def _expected_columns(
     join: WindowJoin, table: pa.Table, labels: pa.Table, plan: FeaturePlan
 ) -> dict[str, pa.Array]:
-    rows = events_of(join, table)
+    rows = to_event_rows(join, table)
     waits = join.created_time is not None and plan.created_time_filter
     values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():

@@ -1,4 +1,4 @@
-"""Model inputs of a training dataset: transformations, Keras input layers, preprocessors."""
+"""Model inputs of a training dataset: transformations, Keras input layers and preprocessors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FRAMEWORKS = ("numpy", "keras", "tf_keras", "torch")
 
 
 class ModelInputs:
-    """The methods of a training dataset that prepare its columns for a model."""
+    """The methods of a training dataset that prepare columns for a model."""
 
     @property
     def transformations(self) -> Transformations | None:
@@ -38,7 +38,7 @@ class ModelInputs:
         return read_registered(dataset.path, dataset.manifest)
 
     def fit(self, transformations: Mapping[str, Any], *, fit_on: str = "train") -> Transformations:
-        """Return transformations fitted on one split, and store their file with the dataset.
+        """Fit transformations on one split, store them with the dataset and return them.
 
         The data files and the manifest do not change; a dataset may have several fits.
 
@@ -69,7 +69,8 @@ class ModelInputs:
             framework: "numpy": a callable over ``{column: array}``; "keras" or "tf_keras": a layer
                 over a dict of tensors, which is self-contained and saved with a model;
                 "torch": a module over ``{column: tensor, or list of strings}``.
-            transformed: Transformations of ``fit``; None: those that the dataset was created with.
+            transformed: A result of ``fit``; None means the transformations that the dataset was
+                created with.
 
         >>> from featurestore import transform as t
         >>> dataset = store.get_training_dataset("late_flights")
@@ -105,7 +106,7 @@ class ModelInputs:
         transformed: bool | Transformations | None = None,
         framework: str = "keras",
     ) -> dict[str, Any]:
-        """Return a Keras input layer for each feature as ``reader.tf_dataset`` yields it.
+        """Return a Keras input layer for each feature that ``reader.tf_dataset`` yields.
 
         Args:
             columns: As in ``reader``.

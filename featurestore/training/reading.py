@@ -1,6 +1,6 @@
-"""Read the rows of a training dataset in canonical order.
+"""Reading of training datasets in canonical order.
 
-As batches, as a FeatureFrame, or as in-memory arrays for tabular models, with class weights.
+Rows are read as batches, as a FeatureFrame, or as in-memory arrays for tabular models.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ READ_ROWS = 65_536
 
 
 def dataset_schema(manifest: Manifest) -> pa.Schema:
-    """Return the feature types of a dataset's columns."""
+    """Return the feature types of the dataset columns."""
     return pa.schema([(column.name, type_from_json(column.type)) for column in manifest.columns])
 
 
 def split_batches(
     directory: str, manifest: Manifest, split: str, *, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a split in canonical order.
+    """Yield batches of a split in canonical order.
 
     Raises:
-        InvalidArgument: The layout cannot be read row by row (GZIP).
+        InvalidArgument: The layout does not support reading row by row (GZIP).
     """
     for shard in manifest.split(split).shards:
         yield from shard_batches(directory, manifest, shard, columns=columns)
@@ -59,7 +59,7 @@ def shard_batches(
     *,
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one shard."""
+    """Yield the batches of one shard."""
     dataset_format = find_format(manifest.data_format)
     refusal = dataset_format.refuse_reading(manifest.layout)
     if refusal is not None:
@@ -76,7 +76,7 @@ def shard_batches(
 
 
 def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
-    """Return the rows of a split; a dataset opened by path is read with the embedded engine."""
+    """Return the rows of a split as a frame; the embedded engine reads datasets opened by path."""
     from featurestore.retrieval import FeatureFrame
 
     dataset.manifest.split(split)
@@ -84,7 +84,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
     if session is None:
         from featurestore.session import Session
 
-        # Reading files touches no registry.
+        # Reading files needs no registry.
         registry = cast("Registry", None)
         session = Session(os.path.dirname(dataset.path), find_engine("duckdb"), registry)
     schema = dataset_schema(dataset.manifest)
@@ -102,7 +102,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
 
 
 class Matrix(NamedTuple):
-    """The rows of a split: ``x`` (rows, inputs) float32, ``y`` (rows,), ``names`` of the inputs."""
+    """A split as arrays: float32 inputs ``x`` of (rows, inputs), labels ``y``, input ``names``."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[Any] | None
@@ -117,11 +117,12 @@ def matrix(
     columns: Sequence[str] | None = None,
     transform: Transformations | None = None,
 ) -> Matrix:
-    """Return a split as arrays, rows in canonical order.
+    """Read a split as arrays, with rows in canonical order.
 
     Raises:
-        UnsupportedType: Inputs are strings or times, which float32 cannot hold; all are listed.
-        NullsInColumns: Labels, or values inside lists, are null.
+        UnsupportedType: Inputs are strings or times, which cannot be float32; the message lists all
+            of them.
+        NullsInColumns: Labels or list items are null.
     """
     inputs = [
         _Input(column, _value_form(column, transform))
@@ -145,7 +146,7 @@ def matrix(
 
 
 def class_weights(manifest: Manifest, transform: Transformations | None) -> dict[Any, Any]:
-    """Return the balanced weight of each class of the training split, by label if several.
+    """Return the balanced class weights of the training split, by label if there are several.
 
     Raises:
         InvalidArgument: The dataset has no label, or its label has too many values.
@@ -164,26 +165,26 @@ def class_weights(manifest: Manifest, transform: Transformations | None) -> dict
 
 @dataclass(frozen=True)
 class _Input:
-    """An input column, with the numpy type and shape of one value."""
+    """An input column with the numpy type and shape of one value."""
 
     column: ManifestColumn
     form: tuple[np.dtype[Any], tuple[int, ...]]
 
     @property
     def cells(self) -> int:
-        """The number of its columns in the matrix."""
+        """The number of matrix columns for this input."""
         return int(np.prod(self.form[1], dtype=np.int64))
 
     @property
     def names(self) -> list[str]:
-        """The names of its columns in the matrix."""
+        """The names of the matrix columns for this input."""
         if not self.form[1]:
             return [self.column.name]
         return [f"{self.column.name}_{cell}" for cell in range(self.cells)]
 
     @property
     def is_number(self) -> bool:
-        """Whether its values fit float32 and have one shape."""
+        """Whether the values are numbers of a fixed shape."""
         dtype, shape = self.form
         return dtype.kind != "O" and -1 not in shape
 
@@ -191,7 +192,7 @@ class _Input:
 def _value_form(
     column: ManifestColumn, transform: Transformations | None
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return the numpy type and shape of one value; times count as objects."""
+    """Return the numpy type and shape of a value; times have the type object."""
     kind = type_from_json(column.type)
     transformed = None if transform is None else transform.form(column.name)
     if transformed is not None:
@@ -217,7 +218,7 @@ def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[Ma
 
 
 def _check_numeric(inputs: Sequence[_Input]) -> None:
-    """Refuse strings, times and lists of varying length; the error lists all of them."""
+    """Refuse strings, times and variable-length lists; the error lists all such inputs."""
     unsupported = [
         f"{input_column.column.name} ({type_from_json(input_column.column.type)})"
         for input_column in inputs
@@ -240,7 +241,7 @@ def _fill_inputs(
     inputs: Sequence[_Input],
     transform: Transformations | None,
 ) -> None:
-    """Write the inputs of a batch into rows of the matrix; null is NaN."""
+    """Write the inputs of a batch into matrix rows; nulls become NaN."""
     position = 0
     for input_column in inputs:
         name = input_column.column.name
@@ -272,7 +273,7 @@ def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDAr
 
 
 def _stack_labels(label_batches: list[list[npt.NDArray[Any]]]) -> npt.NDArray[Any] | None:
-    """Return one label as (rows,), several as (rows, labels)."""
+    """Concatenate one label to shape (rows,), or several labels to shape (rows, labels)."""
     columns = [np.concatenate(batches) for batches in label_batches if batches]
     if not columns:
         return None

@@ -1,4 +1,4 @@
-"""Run the plan of a dataset again at its pinned Delta versions and compare every shard."""
+"""Recomputation of a dataset at its pinned Delta versions, and comparison of every shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.execution import run_query, type_features
+from featurestore.retrieval.execution import infer_feature_types, run_query
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.export.assignment import SplitRule
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 def verify_and_recompute(
     directory: str, manifest: Manifest, *, session: Session | None
 ) -> VerifyReport:
-    """Return the problems of a dataset's files, and of the shards whose recomputed bytes differ.
+    """Verify the files of a dataset, and compare its shards with recomputed ones.
 
     Raises:
         InvalidArgument: The dataset was opened without a store.
@@ -143,10 +143,11 @@ def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Proble
 
 
 def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
-    """Load a plan from ``FeaturePlan.to_json``; its sources are read from the Delta log.
+    """Parse the JSON of ``FeaturePlan.to_json``, and read its sources from Delta logs.
 
     Raises:
-        VersionNotFound: The table of a source was deleted, or has another table id than the pinned one.
+        VersionNotFound: The table of a source was deleted, or its table id differs from the pinned
+            table id.
         DatasetDamaged: The plan is malformed.
     """
     try:
@@ -180,7 +181,7 @@ def _plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
         OnDemandFeature.from_json(JsonObject.from_value(entry))
         for entry in data.get("on_demand", ())
     ]
-    on_demand = type_features(definitions, schema=left_schema)
+    on_demand = infer_feature_types(definitions, schema=left_schema)
     samples = [
         RowSample(each["fraction"], each["seed"], tuple(each["by"]))
         for each in data.get("samples", ())

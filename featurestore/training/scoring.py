@@ -1,4 +1,4 @@
-"""Apply the transformations of a dataset to other rows, inside the engine."""
+"""Application of a dataset's transformations to other rows, inside the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from featurestore.transform.fitted import Transformations
 def transform_frame(
     session: Session, frame: object, dataset: TrainingDataset | Transformations
 ) -> FeatureFrame:
-    """Return a lazy frame with the transformations applied.
+    """Apply transformations to a frame lazily.
 
     Raises:
         FeatureNotFound: Inputs are missing.

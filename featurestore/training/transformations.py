@@ -1,8 +1,8 @@
-"""The transformations of a training dataset: check, fit on its files, store with it.
+"""Validation, fitting and storage of a training dataset's transformations.
 
-The manifest names the transformations that a dataset was created with. Others may be fitted later;
-their files are named by their own hash, so concurrent programs that fit the same transformations
-write the same file, and no file is overwritten with other content.
+The manifest refers to the transformations that a dataset was created with. Others may be fitted
+later. Each file is named by its hash, so programs that fit the same transformations concurrently
+write the same file, and no file is overwritten with different content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_transformations(
     fit_on: str,
     splits: Sequence[str],
 ) -> tuple[ColumnChain, ...]:
-    """Return the requested chains, checked against columns, roles and splits.
+    """Check the requested chains against columns, roles and splits, and return them.
 
     Raises:
         InvalidSplit: The split to fit on does not exist.
@@ -85,14 +85,14 @@ def fit_columns(
     statistics: Mapping[str, ColumnStatistics],
     count: Callable[[Sequence[str]], Mapping[str, ColumnState]],
 ) -> tuple[FittedColumn, ...]:
-    """Return the fitted columns.
+    """Fit the requested chains and return the fitted columns.
 
     Args:
         requested_columns: The columns with their chains.
         manifest: The manifest of the dataset, with the stored type of each column.
         statistics: Statistics of the split by column; empty if none were computed.
-        count: Counts the distinct values of columns, ``(names) -> {name: ColumnState}``;
-            called at most once, only if the statistics do not suffice.
+        count: Counts the distinct values of columns, ``(names) -> {name: ColumnState}``. It is
+            called at most once, and only if the statistics are not sufficient.
     """
     chains, columns, statistics_by_name = {}, [], {}
     for column in requested_columns:
@@ -118,7 +118,7 @@ def fit_columns(
 
 
 def _round_extremes(column: ColumnStatistics | None, *, narrow: bool) -> ColumnStatistics | None:
-    """Return statistics whose minimum and maximum are rounded as in the files."""
+    """Round the minimum and maximum of column statistics as the values are rounded in files."""
     if column is None or not narrow:
         return column
     ends: dict[str, Any] = {}
@@ -130,7 +130,7 @@ def _round_extremes(column: ColumnStatistics | None, *, narrow: bool) -> ColumnS
 
 
 def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict[str, Any]:
-    """Return the statistics of a split's columns from the export; empty if it computed none."""
+    """Return the column statistics of a split from the export; empty if it computed none."""
     entry = manifest.statistics.get(split)
     if entry is None:
         return {}
@@ -141,7 +141,7 @@ def statistics_by_column(directory: str, manifest: Manifest, split: str) -> dict
 def fit_dataset(
     dataset: TrainingDataset, chains: Mapping[str, Any], *, fit_on: str
 ) -> Transformations:
-    """Return transformations fitted on a split of a finished dataset, and store their file."""
+    """Fit transformations on a split of a finished dataset, store their file and return them."""
     from featurestore.training.reading import dataset_schema, split_batches
 
     manifest = dataset.manifest
@@ -176,7 +176,7 @@ def fit_dataset(
 
 
 def write_transformations(directory: str, fitted: Transformations) -> dict[str, str]:
-    """Write the file of transformations unless it exists; return its manifest entry."""
+    """Write the transformations file unless it exists, and return its manifest entry."""
     path = os.path.join(directory, fitted.path)
     if not files.exists(path) or files.sha256(path) != fitted.sha256:
         files.write_atomically(path, fitted.to_bytes())
@@ -184,10 +184,10 @@ def write_transformations(directory: str, fitted: Transformations) -> dict[str, 
 
 
 def read_registered(directory: str, manifest: Manifest) -> Transformations | None:
-    """Return the transformations that a dataset was created with.
+    """Read the transformations that a dataset was created with, if any.
 
     Raises:
-        DatasetDamaged: Their file does not have the SHA-256 of the manifest.
+        DatasetDamaged: The SHA-256 of the file differs from the manifest.
     """
     if manifest.transformations is None:
         return None
@@ -195,11 +195,11 @@ def read_registered(directory: str, manifest: Manifest) -> Transformations | Non
 
 
 def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transformations:
-    """Return transformations by the hash of their file.
+    """Read the transformations whose file has this hash.
 
     Raises:
         InvalidArgument: The argument is not a SHA-256 in hexadecimal.
-        DatasetDamaged: The file is missing or has other content.
+        DatasetDamaged: The file is missing, or its SHA-256 differs.
     """
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise InvalidArgument(f"{sha256!r} is not a hash of transformations.")
@@ -212,10 +212,11 @@ def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transfor
 def resolve_transformations(
     dataset: TrainingDataset, transformed: object
 ) -> Transformations | None:
-    """Resolve the argument ``transformed=``; None and True mean those of the dataset itself.
+    """Resolve the argument ``transformed=``; None and True mean the dataset's transformations.
 
     Raises:
-        InvalidArgument: The dataset has no transformations, or the argument is of another dataset.
+        InvalidArgument: The dataset has no transformations, or the argument belongs to another
+            dataset.
     """
     if transformed is False:
         return None

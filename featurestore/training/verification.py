@@ -1,8 +1,8 @@
-"""Verify a training dataset: read all of its files again and report the differences.
+"""Verification of training datasets, which reads all files and reports differences.
 
-Checks of the files come first: missing, damaged and unknown ones. If they are intact, the rows are
-checked: their order and their splits, as far as the columns that determine both are stored without
-a loss.
+Files are checked first: missing, damaged and unknown files are problems. If all files are intact,
+the order and the splits of the rows are checked. This is possible only if the columns that
+determine the order or the split are stored without loss.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem in a file: its path relative to the dataset, and the byte offset if known.
+    """A problem in a file, with the path relative to the dataset and the byte offset if known.
 
     >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
     'train/csv-00000-of-00001.csv at byte 1,234: is cut off'
@@ -96,7 +96,7 @@ class VerifyReport:
 
 
 def verify(directory: str, manifest: Manifest) -> VerifyReport:
-    """Return the differences between a dataset's files and its manifest."""
+    """Verify the files and rows of a dataset against its manifest."""
     problems = _file_problems(directory, manifest)
     notes: list[str] = []
     if not problems:
@@ -135,7 +135,7 @@ def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
 
 
 def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Check that the manifest has not changed since the dataset was opened."""
+    """Yield a problem if the manifest has changed since the dataset was opened."""
     try:
         stored_manifest = read_manifest(directory)
     except FeatureStoreError as error:
@@ -146,7 +146,7 @@ def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
 
 
 def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Yield files in split folders that the manifest does not list; plain globs would read them."""
+    """Yield files in split folders that the manifest does not list, but that globs would match."""
     known_paths = {file.path for file in manifest.files}
     for split in manifest.splits:
         for shard in split.shards:
@@ -155,7 +155,7 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
                 known_paths.add(sidecar.path)
     for split in manifest.splits:
         for name in files.list_directory(os.path.join(directory, split.name)):
-            # A task attempt that was killed after the export had ended leaves a temporary file.
+            # A task attempt that is killed after the end of the export leaves a temporary file.
             if f"{split.name}/{name}" not in known_paths and not is_temporary(name):
                 yield Problem(f"{split.name}/{name}", "is not in the manifest")
 
@@ -163,7 +163,7 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
 def shard_problems(
     directory: str, manifest: Manifest, shard: ManifestShard, dataset_format: DatasetFormat
 ) -> Iterator[Problem]:
-    """Check the bytes of a shard and its sidecars, and the records of the shard."""
+    """Check the bytes of a shard and its sidecar files, and the records of the shard."""
     shard_file = ManifestFile(shard.path, shard.bytes, shard.sha256)
     for file in (shard_file, *shard.sidecars):
         yield from file_problems(directory, manifest, file)
@@ -180,7 +180,7 @@ def shard_problems(
 
 
 def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Iterator[Problem]:
-    """Compare the size and SHA-256 of a file with the manifest; report the first difference."""
+    """Compare the size and SHA-256 of a file with the manifest; yield the first difference."""
     absent = _missing_reason(directory, file.path)
     if absent is not None:
         yield Problem(file.path, absent)
@@ -218,7 +218,7 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
 
 
 def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Compare the transformation files with their hashes, including those fitted later."""
+    """Compare all transformations files with their hashes, including later fits."""
     expected = {
         f"{TRANSFORMATIONS}/{name}": name.removesuffix(".json")
         for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS))
@@ -235,7 +235,7 @@ def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Pro
 
 
 def _missing_reason(directory: str, relative: str) -> str | None:
-    """Return why a file cannot be checked; None if it can."""
+    """Return the reason why a file cannot be checked, or None if it can."""
     try:
         path = files.resolve_inside(directory, relative)
     except StorageError as error:
@@ -244,7 +244,7 @@ def _missing_reason(directory: str, relative: str) -> str | None:
 
 
 def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
-    """Return the shard that has this SHA-256 in the manifest."""
+    """Return the path of the shard with this SHA-256 in the manifest, if any."""
     for split in manifest.splits:
         for shard in split.shards:
             if shard.sha256 == sha256:
@@ -253,7 +253,7 @@ def _shard_with_digest(manifest: Manifest, sha256: str) -> str | None:
 
 
 def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> int:
-    """Return the number of blocks before the first that differs."""
+    """Return the number of equal blocks before the first difference."""
     for index, (digest, expected) in enumerate(zip(digests, expected_digests, strict=False)):
         if digest != expected:
             return index
@@ -261,7 +261,7 @@ def _count_equal_prefixes(digests: list[str], expected_digests: list[str]) -> in
 
 
 def list_unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterator[str]:
-    """Yield the checks that are not possible without running the plan again, with the reason."""
+    """Yield the checks that are possible only by running the plan again, with the reason."""
     refusal = dataset_format.refuse_reading(manifest.layout)
     if refusal is not None:
         yield f"row order and splits not checked: {refusal}"
@@ -275,7 +275,7 @@ def list_unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterato
 
 
 def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
-    """Check order and splits from the rows themselves."""
+    """Read all rows and check their order and their splits."""
     possible = _PossibleChecks.from_manifest(manifest)
     digests: dict[str, UInt64s] = {}
     for number, split in enumerate(manifest.splits):
@@ -291,10 +291,13 @@ def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
 
 @dataclass(frozen=True)
 class _PossibleChecks:
-    """The checks that are possible: rows can be hashed again only from columns without loss.
+    """The possible row checks, since rows can be hashed again only from columns without loss.
 
-    ``order``: the order of rows inside their split; ``split``: the split of each row by the rule;
-    ``distinct``: that no row is in two splits, if the rule cannot be evaluated.
+    Attributes:
+        rule: The split rule.
+        order: Whether the row order within a split can be checked.
+        split: Whether the rule can be evaluated to check the split of each row.
+        distinct: Whether to check instead that no row is in two splits.
     """
 
     rule: SplitRule
@@ -312,7 +315,7 @@ class _PossibleChecks:
 
 
 class _SplitScan:
-    """One pass over the rows of a split, batch by batch."""
+    """A scan of the rows of a split, batch by batch."""
 
     def __init__(
         self, manifest: Manifest, possible: _PossibleChecks, number: int, name: str
@@ -327,7 +330,7 @@ class _SplitScan:
         self._digests: list[UInt64s] = []
 
     def problems(self, batch: pa.RecordBatch) -> Iterator[Problem]:
-        """Yield the problems of the next rows."""
+        """Yield the problems of the next batch."""
         manifest = self._manifest
         hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
         if self._possible.order and self._sorted and not self._continues_hash_order(hashes):
@@ -340,13 +343,13 @@ class _SplitScan:
         self._row += batch.num_rows
 
     def distinct_rows(self) -> UInt64s:
-        """Return the distinct digests of the scanned rows, sorted."""
+        """Return the sorted distinct hashes of the scanned rows."""
         if not self._digests:
             return np.empty(0, dtype=np.uint64)
         return np.unique(np.concatenate(self._digests))
 
     def _continues_hash_order(self, hashes: UInt64s) -> bool:
-        """Return whether rows follow the previous ones in the order of their hash."""
+        """Return whether the hashes continue in ascending order, and remember the last one."""
         if not len(hashes):
             return True
         after_last = int(hashes[0]) >= self._last_hash
@@ -354,7 +357,7 @@ class _SplitScan:
         return after_last and bool((hashes[1:] >= hashes[:-1]).all())
 
     def _matches_split(self, batch: pa.RecordBatch, hashes: UInt64s) -> bool:
-        """Return whether the rule assigns all rows to this split."""
+        """Return whether the split rule assigns all rows to this split."""
         seed = self._manifest.seed
         groups = assign_groups(batch, rule=self._possible.rule, hashes=hashes, seed=seed)
         return bool((groups == self._number).all())

@@ -39,7 +39,7 @@ from featurestore.retrieval import FeatureFrame, get_features
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
 from featurestore.retrieval.planner import LabelTime
 from featurestore.retrieval.resolve import find_spec, resolve
-from featurestore.retrieval.windows import aggregate_type
+from featurestore.retrieval.windows import infer_aggregate_type
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
@@ -187,7 +187,7 @@ def _parse_items(features: Any) -> list[FeatureItem]:
 def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
     """Pin an aggregate to the latest version of its group."""
     (feature,) = resolve(str(window.reference), specs=specs)
-    aggregate_type(feature, window)  # raises where the function has no meaning for the column
+    infer_aggregate_type(feature, window)  # raises where the function has no meaning for the column
     group, version = feature.group
     pinned_window = replace(window, reference=replace(window.reference, version=version))
     kind = type_to_json(feature.spec.schema.field(feature.column).type)

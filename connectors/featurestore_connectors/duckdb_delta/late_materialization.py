@@ -27,9 +27,9 @@ from featurestore.errors import EngineError
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
+    count_label_rows,
+    estimate_join_bytes,
     feature_sides,
-    joined_bytes,
-    label_rows,
     require_labels,
 )
 from featurestore.storage.spool import BatchFile
@@ -69,7 +69,7 @@ def is_worthwhile(database: Database, plan: FeaturePlan) -> bool:
     """Return True if a join exceeds memory and the join of row ids is much smaller."""
     if not _is_supported(plan):
         return False
-    total_bytes = joined_bytes(plan)
+    total_bytes = estimate_join_bytes(plan)
     if total_bytes is None or total_bytes < max(_MIN_BYTES, _MIN_REDUCTION * _row_id_bytes(plan)):
         return False
     return total_bytes > database.memory_limit * _MEMORY_FRACTION
@@ -80,7 +80,7 @@ def _row_id_bytes(plan: FeaturePlan) -> int:
     columns = []
     for join in plan.joins:
         columns += _key_and_time(plan, join)
-    rows = label_rows(plan) or 0
+    rows = count_label_rows(plan) or 0
     total = rows * (width_of_columns(plan.left_schema, columns) + _ROW_ID_BYTES)
     for side in feature_sides(plan):
         narrow = replace(side, join=replace(side.join, outputs=()))
@@ -95,7 +95,7 @@ def _is_supported(plan: FeaturePlan) -> bool:
     if _hides_row_ids(plan.left_schema):
         return False
     for side in feature_sides(plan):
-        if not side.last_is_greatest or point_in_time.looks_up_keys(side):
+        if not side.last_eligible_row_wins or point_in_time.looks_up_keys(side):
             return False
         if _hides_row_ids(side.spec.schema):
             return False

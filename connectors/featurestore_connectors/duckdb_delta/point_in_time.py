@@ -139,7 +139,7 @@ def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
 
 def _needs_numbered_labels(sides: list[_SideQuery]) -> bool:
     """Return True if the query reads the labels before the final join."""
-    return any(looks_up_keys(side.rule) or side.rule.waits for side in sides)
+    return any(looks_up_keys(side.rule) or side.rule.needs_running_maximum for side in sides)
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class _SideQuery:
             created.append("created DESC NULLS LAST")
         if self.plan.fixed_time is not None:
             return _first(rows, keys, ["event DESC", *created])
-        if self.rule.waits:
+        if self.rule.needs_running_maximum:
             return self._latest_eligible(rows)
         if created:
             return _first(rows, [*keys, "event"], created)
@@ -207,7 +207,7 @@ class _SideQuery:
         kind = "LEFT JOIN"
         if self.plan.how == "inner":
             kind = "JOIN"
-        if self.rule.waits:
+        if self.rule.needs_running_maximum:
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
         for key, (label_column, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
@@ -248,7 +248,7 @@ class _SideQuery:
             conditions.append(f"{quote(key)} IS NOT NULL")
         for role, column in self.rule.times:
             columns.append(f"{self._time(column)} AS {role}")
-            if role in self.rule.eligible_from:
+            if role in self.rule.eligibility_times:
                 conditions.append(f"{quote(column)} IS NOT NULL")
                 conditions += self._time_limits(self._time(column), role)
         for index, output in enumerate(self.rule.join.outputs):
@@ -325,7 +325,7 @@ class _SideQuery:
     def _rows_and_labels(self) -> str:
         """Return the union of rows and labels: keys, time, and the packed times of rows."""
         keys = ", ".join(self.rule.keys)
-        since = f"greatest({', '.join(self.rule.eligible_from)})"
+        since = f"greatest({', '.join(self.rule.eligibility_times)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = label_time(self.plan)
         key_columns, present = [], []

@@ -21,8 +21,8 @@ from featurestore.retrieval.point_in_time import (
     TIE,
     AddTieHash,
     FeatureSide,
+    estimate_join_bytes,
     feature_sides,
-    joined_bytes,
     label_columns,
     label_time_column,
     require_labels,
@@ -141,7 +141,7 @@ class _SideQuery:
         """Return the greatest row of a window."""
         from pyspark.sql import functions as F
 
-        if self.rule.last_is_greatest:
+        if self.rule.last_eligible_row_wins:
             best = F.last(self.best, ignorenulls=True)
         else:
             best = F.max(self.best)
@@ -157,7 +157,7 @@ class _SideQuery:
             times[role] = self._time(name)
         for _, key in self.rule.join.on:
             frame = frame.where(column(key).isNotNull())
-        for role in self.rule.eligible_from:
+        for role in self.rule.eligibility_times:
             frame = frame.where(times[role].isNotNull())
         selected_columns = self._keys()
         since = self._since(times)
@@ -173,7 +173,7 @@ class _SideQuery:
 
         if "event" not in times:
             return None
-        eligible = [times[role] for role in self.rule.eligible_from]
+        eligible = [times[role] for role in self.rule.eligibility_times]
         if len(eligible) == 1:
             return eligible[0]
         return F.greatest(*eligible)
@@ -183,7 +183,9 @@ class _SideQuery:
         from pyspark.sql import functions as F
 
         fields = []
-        if "event" in times and not (self.rule.last_is_greatest and self.rule.join.ttl is None):
+        if "event" in times and not (
+            self.rule.last_eligible_row_wins and self.rule.join.ttl is None
+        ):
             fields.append(times["event"].alias("event"))
         if "created" in times:
             fields.append(times["created"].alias("created"))
@@ -268,7 +270,7 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
         .rowsBetween(Window.unboundedPreceding, 0)
     )
     best = [side.greatest(until) for side in sides]
-    ordered = _presorted(merged, first.keys, size=joined_bytes(left.plan))
+    ordered = _presorted(merged, first.keys, size=estimate_join_bytes(left.plan))
     answered = ordered.select("is_label", "label", *best).where("is_label")
     return answered.select("label.*", *types)
 

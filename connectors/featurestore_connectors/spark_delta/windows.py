@@ -14,7 +14,7 @@ from featurestore.aggregates.window_side import WindowSide
 from featurestore.arrow.types import width_of_columns
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
-from featurestore.retrieval.point_in_time import label_columns, label_rows
+from featurestore.retrieval.point_in_time import count_label_rows, label_columns
 from featurestore_connectors.spark_delta import shards
 from featurestore_connectors.spark_delta.point_in_time import (
     label_time,
@@ -60,7 +60,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
 
 def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
     """Estimate the bytes of labels and rows; None if unknown."""
-    labels, rows = label_rows(side.plan), side.join.source.rows
+    labels, rows = count_label_rows(side.plan), side.join.source.rows
     if labels is None or rows is None:
         return None
     return (labels + rows) * width_of_columns(schema, schema.names)

@@ -146,7 +146,7 @@ class HashedRows:
         rows = self
         if self.unhashed is not None:
             rows = HashedRows(self.unhashed, _hash_function(self.request), self.request)
-        narrow = rows._narrow(engine, columns)
+        narrow = rows._select_columns(engine, columns)
         functions: list[BatchFunction] = []
         if rows.function is not None:
             functions.append(replace(rows.function, with_columns=bool(columns)))
@@ -306,7 +306,7 @@ def assign_shards_in_engine(
 
 
 def _number_ranges(ranges: HashRanges) -> Ranges:
-    """Number hash ranges: 1 if a range of any group contains the hashes, else 0."""
+    """Assign the number 1 to hashes in a range of any group, and 0 to all other hashes."""
     size = 1 << (HASH_BITS - ranges.bits)
     starts = set(ranges.all_starts.tolist())
     edges = starts ^ {start + size for start in starts}  # one range may begin where another ends

@@ -1,7 +1,7 @@
-"""Profiles of columns, which decide the layout of a format: counted over Arrow batches.
+"""Column profiles, which are computed from Arrow batches and determine the layout of a format.
 
-Lengths of lists and strings may be declared (``max_lengths``). A format may reserve them in every
-record, so that all records have the same width.
+Users may declare the lengths of lists and strings (``max_lengths``). A format may reserve these
+lengths in every record, so that all records have the same width.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from featurestore.plugins.format import ColumnProfile
 
 @dataclass
 class RunningProfile:
-    """The running profile of one column; the fields are those of ``ColumnProfile``."""
+    """The profile of a column while it is computed; ``ColumnProfile`` describes the fields."""
 
     rows: int = 0
     nulls: int = 0
@@ -38,7 +38,7 @@ class RunningProfile:
     longest_bytes: int = 0
 
     def count(self, array: Any) -> None:
-        """Add the values of an array."""
+        """Update the profile with the values of an array."""
         self.rows += len(array)
         self.nulls += array.null_count
         kind = array.type
@@ -56,7 +56,7 @@ class RunningProfile:
             self._widen_range(*extremes)
 
     def merge(self, profile: RunningProfile) -> None:
-        """Add the profile of other rows."""
+        """Merge the profile of other rows."""
         self.rows += profile.rows
         self.nulls += profile.nulls
         self.longest = max(self.longest, profile.longest)
@@ -72,7 +72,7 @@ class RunningProfile:
         self.total_length += pc.sum(lengths).as_py() or 0
 
     def _update_item_lengths(self, array: Any) -> None:
-        """Add the byte lengths of strings and binaries inside lists."""
+        """Update the item lengths with the byte lengths of strings and binaries inside lists."""
         items = array
         while pat.is_list(items.type) or pat.is_fixed_size_list(items.type):
             items = items.flatten()
@@ -92,7 +92,7 @@ class RunningProfile:
 
 
 def _item_counts(array: Any) -> npt.NDArray[np.int64]:
-    """Return the number of items of each row; 0 for null."""
+    """Return the number of list items in each row; 0 for null."""
     if pat.is_list(array.type):
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
         return counts.astype(np.int64) * prod(shape_of(array.type.value_type))
@@ -101,7 +101,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
 
 
 def _find_extremes(array: Any) -> tuple[int, int] | None:
-    """Return the minimum and maximum integer, day or microsecond; None without any."""
+    """Return the minimum and maximum integer, day or microsecond, or None if there are no values."""
     if pat.is_date32(array.type):
         array = array.view(pa.int32())
     elif pat.is_date(array.type) or pat.is_timestamp(array.type):
@@ -116,16 +116,16 @@ def _find_extremes(array: Any) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, ...]]):
-    """Counts rows, nulls, integer extremes and lengths of each column."""
+    """An accumulator of row counts, null counts, integer extremes and lengths of columns."""
 
     columns: tuple[str, ...]
 
     def start(self) -> list[RunningProfile]:
-        """Return the profile of no rows."""
+        """Return empty profiles."""
         return [RunningProfile() for _ in self.columns]
 
     def update(self, state: list[RunningProfile], batch: pa.RecordBatch) -> list[RunningProfile]:
-        """Add the rows of a batch."""
+        """Update the profiles with a batch."""
         for name, counts in zip(self.columns, state, strict=True):
             counts.count(batch.column(batch.schema.get_field_index(name)))
         return state
@@ -139,7 +139,7 @@ class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, 
         return state
 
     def finish(self, state: list[RunningProfile]) -> tuple[ColumnProfile, ...]:
-        """Return the profiles in the form that formats accept."""
+        """Convert the profiles to ``ColumnProfile``."""
         profiles = [
             ColumnProfile(name, **vars(counts))
             for name, counts in zip(self.columns, state, strict=True)
@@ -150,14 +150,14 @@ class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, 
 def profile_all_columns(
     columns: Sequence[str], profiles: Sequence[ColumnProfile], *, rows: int
 ) -> tuple[ColumnProfile, ...]:
-    """Return a profile for each column; columns that were not counted have only their rows."""
+    """Return a profile for each column; uncounted columns have only a row count."""
     counted_profiles = {each.name: each for each in profiles}
     all_profiles = [counted_profiles.get(name) or ColumnProfile(name, rows, 0) for name in columns]
     return tuple(all_profiles)
 
 
 def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
-    """Return the checked argument ``max_lengths=``.
+    """Check the argument ``max_lengths=`` and return it.
 
     Raises:
         InvalidArgument: It is not ``{column: length}``, or the values of a column have no length.
@@ -193,10 +193,10 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
 def mark_declared_lengths(
     profiles: Sequence[ColumnProfile], max_lengths: Mapping[str, int]
 ) -> tuple[ColumnProfile, ...]:
-    """Return the profiles, marked if a length was declared.
+    """Mark the profiles of columns with declared lengths, after checking the lengths.
 
     Raises:
-        InvalidArgument: Values are longer than declared; lists all such columns.
+        InvalidArgument: Values exceed their declared length; the message lists all such columns.
     """
     declared = []
     longer = []

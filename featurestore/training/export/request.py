@@ -1,6 +1,6 @@
-"""The request of ``create_training_dataset``: its data and its options, checked before the first write.
+"""Export requests: the data and options of ``create_training_dataset``, checked before any write.
 
-The data are lazy rows with their provenance; external groups are read from snapshots.
+The data are lazy rows with their provenance. External groups are read from snapshots.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.retrieval.labels import refuse_times_outside
+from featurestore.retrieval.labels import refuse_times_out_of_range
 from featurestore.session import Session
 from featurestore.training.export.assignment import (
     SplitRule,
@@ -44,7 +44,7 @@ SHARD_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """A checked export request: names, rules and columns fit the schema of the data."""
+    """A validated export request, whose names, rules and columns match the data schema."""
 
     name: str
     schema: pa.Schema
@@ -71,9 +71,10 @@ class ExportRequest:
         return tuple(self.schema.names)
 
     def choose_shard_count(self, rows: int, *, bytes_per_row: float) -> int:
-        """Return the number of shards of a split.
+        """Return the number of shards for a split.
 
-        By default about 128 MiB a shard; a multiple of 8 if each shard then has at least a block.
+        By default, shards have about 128 MiB. Their number is a multiple of 8, unless shards would
+        then have less than one block.
         """
         if self.shards is not None:
             return self.shards
@@ -93,13 +94,13 @@ def check_request(
     known_roles: RoleRequest | None = None,
     default_key: Sequence[str] = (),
 ) -> ExportRequest:
-    """Check the options of the caller; raise for the first invalid one.
+    """Check the options and return the export request; raise an error for the first invalid option.
 
     Args:
         options: The arguments of ``create_training_dataset``.
         schema: The schema of the data.
         known_roles: The column roles that the data determines.
-        default_key: The columns that identify a row if the caller names none.
+        default_key: The columns that identify a row if the caller does not specify a key.
     """
     check_name(options.name, noun="training dataset")
     check_feature_names(schema.names)
@@ -164,7 +165,7 @@ def _is_integer(value: object) -> bool:
 def _resolve_roles(
     options: TrainingDatasetRequest, schema: pa.Schema, known_roles: RoleRequest
 ) -> RoleRequest:
-    """Combine the roles from the data with those of the caller; check that all columns exist."""
+    """Combine the column roles of the data and the caller, and check that all columns exist."""
     weights = to_column_names(options.weight)
     if len(weights) > 1:
         raise InvalidArgument(
@@ -193,10 +194,10 @@ def _resolve_roles(
 
 @dataclass(frozen=True)
 class ExportData:
-    """Lazy rows, their plan, and the keys and roles of the plan.
+    """Lazy rows with their plan, and the keys and column roles that the plan determines.
 
-    ``dropped_rows`` computes from the number of rows how many label rows the inner joins dropped;
-    None without such a join. ``warn_of_nulls`` takes the rows and the nulls of each column.
+    ``dropped_rows`` computes from the row count how many label rows inner joins dropped; it is None
+    without such a join. ``warn_of_nulls`` receives the row count and the null count of each column.
     """
 
     relation: Callable[[], Relation]
@@ -210,7 +211,7 @@ class ExportData:
 
     @property
     def sources(self) -> list[Source]:
-        """The distinct Delta versions that the plan reads."""
+        """The distinct pinned sources that the plan reads."""
         if self.plan is None:
             return []
         return _distinct_sources(self.plan)
@@ -218,10 +219,10 @@ class ExportData:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The provenance of rows, as recorded in the manifest.
+    """The provenance of rows, which the manifest records.
 
-    The plan, its sources and whether it reproduces the rows. ``reads`` grows while the rows are
-    read from registered sources.
+    It contains the plan, its sources, and whether running the plan again reproduces the rows.
+    ``reads`` grows while rows are read from registered sources.
     """
 
     plan: Mapping[str, Any] | None = None
@@ -234,15 +235,15 @@ class Provenance:
 
 
 def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] = ()) -> ExportData:
-    """Return the data of the caller: a frame with a plan, or a dataframe.
+    """Convert the caller's data, a frame with a plan or a dataframe, to ``ExportData``.
 
-    ``reads`` are the reads of sources so far.
+    ``reads`` are the source reads so far.
     """
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
     relation = to_relation(data, engine=session.engine)
     if not relation.single_use and not isinstance(data, FeatureFrame):
-        refuse_times_outside(relation, engine=session.engine)
+        refuse_times_out_of_range(relation, engine=session.engine)
     reason = "the data was a dataframe, not features of the store"
     if isinstance(data, FeatureFrame) and data.reads is not None:
         reason = "the data was read from a source, of which the store keeps no snapshot"
@@ -255,7 +256,7 @@ def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
     """Refuse columns without a type, which no format supports.
 
     Raises:
-        UnsupportedType: Lists them; the hint casts them with the library of the dataframe.
+        UnsupportedType: Columns have no type. The hint casts them by the dataframe library.
     """
 
     def casts(columns: pa.Schema) -> str:
@@ -268,7 +269,7 @@ def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
 def pin_external_groups(session: Session, data: object) -> tuple[object, list[SourceRead]]:
     """Take snapshots of the external groups of a frame; return the pinned frame and the reads.
 
-    Groups without snapshots and data without a plan stay unchanged.
+    Groups without snapshots, and data without a plan, are returned unchanged.
     """
     if not isinstance(data, FeatureFrame) or data.plan is None:
         return data, []
@@ -310,7 +311,7 @@ def _planned_data(
         reproducible=reason is None,
         reproducible_reason=reason,
         view=view,
-        # An empty list may grow while the rows are read.
+        # Pass an empty list too, since it may grow while the rows are read.
         reads=reads if frame.reads is None else SourceReads(frame.reads, reads),
     )
     return ExportData(
@@ -326,7 +327,7 @@ def _planned_data(
 
 
 def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:
-    """Return the column roles that a retrieval determines."""
+    """Return the column roles that a retrieval plan determines."""
     selected_names = plan.asked
     if selected_names is not None:
         selected_names = tuple(name for name in selected_names if name in plan.columns)
@@ -341,9 +342,9 @@ def _distinct_sources(plan: FeaturePlan) -> list[Source]:
 
 
 def _event_time_column(plan: FeaturePlan) -> str | None:
-    """Return the output name of the label group's event time; None if it is not selected.
+    """Return the output name of the label group's event time, or None if it is not selected.
 
-    It is part of the key even if no join uses it.
+    The event time is part of the key even if no join uses it.
     """
     if plan.left_source is None:
         return None
@@ -355,7 +356,7 @@ def _event_time_column(plan: FeaturePlan) -> str | None:
 
 
 def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
-    """Return why a plan may not reproduce its rows; None if all sources are pinned."""
+    """Return the reason why a plan may not reproduce its rows, or None if all sources are pinned."""
     for live in live_sources(plan):
         return (
             f"feature group {live.spec.name!r} is external and keeps no snapshots "

@@ -1,6 +1,6 @@
-"""The shard plan of an export: rows per split and shard, boundaries and layout.
+"""The shard plan of an export: row counts of splits and shards, shard boundaries and layout.
 
-Planning only counts rows; it writes no files.
+Planning only counts rows and writes no files.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ from featurestore.training.export.profiles import (
 )
 from featurestore.training.export.request import ExportRequest
 
-# A count takes 16 bytes, so a pass returns at most 128 MiB.
+# Maximum number of counts per pass. A count takes 16 bytes, so a pass returns at most 128 MiB.
 MAX_COUNTS = 1 << 23
 MAX_CLASSES = 10_000
-# There may be many classes, each with its own histogram.
+# Fewer bits for histograms of classes, since there may be many classes.
 _CLASS_BITS, _BITS = 10, 16
 _LAST_HASH = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The shards to write: rows and hash sum of each split, rows of its shards, the layout."""
+    """The planned shards: row counts of splits and shards, hash sums of splits, and the layout."""
 
     rows: tuple[int, ...]
     hash_sums: tuple[int, ...]
@@ -75,14 +75,14 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[ColumnProfile, ...]]]):
-    """Counts hash histograms and hash sums per group, and column profiles, in one pass."""
+    """An accumulator of hash histograms and hash sums by group, and of column profiles."""
 
     histograms: HistogramAccumulator
     sums: HashSumAccumulator
     profiles: ProfileAccumulator
 
     def start(self) -> Any:
-        """Return the empty states."""
+        """Return the empty state of each accumulator."""
         return self.histograms.start(), self.sums.start(), self.profiles.start()
 
     def update(self, state: Any, batch: pa.RecordBatch) -> Any:
@@ -110,7 +110,7 @@ class CountingAccumulator(Accumulator[Any, tuple[Histograms, HashSums, tuple[Col
 
 @dataclass(frozen=True)
 class Counts:
-    """The result of the counting pass: histogram and hash sum per group, column profiles."""
+    """The results of the counting pass: histograms and hash sums by group, and column profiles."""
 
     histograms: Histograms
     sums: HashSums
@@ -118,7 +118,7 @@ class Counts:
     bits: int
 
     def rows(self, group: int) -> int:
-        """Return the rows of a group."""
+        """Return the number of rows in a group."""
         if group not in self.histograms:
             return 0
         return int(self.histograms[group].sum())
@@ -126,12 +126,12 @@ class Counts:
 
 @dataclass(frozen=True)
 class ClassToSplit:
-    """Replaces the class of each row by its split."""
+    """A function that replaces the class of each row by its split."""
 
     classes: Mapping[int, ClassSplits]
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return hash and split of each row."""
+        """Return the hash and split of each row."""
         groups, hashes = groups_and_hashes(batch)
         splits = Assignment((), (), self.classes).find_splits(groups, hashes)
         columns = [pa.array(to_sortable(hashes)), pa.array(splits)]
@@ -145,10 +145,10 @@ def plan_shards(
     *,
     shard_counts: Sequence[int] | None = None,
 ) -> ShardPlan:
-    """Count the hashed rows and decide shards, boundaries and layout.
+    """Count the hashed rows and plan shards, boundaries and layout.
 
-    ``shard_counts`` fixes the shards of each split. Only columns whose values determine the layout
-    are read.
+    ``shard_counts`` sets the number of shards of each split. Only columns whose values determine
+    the layout are read.
     """
     counts = _count_rows(engine, rows, request)
     uncovered = 0
@@ -189,7 +189,11 @@ def _count_rows(
     function: ClassToSplit | None = None,
     profiles: tuple[ColumnProfile, ...] | None = None,
 ) -> Counts:
-    """Count the rows by group, after ``function`` if passed; skip the profiles if passed."""
+    """Count rows by group.
+
+    ``function`` is applied to the batches first, if any. If ``profiles`` is passed, no profiles are
+    computed.
+    """
     bits = _BITS
     if request.rule.stratify:
         bits = _CLASS_BITS
@@ -223,14 +227,14 @@ def _build_counts(
     profiles: Sequence[ColumnProfile],
     bits: int,
 ) -> Counts:
-    """Return the counts with a profile of every column."""
+    """Combine the counts with a profile of every column."""
     total = sum(int(histogram.sum()) for histogram in histograms.values())
     all_profiles = profile_all_columns(request.columns, profiles, rows=total)
     return Counts(histograms, sums, mark_declared_lengths(all_profiles, request.max_lengths), bits)
 
 
 def _columns_to_profile(request: ExportRequest) -> tuple[str, ...]:
-    """Return the columns whose values determine the layout or whose lengths are checked."""
+    """Return the columns whose values determine the layout, or whose lengths must be checked."""
     if isinstance(request.format, NarrowProfile):
         profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
         return tuple(name for name in request.columns if name in profiled_names)
@@ -243,7 +247,7 @@ def _plan_layout(
     split_rows: Sequence[int],
     shard_counts: Sequence[int] | None,
 ) -> tuple[Layout, Sequence[int]]:
-    """Return the layout and the number of shards of each split."""
+    """Choose the layout and the number of shards of each split."""
     layout = request.format.layout(
         request.schema, profiles, compression=request.compression, block_rows=request.block_rows
     )
@@ -260,7 +264,7 @@ def _plan_layout(
 
 
 def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int, ClassSplits]:
-    """Return the start of the splits of each class: the hash of the row with that rank."""
+    """Find the first hash of each split of each class: the hash of the row with that rank."""
     rule = rows.request.rule
     if len(counts.histograms) > MAX_CLASSES:
         raise InvalidSplit(
@@ -285,9 +289,9 @@ def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int
 
 
 def _find_split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
-    """Return the first hash of a split that follows ``end`` rows.
+    """Return the first hash of a split that begins after ``end`` rows.
 
-    Rows of the boundary hash belong to the earlier split.
+    Rows with the boundary hash belong to the earlier split.
     """
     if end <= 0:
         return 0
@@ -306,7 +310,7 @@ def _find_shard_boundaries(
     shard_rows: Sequence[Sequence[int]],
     split_classes: ClassToSplit | None,
 ) -> tuple[tuple[Boundary, ...], ...]:
-    """Return the boundaries between the shards of every split.
+    """Find the boundaries between the shards of every split.
 
     Empty shards at the end begin after the last hash.
     """
@@ -326,7 +330,7 @@ def find_boundaries(
     *,
     function: BatchFunction | None = None,
 ) -> dict[int, list[Boundary]]:
-    """Return the boundary at each rank, for each group with ranks.
+    """Find the boundary at each rank of each group.
 
     ``function`` is applied to the batches of hashes and groups first.
     """
@@ -350,7 +354,7 @@ def _range_counts(
     if rows.by_engine:
         counts = count_ranges_in_engine(engine, rows.source, ranges, bits)
     elif bits < HASH_BITS and isinstance(engine, HashesRows):
-        # Each state of an accumulator would hold as many counts as the result.
+        # With an accumulator, each state would hold as many counts as the result.
         counts = count_leading_bits(engine, rows.hashes(engine, function, inside), bits)
     if counts is None:
         counts = rows.aggregate(engine, RangeAccumulator(inside), function=function)

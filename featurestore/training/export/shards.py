@@ -1,7 +1,7 @@
-"""Write the shards of an export, and compare them with the plan.
+"""Writing of shards, and comparison of the written shards with the plan.
 
-A function inside the engine writes each shard and counts its rows. For formats that describe their
-records, an engine may write the shards itself.
+A function that runs inside the engine writes each shard and counts its rows. If the format has a
+record description, an engine may write the shards itself.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.split_statistics import ShardCounting, ShardStatistics
 
 MAX_LABEL_VALUES = 1000
-# Labels with many values usually exceed the limit in these first rows.
+# Number of first rows in which labels with many values usually exceed the limit.
 _SAMPLED_LABELS = 8 * MAX_LABEL_VALUES
 _CHANGED = "the source changed while it was read; run the export again"
 
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """A written shard, with null and label counts and a fingerprint of the row hashes.
+    """A written shard with its null counts, label counts and a fingerprint of the row hashes.
 
-    ``state`` is the statistics of the rows if the writer's process does not collect them itself.
+    ``state`` contains the row statistics if the writer runs in another process.
     """
 
     shard: WrittenShard
@@ -62,7 +62,10 @@ class ShardSummary:
 
 @dataclass(frozen=True)
 class PlannedShard:
-    """The path and rows of a shard; ``skip`` rows of its first hash belong to the previous shard."""
+    """The path and row count of a shard.
+
+    The first ``skip`` rows with its first hash belong to the previous shard.
+    """
 
     path: str
     rows: int
@@ -79,10 +82,10 @@ def write_shards(
     statistics: ShardStatistics | None = None,
     records: Relation | None = None,
 ) -> list[ShardSummary]:
-    """Write all shards and return their summaries in order; empty shards are written here.
+    """Write all shards and return their summaries in order.
 
-    ``statistics`` counts the rows while they are written. ``records`` are the rows if the engine
-    writes their shards itself.
+    Empty shards are written in this process. ``statistics`` counts the rows while they are written.
+    ``records`` are the rows if the engine writes the shards itself.
     """
     shards = planned_shards(request, plan)
     writer = ShardWriter(
@@ -108,7 +111,7 @@ def write_shards(
         summaries.append(replace(summary, state=None))
     _check_rows(shards, summaries)
     _check_splits(request, plan, summaries)
-    # Temporary files are left by the first attempt of a task that a cluster retried.
+    # If a cluster retried a task, its first attempt may have left temporary files.
     for split in request.rule.names:
         for name in files.list_directory(os.path.join(directory, split)):
             if is_temporary(name):
@@ -117,7 +120,7 @@ def write_shards(
 
 
 def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShard, ...]:
-    """Return the path and rows of each shard, by shard number."""
+    """Return the path and row count of each shard, by shard number."""
     dataset_format = request.format
     extension = ""
     if dataset_format.extension:
@@ -126,7 +129,7 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
     for split, sizes, boundaries in zip(
         request.rule.names, plan.shard_rows, plan.assignment.boundaries, strict=True
     ):
-        # Empty shards at the end have no boundary before them.
+        # No boundary precedes the empty shards at the end.
         skips = [0, *(boundary.offset for boundary in boundaries)]
         for index, rows in enumerate(sizes):
             path = f"{split}/{dataset_format.name}-{index:05d}-of-{len(sizes):05d}{extension}"
@@ -140,7 +143,7 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
 def _write_by_function(
     engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, writer: ShardWriter
 ) -> dict[int, ShardSummary]:
-    """Write the shards that have rows by a function inside the engine; return their summaries."""
+    """Write nonempty shards by a function that runs inside the engine; return their summaries."""
     assigned = None
     if rows.by_engine:
         assigned = assign_shards_in_engine(engine, rows.source, request.rule, plan.assignment)
@@ -173,10 +176,10 @@ def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary
 def _check_splits(
     request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> None:
-    """Compare the written rows of each split with the counted ones.
+    """Compare the written rows of each split with the counted rows.
 
-    Splits are groups of the counting pass, and no row or ``split_by`` key is in two groups. So if
-    the hash sum of a split equals that of its group, no row and no key is in two splits.
+    The groups of the counting pass are the splits, and no row or ``split_by`` key is in two groups.
+    Thus if the hash sum of each split equals that of its group, no row and no key is in two splits.
     """
     split_summaries = summaries_by_split(plan, summaries)
     for name, expected, summaries_of_split in zip(
@@ -189,7 +192,7 @@ def _check_splits(
 
 
 def _boundary_hashes(summaries: Sequence[ShardSummary]) -> Iterator[int]:
-    """Yield the first and the last hash of each shard with rows."""
+    """Yield the first and the last hash of each nonempty shard."""
     for summary in summaries:
         if summary.first_hash is not None and summary.last_hash is not None:
             yield summary.first_hash
@@ -199,7 +202,7 @@ def _boundary_hashes(summaries: Sequence[ShardSummary]) -> Iterator[int]:
 def summaries_by_split(
     plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> list[Sequence[ShardSummary]]:
-    """Return the summaries of each split's shards."""
+    """Group shard summaries by split."""
     result = []
     first = 0
     for sizes in plan.shard_rows:
@@ -210,10 +213,10 @@ def summaries_by_split(
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards in a format; picklable, so it runs on executors.
+    """A picklable writer of shards in a format, which can run on executors.
 
-    ``counting`` computes statistics of the rows. ``collect`` receives them if the writer runs in
-    the calling process; otherwise the summary carries them.
+    ``counting`` computes row statistics. ``collect`` receives them if the writer runs in the
+    calling process; otherwise they are part of the summary.
     """
 
     directory: str
@@ -247,7 +250,7 @@ class ShardWriter:
 
 
 class ShardCounts:
-    """Counts nulls, label values and hashes of batches as they pass."""
+    """A counter of nulls, label values and row hashes in a stream of batches."""
 
     def __init__(self, columns: Sequence[str], labels: Sequence[str]) -> None:
         self._columns = list(columns)
@@ -258,7 +261,7 @@ class ShardCounts:
         self._last_hash: int | None = None
 
     def count_batches(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches without internal columns and count them."""
+        """Count batches and yield them without internal columns."""
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -272,7 +275,7 @@ class ShardCounts:
             yield plain
 
     def summary(self, shard: WrittenShard) -> ShardSummary:
-        """Return the summary of a written shard with the counts."""
+        """Return the summary of a written shard, including these counts."""
         return ShardSummary(
             shard, self._nulls, self._labels, self._hash_sum, self._first_hash, self._last_hash
         )
@@ -308,7 +311,7 @@ def _has_many_values(array: Any) -> bool:
 
 
 def format_label_value(value: object) -> str:
-    """Return the string form of a label value, the key of its count.
+    """Format a label value as a string, which is the key of its count.
 
     >>> format_label_value(None), format_label_value(True), format_label_value(3)
     ('null', 'true', '3')
@@ -323,9 +326,9 @@ def format_label_value(value: object) -> str:
 def sort_equal_hashes(
     batches: Iterator[pa.RecordBatch], *, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches that are sorted by hash in total order: equal hashes by canonical bytes.
+    """Sort rows with equal hashes by canonical bytes, in batches that are sorted by hash.
 
-    If the next batch begins with the last hash of a batch, the rows of that hash are buffered.
+    Rows with the last hash of a batch are buffered if the next batch begins with the same hash.
     """
     waiting: list[pa.RecordBatch] = []
     for batch, following in _pair_with_next(batches):
@@ -344,7 +347,7 @@ def sort_equal_hashes(
 def _pair_with_next(
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch | None]]:
-    """Yield the nonempty batches, each with its successor."""
+    """Yield each nonempty batch with the next one, or None for the last."""
     before: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:
@@ -359,7 +362,7 @@ def _pair_with_next(
 def take_rows(
     batches: Iterator[pa.RecordBatch], *, skip: int, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield ``rows`` rows after the first ``skip``."""
+    """Skip the first ``skip`` rows and yield the next ``rows`` rows."""
     for batch in batches:
         skipped = min(skip, batch.num_rows)
         skip -= skipped
@@ -372,7 +375,7 @@ def take_rows(
 def _concatenate_sorted(
     batches: Sequence[pa.RecordBatch], columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Concatenate batches sorted by hash; order rows of equal hashes by canonical bytes."""
+    """Concatenate batches that are sorted by hash; sort rows with equal hashes by canonical bytes."""
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     hashes = row_hashes(batch)
     same = hashes[1:] == hashes[:-1]
@@ -394,7 +397,7 @@ def _concatenate_sorted(
 def assign_shards_for_records(
     engine: Engine, rows: HashedRows, request: ExportRequest, plan: ShardPlan, directory: str
 ) -> Relation | None:
-    """Return rows with their shards for the engine to write; None if it cannot write them.
+    """Assign shards to rows that the engine writes; return None if the engine cannot write them.
 
     Shard numbers ascend with the hash.
     """
@@ -417,7 +420,7 @@ def _write_records(
     *,
     directory: str,
 ) -> dict[int, ShardSummary]:
-    """Write the shards that have rows and return their summaries."""
+    """Let the engine write the nonempty shards, and return their summaries."""
     records = _record_plan(request, plan)
     if records is None or not isinstance(engine, WritesRecords):
         raise TypeError("the engine does not write these records")

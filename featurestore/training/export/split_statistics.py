@@ -1,6 +1,6 @@
-"""Statistics of splits: computed by the writers of an export, in one pass over its rows, or later.
+"""Statistics of splits, computed by shard writers, by a separate pass, or after the export.
 
-Transformations are fitted with them, and with the value counts of another pass if they need some.
+Transformations are fitted on these statistics, and on value counts of another pass if necessary.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 
 STATISTICS = "_statistics"
-# The batch size of the engines, so that both ways of counting see the same batches.
+# The batch size of the engines, so that both counting methods process the same batches.
 _BATCH_ROWS = 65_536
 _MIN_SHARD_ROWS = 32_768
 _MAX_RETURNED_SHARDS = 256
-# With fewer rows, distinct values do not suggest a row number.
+# In splits with fewer rows, distinct values do not indicate row numbers.
 _MIN_ROWS = 20
 SplitStates = dict[int, StatisticsState]
 State = TypeVar("State")
@@ -61,20 +61,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
-    """Aggregates each split with its own accumulator.
+    """An accumulator that aggregates each split by a separate accumulator.
 
-    Splits without an accumulator are skipped; those without rows have no state and no result.
+    Splits without an accumulator are skipped. Splits without rows have no state and no result.
     """
 
     assignment: Assignment
     accumulators: Mapping[int, Accumulator[State, Result]]
 
     def start(self) -> dict[int, State]:
-        """Return the state of no rows."""
+        """Return the empty state."""
         return {}
 
     def update(self, state: dict[int, State], batch: pa.RecordBatch) -> dict[int, State]:
-        """Add each row to its split."""
+        """Update the state of each split with its rows of a batch."""
         row_splits = self.assignment.find_splits(*groups_and_hashes(batch))
         for split, accumulator in self.accumulators.items():
             rows = np.flatnonzero(row_splits == split)
@@ -89,7 +89,7 @@ class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
         return state
 
     def merge(self, state: dict[int, State], other_state: dict[int, State]) -> dict[int, State]:
-        """Merge split by split."""
+        """Merge the states of each split."""
         for split, split_state in other_state.items():
             if split in state:
                 state[split] = self.accumulators[split].merge(state[split], split_state)
@@ -104,7 +104,7 @@ class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
 
 @dataclass(frozen=True)
 class ShardCounting:
-    """Computes statistics of a shard while it is written; picklable, so it runs on executors."""
+    """A picklable function that computes statistics of a shard while an executor writes it."""
 
     accumulators: tuple[StatisticsAccumulator, ...]
     splits: tuple[int, ...]
@@ -115,7 +115,7 @@ class ShardCounting:
         batches: Iterator[pa.RecordBatch],
         report_state: Callable[[StatisticsState], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a shard and count them; ``report_state`` receives the final state."""
+        """Count the batches of a shard and yield them; ``report_state`` receives the final state."""
         accumulator = self.accumulators[self.splits[number]]
         state = accumulator.start()
         for batch in batches:
@@ -126,10 +126,10 @@ class ShardCounting:
 
 
 class ShardStatistics:
-    """The statistics of each split, merged from those of its shards without another pass.
+    """The statistics of each split, merged from the statistics of its shards.
 
-    States are merged in shard order, not in the order of completion, so that sums of floats are
-    deterministic.
+    States are merged in shard order rather than in order of completion, so that floating-point sums
+    are deterministic.
     """
 
     def __init__(self, request: ExportRequest, plan: ShardPlan) -> None:
@@ -143,13 +143,13 @@ class ShardStatistics:
         self._lock = threading.Lock()
 
     def add(self, number: int, state: StatisticsState) -> None:
-        """Add the state of a shard; thread-safe."""
+        """Add the state of a shard. Thread-safe."""
         with self._lock:
             self._waiting[number] = state
             self._merge(self.counting.splits[number])
 
     def states(self) -> list[StatisticsState] | None:
-        """Return the state of each split; None if duplicates make a sample too small."""
+        """Return the state of each split, or None if duplicates make a sample too small."""
         result = []
         for split, accumulator in enumerate(self.counting.accumulators):
             state = accumulator.finish(self._states.get(split) or accumulator.start())
@@ -170,10 +170,10 @@ class ShardStatistics:
 def make_shard_statistics(
     engine: Engine, request: ExportRequest, plan: ShardPlan
 ) -> ShardStatistics | None:
-    """Return the statistics to compute while shards are written; None if a separate pass is better.
+    """Create the statistics to compute while shards are written; None if a separate pass is better.
 
-    A separate pass is better for small shards, since a small batch costs as many calls as a large
-    one, and for many shards from executors, since all of their states are in memory at once.
+    A separate pass is better for small shards, since a small batch needs as many calls as a large
+    one. It is also better for many shards on executors, since all states are in memory at once.
     """
     if not request.statistics:
         return None
@@ -192,7 +192,7 @@ def split_states(
     plan: ShardPlan,
     shard_statistics: ShardStatistics | None,
 ) -> list[StatisticsState]:
-    """Return the statistics of each split, from the writers if they counted, else from a pass."""
+    """Return the statistics of each split from the shard writers, or else from a separate pass."""
     if shard_statistics is None:
         return count_splits(engine, rows, request, plan)
     states = shard_statistics.states()
@@ -209,10 +209,11 @@ def count_splits(
     *,
     with_copies: bool = False,
 ) -> list[StatisticsState]:
-    """Return the statistics of each split in one pass; the rows of each split are known.
+    """Compute the statistics of each split in one pass.
 
-    Each partition samples in proportion to a split's rows. If duplicates make a sample too small,
-    the rows are counted again without that bound; ``with_copies`` skips the bounded pass.
+    The number of rows in each split is known, so each partition takes a proportional sample. If
+    duplicates make a sample too small, rows are counted again without a bound on the sample.
+    ``with_copies`` skips the bounded pass.
     """
     if not with_copies:
         bounded = _bounded_accumulators(request, plan)
@@ -258,7 +259,7 @@ def write_statistics(
 ) -> dict[str, Any]:
     """Write the statistics and the cluster sample of each split; return their manifest entries.
 
-    Warns about inputs that look like row numbers.
+    This function also warns about inputs that look like row numbers.
     """
     entries, split_statistics = {}, []
     for split, state in zip(manifest.splits, states, strict=True):
@@ -279,9 +280,9 @@ def write_statistics(
 
 
 def warn_about_row_ids(splits: Sequence[Statistics]) -> None:
-    """Warn about inputs with a distinct value in every row, with which a model memorizes rows.
+    """Warn about inputs that are distinct in every row, since a model could memorize rows by them.
 
-    Only integers and strings count; measured numbers rarely repeat anyway.
+    Only integers and strings are checked, since floating-point measurements rarely repeat anyway.
     """
     row_id_names = []
     for column in splits[0].columns:
@@ -311,7 +312,7 @@ def fit_transformations(
     manifest: Manifest,
     directory: str,
 ) -> dict[str, str]:
-    """Fit and write the transformations of an export; return their manifest entry."""
+    """Fit the transformations of an export, write their file and return its manifest entry."""
     request = rows.request
     split = request.rule.names.index(request.fit_on)
 
@@ -335,7 +336,7 @@ def fit_transformations(
 def split_statistics(
     dataset: TrainingDataset, split: str | None, compare_with: str | None = None
 ) -> tuple[Statistics, Statistics | None]:
-    """Return the statistics of a split (by default the first) and of the one to compare with."""
+    """Return the statistics of a split (by default the first) and of the split to compare."""
     statistics = dataset.statistics(split or dataset.splits[0])
     if compare_with is None:
         return statistics, None
@@ -345,9 +346,9 @@ def split_statistics(
 def cluster_sample(
     dataset: TrainingDataset, split: str | None
 ) -> tuple[pa.RecordBatch, dict[str, Any]]:
-    """Return the sampled rows of a split (by default the first) for clustering, and their source.
+    """Return a row sample of a split (by default the first) for clustering, and its source.
 
-    If the export computed no statistics, the split is read.
+    The split is read if the export computed no statistics.
     """
     name = split or dataset.splits[0]
     source = {"training_dataset": dataset.name, "version": dataset.version, "split": name}
@@ -359,7 +360,7 @@ def cluster_sample(
 
 
 def count_split_statistics(dataset: TrainingDataset, split: str) -> Statistics:
-    """Return the statistics of a split, counted from its rows."""
+    """Compute the statistics of a split from its rows."""
     return finish(
         _count_split(dataset, split), source={"training_dataset": dataset.name, "split": split}
     )

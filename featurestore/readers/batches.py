@@ -74,7 +74,7 @@ class StepRange:
         return self.steps * self.worker_epoch.batch_rows
 
     def canonical_ranges(self) -> tuple[Rows, Rows]:
-        """Return the canonical row ranges of the steps if rows are not shuffled, without padding."""
+        """Return the canonical row ranges of unshuffled steps, without padding."""
         order, size = self.worker_epoch.order, self.worker_epoch.batch_rows
         steps = np.arange(self.start, self.stop, dtype=np.int64)
         starts = steps * order.global_batch_size + self.worker_epoch.worker * size
@@ -160,7 +160,7 @@ class StepRanges(Sequence[StepRange]):
 
 
 def _growing_range_bounds(start: int, stop: int, *, most: int) -> list[int]:
-    """Return bounds of consecutive ranges from ``start`` to ``stop`` that grow to ``most`` steps."""
+    """Return bounds of ranges from ``start`` to ``stop`` that grow to ``most`` steps."""
     edges, distance = [start], 1
     while edges[-1] < stop:
         edges.append(min(stop, edges[-1] + distance))

@@ -217,7 +217,7 @@ class RecordBlocks:
         return by_step.reshape(-1)
 
     def _window_locations(self, worker_epoch: WorkerEpoch, lanes: range, window: int) -> Rows:
-        """Return each lane's row locations in a window, with ``PADDING`` after the end of a lane."""
+        """Return the row locations of a window in each lane, with ``PADDING`` after the last row."""
         key = (worker_epoch.epoch.number, worker_epoch.worker, worker_epoch.workers, window)
         with self._lock:
             self.files.expect(worker_epoch.epoch, lanes, window)
@@ -425,7 +425,7 @@ class WindowBlocks:
 
 
 class _WindowSlice(NamedTuple):
-    """Rows ``[begin, end)`` of a window; ``offset`` is the first row's position in the step range."""
+    """Rows ``[begin, end)`` of a window, which begin at ``offset`` in the step range."""
 
     offset: int
     window: int

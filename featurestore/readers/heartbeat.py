@@ -122,7 +122,7 @@ class Heartbeat:
             raise stall
 
     def write(self) -> None:
-        """Write the last step to storage if it has changed; the watchdog calls this every second."""
+        """Write the last step to storage if it is new; the watchdog calls this every second."""
         last_step = self._last_step
         if last_step is None or last_step == self._durable_step:
             return

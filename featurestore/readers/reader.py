@@ -670,7 +670,7 @@ class Reader:
         return max(1, rows // batch)
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:
-        """Yield step ranges with their columns of shape (steps * batch, ...), prefetched by threads."""
+        """Yield step ranges with columns of shape (steps * batch, ...), prefetched by threads."""
         source = self.blocks()
         # Windows must be read in order, but several threads may gather records.
         threads = 1

@@ -89,7 +89,7 @@ class ShardFiles:
         ]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
-        """Announce which window is read next; does nothing, since memory maps need no prefetching."""
+        """Announce the window to read next; a no-op, since memory maps need no prefetching."""
 
     @property
     def record_bytes(self) -> int:

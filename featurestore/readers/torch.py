@@ -354,7 +354,7 @@ def _every_nth_step(count: int, ranges: Iterable[StepRange]) -> Iterator[StepRan
 
 
 def distributed_rank() -> tuple[int, int]:
-    """Return rank and world size from ``torch.distributed`` or ``torchrun``; (0, 1) without them."""
+    """Return rank and world size from ``torch.distributed`` or ``torchrun``, or else (0, 1)."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -363,7 +363,7 @@ def distributed_rank() -> tuple[int, int]:
 
 
 def _identity(element: Any) -> Any:
-    """Return an element unchanged; ``DataLoader`` needs no collation, since elements are batches."""
+    """Return an element unchanged: elements are batches and need no collation."""
     return element
 
 

@@ -87,7 +87,7 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 
 
 class Pins:
-    """The Delta version of each group in a retrieval: the latest, or the one that ``as_of=`` selects.
+    """The Delta version of each group in a retrieval: the latest, or as of ``as_of=``.
 
     Each group is pinned once, so that all steps of a plan read the same version.
     """
@@ -111,7 +111,7 @@ class Pins:
                 )
 
     def specs(self) -> Specs:
-        """The definitions at the time of ``as_of=``."""
+        """Return the definitions at the time of ``as_of=``."""
         if self._timestamp is None:
             return self._specs
         return SpecsAt(self._specs, self._version_at)
@@ -176,7 +176,7 @@ def group_source(session: Session, path: str, *, delta_version: int | None = Non
 def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
     """Return the group of a Delta table, pinned to a version; None means the latest.
 
-    External groups are not supported.
+    Unlike ``group_source``, it does not resolve an external group to its source.
     """
     state = read_snapshot(path, delta_version)
     return Source(

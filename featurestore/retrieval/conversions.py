@@ -92,7 +92,7 @@ def to_pandas(table: pa.Table) -> Any:
     except ImportError as error:
         raise missing_extra("pandas", "pandas") from error
     with warnings.catch_warnings():
-        # Older pyarrow versions use a name that pandas 2 has deprecated. Callers cannot change that.
+        # Older pyarrow versions use a deprecated pandas name, which callers cannot change.
         warnings.filterwarnings("ignore", "DatetimeTZBlock is deprecated", DeprecationWarning)
         frame = table.to_pandas()
     for index, field in enumerate(table.schema):

@@ -150,7 +150,7 @@ def _is_sample(plan: FeaturePlan, rows: int, sample: int) -> bool:
 def _add_plan_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
-    """Append the coverage of all joins of a plan and its left plans; return the rows of the plan."""
+    """Append the coverage of all joins of a plan and its left plans; return the plan's rows."""
     if plan.left_plan is not None:
         labels = _add_plan_coverage(session, plan.left_plan, labels, groups)
     for window in plan.windows:

@@ -109,7 +109,7 @@ class _RowSampler:
 
 
 def computed_schema(plan: FeaturePlan, labels: pa.Schema) -> pa.Schema:
-    """Return the schema of all columns that a plan computes, including columns it does not return."""
+    """Return the schema of all computed columns, including those that the plan does not return."""
     fields = [labels.field(plan.left_column(name)).with_name(name) for name in plan.left_columns]
     for join in plan.joins:
         group_schema = join.source.spec.schema
@@ -267,7 +267,7 @@ def plan_over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:
 def sampled_labels(
     session: Session, plan: FeaturePlan, labels: Labels | None, *, sample: int, seed: int
 ) -> pa.Table:
-    """Return a sample of the labels, the left side of the first plan, with only the needed columns."""
+    """Sample the labels, which are the left side of the first plan; read only needed columns."""
     first = plan
     while first.left_plan is not None:
         first = first.left_plan

@@ -59,7 +59,7 @@ class LabelSide:
 
     @property
     def dataframe_columns(self) -> tuple[str, ...]:
-        """The columns of the caller's dataframe, at the start of chained retrievals if there are any.
+        """The columns of the caller's dataframe, from which chained retrievals start.
 
         If only one of them is a timestamp, it may be used as the label time. Times of a group or
         features never are.

@@ -88,7 +88,7 @@ class FeatureSide:
 
     @property
     def needs_running_maximum(self) -> bool:
-        """Whether the last eligible row may not be the maximum, so that a running maximum is needed."""
+        """Whether a running maximum is needed, since the last eligible row may not be the maximum."""
         return self.is_timed and self.uses_created_time
 
     @property

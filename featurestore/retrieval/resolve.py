@@ -37,7 +37,7 @@ Specs = Mapping[str, Mapping[int, FeatureGroupSpec]]
 
 @dataclass(frozen=True)
 class Feature:
-    """A requested feature: the column ``column`` of the group ``spec``, with the output name ``name``."""
+    """A requested feature: a column of the group ``spec``, and its output name ``name``."""
 
     spec: FeatureGroupSpec
     column: str

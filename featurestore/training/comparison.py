@@ -1,4 +1,4 @@
-"""Comparison of two training datasets, or of a dataset's pinned sources with their current state."""
+"""Comparison of two training datasets, or of pinned sources with their current state."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ class ExportProgress:
 
     @contextmanager
     def report_writing(self, directory: str, *, rows: int, bytes_per_row: float) -> Iterator[None]:
-        """Report written rows while the context is open, estimated from the size of ``directory``."""
+        """Report written rows in a context, estimated from the size of ``directory``."""
         if self._report is None:
             yield
             return

@@ -153,7 +153,7 @@ def decode_column(
 def _find_present_integers(
     data: npt.NDArray[Any], column: FittedColumn
 ) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of non-missing values if integers are stored as floats with NaN, else None."""
+    """Return the mask of non-missing integers if they are floats with NaN, else None."""
     if column.input_form.kind == "number" or data.dtype.kind != "f":
         return None
     return ~np.isnan(data)

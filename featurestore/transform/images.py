@@ -291,7 +291,7 @@ class _Decoder:
         return image
 
     def _find_transpose(self, file: Any) -> str | None:
-        """Return the transpose method that corrects the EXIF orientation, or None if none is needed."""
+        """Return the transpose method that corrects the EXIF orientation, or None."""
         if not self._uses_exif or _ORIENTED_BY.isdisjoint(file.info):
             return None
         try:

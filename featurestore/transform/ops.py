@@ -32,7 +32,7 @@ _SINE = tuple((-1.0) ** power / math.factorial(2 * power + 1) for power in range
 _COSINE = tuple((-1.0) ** power / math.factorial(2 * power) for power in range(10))
 _LOG_2 = math.log(2.0)
 _HALF_PI = math.pi / 2
-# Numbers below this range become 0 and numbers above it infinite, since libraries differ outside it.
+# Numbers below this range become 0 and numbers above it infinite, since libraries differ there.
 LEAST_FLOAT32 = 1.1754943508222875e-38
 BEYOND_FLOAT32 = 3.4028235677973366e38
 
@@ -107,7 +107,7 @@ class Ops(Protocol):
         ...
 
     def pad_lists(self, lists: Any, length: int, *, last: bool) -> tuple[Kind, Any, Any]:
-        """Pad or truncate lists; return the item kind, the items of shape (rows, length), and a mask.
+        """Pad or truncate lists; return the item kind, items of shape (rows, length), and a mask.
 
         Padding items are zeros or empty strings.
         """

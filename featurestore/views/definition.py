@@ -121,7 +121,10 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
 
 
 def _group_steps(features: Features) -> list[Mapping[str, Any]]:
-    """Group requested features into steps: references form the first step, each object a further one."""
+    """Group requested features into steps.
+
+    References form the first step, and each object forms a further step.
+    """
     if isinstance(features, str | WindowFeature | OnDemandFeature | Mapping):
         features = [features]
     leading_items: list[FeatureItem] = []

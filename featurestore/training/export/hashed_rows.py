@@ -221,7 +221,7 @@ def _hash_function(request: ExportRequest) -> HashRows:
 
 
 class Ranges(NamedTuple):
-    """Numbered ranges of sortable hashes: all starts but the first, and the number of each range."""
+    """Numbered ranges of sortable hashes: all starts but the first, and all numbers."""
 
     starts: list[int]
     numbers: list[int]

@@ -101,7 +101,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
 
 
 def _find_extremes(array: Any) -> tuple[int, int] | None:
-    """Return the minimum and maximum integer, day or microsecond, or None if there are no values."""
+    """Return the minimum and maximum integer, day or microsecond, or None without values."""
     if pat.is_date32(array.type):
         array = array.view(pa.int32())
     elif pat.is_date(array.type) or pat.is_timestamp(array.type):

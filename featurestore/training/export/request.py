@@ -356,7 +356,7 @@ def _event_time_column(plan: FeaturePlan) -> str | None:
 
 
 def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
-    """Return the reason why a plan may not reproduce its rows, or None if all sources are pinned."""
+    """Return why a plan may not reproduce its rows, or None if all sources are pinned."""
     for live in live_sources(plan):
         return (
             f"feature group {live.spec.name!r} is external and keeps no snapshots "

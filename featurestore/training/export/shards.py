@@ -375,7 +375,7 @@ def take_rows(
 def _concatenate_sorted(
     batches: Sequence[pa.RecordBatch], columns: Sequence[str]
 ) -> pa.RecordBatch:
-    """Concatenate batches that are sorted by hash; sort rows with equal hashes by canonical bytes."""
+    """Concatenate hash-sorted batches; sort rows with equal hashes by canonical bytes."""
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     hashes = row_hashes(batch)
     same = hashes[1:] == hashes[:-1]

@@ -115,7 +115,7 @@ class ShardCounting:
         batches: Iterator[pa.RecordBatch],
         report_state: Callable[[StatisticsState], None],
     ) -> Iterator[pa.RecordBatch]:
-        """Count the batches of a shard and yield them; ``report_state`` receives the final state."""
+        """Count the batches of a shard and yield them; pass the final state to ``report_state``."""
         accumulator = self.accumulators[self.splits[number]]
         state = accumulator.start()
         for batch in batches:

@@ -115,7 +115,7 @@ class Rule:
 
 
 def no_values_to_fit_error(step: Step) -> InvalidArgument:
-    """Return the error for a step that cannot be fitted, since all values are missing or infinite."""
+    """Return the error for a step without finite values to fit."""
     return InvalidArgument(
         f"{step} cannot be fitted: all values are missing or infinite.",
         hint="omit the column, or use t.impute(value) first",

@@ -217,7 +217,7 @@ class RecordBlocks:
         return by_step.reshape(-1)
 
     def _window_locations(self, worker_epoch: WorkerEpoch, lanes: range, window: int) -> Rows:
-        """Return the row locations of a window in each lane, with ``PADDING`` after the last row."""
+        """Return the row locations of a window in each lane, with ``PADDING`` at the end."""
         key = (worker_epoch.epoch.number, worker_epoch.worker, worker_epoch.workers, window)
         with self._lock:
             self.files.expect(worker_epoch.epoch, lanes, window)

@@ -231,9 +231,10 @@ class BufferPool:
     def borrow(
         self, arrays: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], *, purpose: Any
     ) -> list[npt.NDArray[Any]]:
-        """Return uninitialized arrays of these shapes and types, each aligned to ``ALIGNMENT`` bytes.
+        """Return uninitialized arrays of these shapes and types, aligned to ``ALIGNMENT`` bytes.
 
-        They share one buffer, which returns to the pool when the last array is garbage-collected.
+        All arrays share one buffer, which returns to the pool when the last array is
+        garbage-collected.
 
         >>> BufferPool().borrow([((2, 3), np.dtype(np.float32))], purpose="doctest")[0].ctypes.data % 64
         0

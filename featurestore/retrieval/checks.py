@@ -238,13 +238,13 @@ def count_dropped_rows(
         chain.append(chain[-1].left_plan)
     if not drops_label_rows(plan):
         return None
-    if rows is not None and not any(each.cuts_rows for each in chain):
+    if rows is not None and not any(chained_plan.cuts_rows for chained_plan in chain):
         return _count_left_rows(session, chain[-1], labels) - rows
     dropped = 0
-    for each in chain:
-        if each.how == "inner":
-            dropped += _count_left_rows(session, each, labels) - _count_joined_rows(
-                session, each, labels
+    for chained_plan in chain:
+        if chained_plan.how == "inner":
+            dropped += _count_left_rows(session, chained_plan, labels) - _count_joined_rows(
+                session, chained_plan, labels
             )
     return dropped
 

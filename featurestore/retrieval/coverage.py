@@ -62,7 +62,7 @@ class GroupCoverage:
         lines = [f"{self.group}: {self.found:,} of {self.labels:,} labels have a value"]
         if reasons:
             lines[0] += f"; {', '.join(reasons)}"
-        lines += [f"  {each}" for each in self.advice]
+        lines += [f"  {sentence}" for sentence in self.advice]
         return "\n".join(lines)
 
 
@@ -97,10 +97,10 @@ class CoverageReport:
         return len(self.groups)
 
     def __getitem__(self, name: str) -> GroupCoverage:
-        for each in self.groups:
-            if name in (each.group, each.group.partition("@")[0]):
-                return each
-        group_names = ", ".join(each.group for each in self.groups)
+        for coverage in self.groups:
+            if name in (coverage.group, coverage.group.partition("@")[0]):
+                return coverage
+        group_names = ", ".join(coverage.group for coverage in self.groups)
         raise InvalidArgument(f"The frame joins no group {name!r}; it joins {group_names}.")
 
     def __str__(self) -> str:

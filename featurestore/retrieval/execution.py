@@ -190,15 +190,15 @@ def infer_feature_types(
 ) -> tuple[OnDemandOutput, ...]:
     """Infer the types of on-demand features from the schema of their input rows."""
     outputs = []
-    for each in features:
+    for feature in features:
         try:
-            _, kind = usersql.column_expression(each.sql, schema=schema, dialect=usersql.DIALECT)
+            _, kind = usersql.column_expression(feature.sql, schema=schema, dialect=usersql.DIALECT)
         except InvalidSql as error:
             raise InvalidSql(
-                f"The on-demand feature {each.name!r}: {error.message}",
+                f"The on-demand feature {feature.name!r}: {error.message}",
                 hint=_sibling_hint(error, features, schema=schema) or error.hint,
             ) from error
-        outputs.append(OnDemandOutput(each, kind))
+        outputs.append(OnDemandOutput(feature, kind))
     return tuple(outputs)
 
 

@@ -313,7 +313,7 @@ class _FirstVersions:
         self._versions: list[int] = []
         if source.spec.external is None:  # the source knows no versions of its rows
             commits = read_history(source.path, before=source.delta_version + 1)
-            self._versions = [each.version for each in reversed(commits) if each.rows_in]
+            self._versions = [commit.version for commit in reversed(commits) if commit.rows_in]
 
     def with_first_version(self, row: ExplainedRow) -> ExplainedRow:
         """Return a copy of the row with the first version that contains it."""

@@ -88,7 +88,7 @@ class FeatureSide:
 
     @property
     def needs_running_maximum(self) -> bool:
-        """Whether a running maximum is needed, since the last eligible row may not be the maximum."""
+        """Whether engines need a running maximum, since rows may become eligible out of order."""
         return self.is_timed and self.uses_created_time
 
     @property

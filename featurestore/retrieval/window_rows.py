@@ -250,11 +250,11 @@ def _as_timestamp(value: date | None) -> datetime | None:
 
 def matching_rows(session: Session, output: WindowOutput, rows: pa.Table) -> set[int]:
     """Return the numbers of the rows that satisfy the condition of an aggregate."""
-    condition_text = output.where
-    if condition_text is None:
+    condition_sql = output.where
+    if condition_sql is None:
         return set(range(rows.num_rows))
     engine = session.engine
     numbered = rows.append_column(ROW, pa.array(np.arange(rows.num_rows), pa.int64()))
-    condition = predicate(condition_text, schema=rows.schema, dialect=engine.dialect)
+    condition = predicate(condition_sql, schema=rows.schema, dialect=engine.dialect)
     relation = engine.filter(engine.from_arrow(numbered.to_reader()), condition)
     return set(engine.stream(relation).read_all().column(ROW).to_pylist())

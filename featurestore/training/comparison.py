@@ -63,7 +63,10 @@ class DatasetDiff:
         """Whether the datasets have equal columns, and equal rows in equal splits."""
         if self.columns:
             return False
-        return all(each.added == each.removed == each.changed == 0 for each in self.splits.values())
+        return all(
+            split_diff.added == split_diff.removed == split_diff.changed == 0
+            for split_diff in self.splits.values()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -154,8 +157,8 @@ def _columns(manifest: Manifest) -> dict[str, str]:
 def _delta_versions(manifest: Manifest) -> dict[str, int]:
     """Return the Delta version of each source by its reference, such as ``group@v1``."""
     return {
-        f"{each['featuregroup']}@v{each['version']}": each["delta_version"]
-        for each in manifest.sources
+        f"{source['featuregroup']}@v{source['version']}": source["delta_version"]
+        for source in manifest.sources
     }
 
 
@@ -289,7 +292,7 @@ class SourceDrift:
         """The names of the features whose distributions have changed."""
         if self.report is None:
             return ()
-        return tuple(each.name for each in self.report.drifted)
+        return tuple(feature.name for feature in self.report.drifted)
 
 
 @dataclass(frozen=True, repr=False)
@@ -303,14 +306,14 @@ class DatasetDrift:
     @property
     def stale(self) -> bool:
         """Whether any source has changed."""
-        return any(each.stale for each in self.sources)
+        return any(source.stale for source in self.sources)
 
     @property
     def ok(self) -> bool:
         """Whether no feature has drifted and all sources exist."""
-        for each in self.sources:
-            changed = each.report is not None and not each.report.ok
-            if changed or each.problem is not None or each.delta_version_now is None:
+        for source in self.sources:
+            changed = source.report is not None and not source.report.ok
+            if changed or source.problem is not None or source.delta_version_now is None:
                 return False
         return True
 
@@ -319,8 +322,8 @@ class DatasetDrift:
             return f"{self.name} v{self.version} has no feature groups as sources"
         lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
         lines += [
-            f"  {each.featuregroup}@v{each.version}: {_describe_drift(each)}"
-            for each in self.sources
+            f"  {source.featuregroup}@v{source.version}: {_describe_drift(source)}"
+            for source in self.sources
         ]
         return "\n".join(lines)
 
@@ -329,14 +332,14 @@ class DatasetDrift:
     def _repr_html_(self) -> str:
         rows: list[dict[str, object]] = [
             {
-                "source": f"{each.featuregroup}@v{each.version}",
-                "delta_version": each.delta_version,
-                "now": each.delta_version_now,
-                "commits": each.commits,
-                "drifted": list(each.drifted),
-                "problem": each.problem,
+                "source": f"{source.featuregroup}@v{source.version}",
+                "delta_version": source.delta_version,
+                "now": source.delta_version_now,
+                "commits": source.commits,
+                "drifted": list(source.drifted),
+                "problem": source.problem,
             }
-            for each in self.sources
+            for source in self.sources
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 

@@ -246,7 +246,7 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
 
 
 def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
-    return tuple(Output(**each) for each in listed)
+    return tuple(Output(**fields) for fields in listed)
 
 
 def _source(session: Session, data: Mapping[str, Any]) -> Source:

@@ -73,8 +73,8 @@ class VerifyReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         problems = [
-            {"file": each.file, "message": each.message, "offset": each.offset}
-            for each in self.problems
+            {"file": problem.file, "message": problem.message, "offset": problem.offset}
+            for problem in self.problems
         ]
         return {
             "dataset": self.dataset,

@@ -62,7 +62,7 @@ def standardize() -> Chain:
 
 
 def min_max(low: float = 0.0, high: float = 1.0) -> Chain:
-    """Scale the smallest value to ``low`` and the largest to ``high``; unseen values may exceed them.
+    """Scale the minimum to ``low`` and the maximum to ``high``; unseen values may exceed them.
 
     >>> min_max(-1, 1) | clip(-1, 1)
     min_max(low=-1.0, high=1.0) | clip(low=-1.0, high=1.0)

@@ -239,8 +239,8 @@ class ShardStarts:
     @classmethod
     def from_boundaries(cls, boundaries: Sequence[Boundary]) -> ShardStarts:
         """Convert a sequence of boundaries to arrays."""
-        hashes = np.array([each.hash for each in boundaries], dtype=np.uint64)
-        return cls(hashes, np.array([each.offset for each in boundaries], dtype=np.int64))
+        hashes = np.array([boundary.hash for boundary in boundaries], dtype=np.uint64)
+        return cls(hashes, np.array([boundary.offset for boundary in boundaries], dtype=np.int64))
 
     def shard_range(self, hashes: UInt64s) -> tuple[Int64s, Int64s]:
         """Return the first and last shard (within the split) that may contain each hash."""

@@ -151,7 +151,7 @@ def profile_all_columns(
     columns: Sequence[str], profiles: Sequence[ColumnProfile], *, rows: int
 ) -> tuple[ColumnProfile, ...]:
     """Return a profile for each column; uncounted columns have only a row count."""
-    counted_profiles = {each.name: each for each in profiles}
+    counted_profiles = {profile.name: profile for profile in profiles}
     all_profiles = [counted_profiles.get(name) or ColumnProfile(name, rows, 0) for name in columns]
     return tuple(all_profiles)
 

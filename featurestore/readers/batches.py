@@ -211,7 +211,7 @@ class Packing:
 
     Args:
         columns: Columns of the reader.
-        weighted: Whether batches have padding weights.
+        has_padding_weights: Whether batches have padding weights.
         batch: Rows of a batch.
     """
 

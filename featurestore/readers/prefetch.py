@@ -92,7 +92,7 @@ def merge_blocks(blocks: Sequence[int], *, gap: int, max_blocks: int) -> Iterato
     Two blocks are merged if at most ``gap`` other blocks are between them. A range has at most
     ``max_blocks`` blocks.
 
-    >>> list(merge_blocks([1, 2, 5, 9, 10], gap=2, most=4))
+    >>> list(merge_blocks([1, 2, 5, 9, 10], gap=2, max_blocks=4))
     [(1, 3), (5, 6), (9, 11)]
     """
     first = stop = -1

@@ -246,7 +246,7 @@ def table_to_html(table: pa.Table, *, caption: str) -> str:
 def format_cell(value: object) -> str:
     """Format a value: null as NULL, booleans in lower case, times without trailing zeros.
 
-    >>> cell(None), cell(True), cell([1, None])
+    >>> format_cell(None), format_cell(True), format_cell([1, None])
     ('NULL', 'true', '[1, NULL]')
     """
     if value is None:

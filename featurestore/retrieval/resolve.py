@@ -354,7 +354,7 @@ def are_comparable(first: pa.DataType, second: pa.DataType) -> bool:
 
     Integers and decimals compare by value. Untyped nulls equal no key.
 
-    >>> comparable(pa.decimal128(2, 1), pa.decimal128(4, 2)), comparable(pa.float64(), pa.int64())
+    >>> are_comparable(pa.decimal128(2, 1), pa.decimal128(4, 2)), are_comparable(pa.float64(), pa.int64())
     (True, False)
     """
     return bool(first == second) or pat.is_null(first) or (is_exact(first) and is_exact(second))

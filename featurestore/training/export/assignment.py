@@ -175,7 +175,7 @@ def assign_groups(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, se
 def split_thresholds(rule: FractionSplit) -> UInt64s:
     """Return the first hash of each split but the first: cumulative fractions of 2**64.
 
-    >>> thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
+    >>> split_thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
     True
     """
     starts = [min(round(end * 2**64), 2**64 - 1) for end in _cumulative_fractions(rule)]

@@ -56,7 +56,7 @@ class ReaderCheckpoint:
     keep: int = 2
     position: tuple[int, int] | None = None
     begin: str | None = None
-    # Keras callback states: those to save with the next checkpoint, and those restored.
+    # Keras callback states: the states to save with the next checkpoint, and the restored states.
     _callback_states: bytes | None = field(default=None, init=False, repr=False)
     _restored_states: bytes | None = field(default=None, init=False, repr=False)
 

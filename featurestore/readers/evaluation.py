@@ -113,7 +113,7 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
 def _evaluate_by_function(
     reader: Reader, function: Any, options: Mapping[str, Any]
 ) -> dict[str, float]:
-    # A PyTorch module is callable, too, but returns predictions and not metrics.
+    # A PyTorch module is also callable, but returns predictions rather than metrics.
     if not callable(function) or hasattr(function, "state_dict") or options:
         raise InvalidArgument(
             "evaluate() takes a compiled Keras model, or a function from an element of torch_loader "
@@ -267,25 +267,25 @@ def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
     size = reader.global_batch_size // replicas
     order = reader.order.epoch(0)
 
-    def last_rows(replica: int) -> int:
+    def count_last_rows(replica: int) -> int:
         rows = order.batch(last, worker=replica, workers=replicas)
         return int((rows != PADDING).sum())
 
     class ShortBatchCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
             if batch == last:
-                self.before = [float(total) for _, total, _ in self.means_of_replicas()]
+                self.before = [float(total) for _, total, _ in self.replica_means()]
 
         def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch != last:
                 return
-            for before, mean in zip(self.before, self.means_of_replicas(), strict=True):
+            for before, mean in zip(self.before, self.replica_means(), strict=True):
                 replica, total, count = mean
-                rows = last_rows(replica)
+                rows = count_last_rows(replica)
                 total.assign(size * before + rows * (float(total) - before))
                 count.assign(size * last + rows)
 
-        def means_of_replicas(self) -> list[tuple[int, Any, Any]]:
+        def replica_means(self) -> list[tuple[int, Any, Any]]:
             means: list[tuple[int, Any, Any]] = []
             for mean in _loss_means_and_functions(self.model)[1]:
                 totals = _local_values(self.model, mean.total)

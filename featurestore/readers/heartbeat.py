@@ -56,7 +56,7 @@ class Heartbeat:
             cannot be interrupted; "report" reports, and the next ``beat`` raises WorkerStalled.
         clock: Seconds since 1970.
 
-    Use as a context manager, or call ``start`` and ``stop``.
+    Use it as a context manager, or call ``start`` and ``stop``.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Heartbeat:
     def beat(self, epoch: int, step: int) -> None:
         """Record that this worker has finished ``step`` steps of ``epoch``.
 
-        It takes about ten microseconds, since the watchdog syncs the file to disk later.
+        This takes about ten microseconds, since the watchdog syncs the file to disk later.
 
         Raises:
             WorkerStalled: The worker has stalled, with ``on_stall="report"``.
@@ -132,7 +132,7 @@ class Heartbeat:
                 self._file.sync()
             elif not storage_for(self.directory).supports_appending:
                 files.write_atomically(
-                    _step_file(self.directory, self.worker), self._line(last_step)
+                    _step_file(self.directory, self.worker), self._encode_step(last_step)
                 )
         except StorageError as error:
             # A failed heartbeat must not stop the training.
@@ -146,12 +146,12 @@ class Heartbeat:
             if self._file is None:
                 path = _step_file(self.directory, self.worker)
                 self._file = OverwrittenFile(path, size=_FILE_BYTES)
-            self._file.write(self._line(step))
+            self._file.write(self._encode_step(step))
         except StorageError as error:
             self._is_unwritable = True
             _log.warning("The heartbeat cannot be written: %s", error)
 
-    def _line(self, position: tuple[int, int]) -> bytes:
+    def _encode_step(self, position: tuple[int, int]) -> bytes:
         step = WorkerStep(self.worker, *position, self._last, self._host, os.getpid())
         return json.dumps(vars(step)).encode()
 
@@ -167,7 +167,7 @@ class Heartbeat:
             self._file = None
 
     def report(self) -> str:
-        """Return the last step of every worker, one line each."""
+        """Describe the last step of each worker, one worker per line."""
         self.write()
         steps = read_steps(self.directory, workers=self.workers)
         return describe_steps(steps, workers=self.workers, now=self._clock())

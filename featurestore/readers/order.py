@@ -56,18 +56,20 @@ class ReaderOrder:
     """The assignment of the rows of a split to steps and workers.
 
     Args:
-        rows: Rows of the split, in canonical order.
-        block_rows: Consecutive rows that are read together; only the last block is shorter.
-        window_rows: Rows that are shuffled inside a lane, a multiple of ``block_rows``.
-        global_batch_size: Rows of one step over all workers.
-        lanes: Streams of an epoch; divides the global batch size.
+        rows: Number of rows in the split.
+        block_rows: Number of consecutive rows that are read together; only the last block is
+            shorter.
+        window_rows: Number of rows that are shuffled together within a lane, a multiple of
+            ``block_rows``.
+        global_batch_size: Number of rows per step over all workers.
+        lanes: Number of parallel streams of an epoch, a divisor of the global batch size.
         seed: Any integer.
-        shuffle: False reads in canonical order.
+        shuffle: Whether to shuffle; False reads in canonical order.
         remainder: "drop" drops the rows that do not fill a global batch, "keep" yields a short last
             batch to one worker, "pad" fills the last batch with padding rows.
 
     Raises:
-        ReaderConfigError: The numbers contradict each other; the message lists valid ones.
+        ReaderConfigError: The numbers are inconsistent; the message lists valid numbers.
 
     >>> order = ReaderOrder(rows=10, block_rows=2, window_rows=4, global_batch_size=4, lanes=2)
     >>> order.steps_per_epoch
@@ -205,7 +207,7 @@ class EpochOrder:
         return self.batches(step, step + 1, worker=worker, workers=workers)[0]
 
     def batches(self, start: int, stop: int, *, worker: int = 0, workers: int = 1) -> Rows:
-        """Return the batches of steps ``[start, stop)`` as an array (steps, rows of a batch)."""
+        """Return the batches of steps ``[start, stop)`` as an array of shape (steps, batch rows)."""
         order = self.order
         lanes = order.worker_lanes(worker, workers)
         if not 0 <= start <= stop <= order.steps_per_epoch:
@@ -252,9 +254,9 @@ class EpochOrder:
         return permutation(high - low, self._key(_WINDOWS, lane, window))
 
     def window_permutations(self, lanes: Sequence[int], window: int) -> Iterator[Rows]:
-        """Yield the permutation of a window of several lanes.
+        """Yield the permutation of a window for each lane.
 
-        Consecutive lanes with windows of equal size are permuted together.
+        Consecutive lanes whose windows have equal sizes are permuted together.
         """
 
         def window_size(lane: int) -> int:
@@ -273,7 +275,7 @@ class EpochOrder:
         return self.ranges(low, high)
 
     def ranges(self, low: int, high: int) -> tuple[Rows, Rows]:
-        """Return the ranges of canonical rows at positions ``[low, high)``, one for each block."""
+        """Return the canonical row range of each block at positions ``[low, high)``."""
         if low >= high:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         edges = self._slot_edges(low, high)

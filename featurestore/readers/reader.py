@@ -93,8 +93,8 @@ _USAGE = (
 class Reader:
     """A reader of one split, which yields the batches of each worker for every step.
 
-    Every worker yields ``steps_per_epoch`` batches of one static shape. A batch depends only on the
-    manifest, the settings, the epoch and the step: readers have no state and workers do not
+    Every worker yields ``steps_per_epoch`` batches of the same static shape. A batch depends only
+    on the manifest, the settings, the epoch and the step. Readers have no state, and workers do not
     communicate.
 
     >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
@@ -130,7 +130,7 @@ class Reader:
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of one step over all workers."""
+        """Number of rows per step over all workers."""
         return self.order.global_batch_size
 
     @property
@@ -254,7 +254,7 @@ class Reader:
 
         Args:
             predictions: The output of ``model.predict`` for an epoch of one worker, (rows, ...).
-            epoch: The epoch that was read; with ``shuffle=False`` all epochs have one order.
+            epoch: The epoch that was read; with ``shuffle=False``, all epochs have the same order.
 
         Raises:
             InvalidArgument: The number of predictions is not the number of rows of an epoch.
@@ -269,9 +269,9 @@ class Reader:
         return remove_padding(self, predictions, epoch=epoch)
 
     def keys(self, *, epoch: int = 0) -> pa.Table:
-        """Return the key columns of the rows of an epoch, in reading order.
+        """Return the key columns of all rows of an epoch, in reading order.
 
-        Row i is the key of prediction i of ``unpad(predictions)``.
+        Row i is the key of ``unpad(predictions)[i]``.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> reader = dataset.reader("train", global_batch_size=3, shuffle=False, remainder="keep")
@@ -283,21 +283,23 @@ class Reader:
         return reading_keys(self, epoch=epoch)
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics of a model over every row once, without padding.
+        """Return the loss and the metrics of a model over all rows, without padding.
 
-        The last batch is short for each ``remainder``, so that ``metrics=`` and
-        ``weighted_metrics=`` are both correct. Several workers share the rows: each worker must
-        call this, and all get equal metrics.
+        Each row counts once. The last batch is short for any ``remainder``, so that ``metrics=``
+        and ``weighted_metrics=`` are both correct. Several workers share the rows: each worker must
+        call this method, and all get the same metrics.
 
         Args:
-            model: A compiled Keras model. For PyTorch a function that takes what ``torch_loader``
-                yields, ``(features, label)`` or ``(features, label, weight)``, and returns
-                ``{name: tensor of (rows,)}``. Metrics are means, weighted by a weight column or
-                class weights. It is called without gradients; call ``model.eval()`` first.
+            model: A compiled Keras model. For PyTorch, a function of the elements that
+                ``torch_loader`` yields, ``(features, label)`` or ``(features, label, weight)``,
+                which returns ``{name: tensor of (rows,)}``. Metrics are means, weighted by a weight
+                column or class weights. It is called without gradients; call ``model.eval()``
+                first.
             options: Further arguments of ``model.evaluate`` of Keras.
 
         Raises:
-            InvalidArgument: ``model`` is neither, or the function does not return a value per row.
+            InvalidArgument: ``model`` is neither a Keras model nor a function, or the function does
+                not return a value per row.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=3)
         >>> reader.evaluate(model)  # doctest: +SKIP
@@ -322,9 +324,9 @@ class Reader:
     ) -> Any:
         """Return a ``tf.data.Dataset`` of one worker's batches with static shapes.
 
-        Elements are ``(features, label)``, with ``remainder="pad"`` or a weight column ``(features,
-        label, sample_weight)``. Without label columns they are ``features`` or ``(features,
-        sample_weight)``. Features are a dict; several labels are one, too.
+        Elements are ``(features, label)``, or ``(features, label, sample_weight)`` with
+        ``remainder="pad"`` or a weight column. Without label columns, they are ``features`` or
+        ``(features, sample_weight)``. Features are a dict, as are several labels.
 
         Variable-length lists that ``columns=`` names are ``tf.RaggedTensor``.
 
@@ -384,7 +386,9 @@ class Reader:
     def distribute(
         self, strategy: Any, epochs: int = 1, *, start_epoch: int = 0, start_step: int = 0
     ) -> Any:
-        """Return the dataset of a ``tf.distribute`` strategy: each worker reads its own lanes.
+        """Return a distributed dataset of a ``tf.distribute`` strategy.
+
+        Each worker reads its own lanes.
 
         Iterating again reads the next epochs on all workers, as with ``tf_dataset``. With
         ``remainder="pad"`` Keras' ``evaluate``, and so the validation of ``fit``, gets the last
@@ -481,11 +485,12 @@ class Reader:
             world_size: Number of processes, as ``rank``.
             start_epoch: The first epoch.
             start_step: The first step of the first epoch.
-            num_workers: Argument of ``DataLoader``, as those below.
+            num_workers: Number of worker processes. This and the following arguments are passed to
+                ``DataLoader``.
             pin_memory: Whether batches are copied into page-locked memory.
-            prefetch_factor: Batches that each worker prefetches.
+            prefetch_factor: Number of batches that each worker prefetches.
             persistent_workers: Whether workers survive the end of an iteration.
-            multiprocessing_context: How workers are started.
+            multiprocessing_context: The start method of workers.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> loader = reader.torch_loader()
@@ -511,7 +516,7 @@ class Reader:
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """Return the settings of this reader and a position as a small JSON object.
+        """Return the reader settings and a position as a small JSON object.
 
         Args:
             epoch: The epoch to resume.
@@ -546,7 +551,7 @@ class Reader:
         strategy: Any | None = None,
         keep: int = 2,
     ) -> ReaderCheckpoint:
-        """Return checkpoints of this reader's state and of trained objects (see docs/training.md).
+        """Return checkpoints of the reader state and trained objects (see docs/training.md).
 
         Args:
             directory: Directory of the checkpoints, shared by all workers.
@@ -565,7 +570,7 @@ class Reader:
         return ReaderCheckpoint(os.fspath(directory), self, objects, strategy, keep)
 
     def weighed(self, class_weights: ClassWeights) -> Reader:
-        """Return this reader with class weights; its order does not change.
+        """Return a copy of this reader with class weights and the same order.
 
         >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
         >>> next(reader.weighed({0: 1.0, 1: 3.0}).batches())["sample_weight"].tolist()
@@ -610,7 +615,7 @@ class Reader:
         total = self.steps_per_epoch
         steps = max(0, epochs * total - start_step)
 
-        def ranges_of(iteration: int) -> StepRanges:
+        def ranges_for_iteration(iteration: int) -> StepRanges:
             epoch, step = start_epoch, start_step
             if iteration and total:
                 passed, step = divmod(start_step + iteration * steps, total)
@@ -624,7 +629,7 @@ class Reader:
                 steps=steps,
             )
 
-        return Iterations(ranges_of)
+        return Iterations(ranges_for_iteration)
 
     def step_ranges(
         self,
@@ -781,7 +786,7 @@ def open_reader(
         path: The dataset's directory.
         manifest: The dataset's manifest.
         split: Name of the split.
-        global_batch_size: Rows of one step over all workers.
+        global_batch_size: Number of rows per step over all workers.
         seed: Seed of the order; any integer.
         shuffle: False reads in canonical order.
         remainder: "drop", "keep" or "pad".

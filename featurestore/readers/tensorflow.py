@@ -39,9 +39,9 @@ _log = logging.getLogger("featurestore.readers")
 
 
 @cache
-def _log_once(text: str) -> None:
+def _log_once(message: str) -> None:
     """Log a message once per process; not a Python warning, since the usage may be correct."""
-    _log.warning(text)
+    _log.warning(message)
 
 
 def import_tensorflow() -> Any:

@@ -328,7 +328,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
         return reader.state(epoch, step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next iteration at the step of a state of this loader or of ``reader.state``.
+        """Start the next iteration at the position of a loader state or reader state.
 
         Raises:
             ManifestMismatch: The state belongs to another dataset.

@@ -83,7 +83,7 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
 
 
 def _find_tied_rows(session: Session, join: WindowJoin) -> str | None:
-    """Return a key and event time that several rows have, formatted, or None if there is none."""
+    """Find a key and event time shared by several rows; return them formatted, or None."""
     columns = [*[key for _, key in join.on], join.event_time]
     tied_events = find_repeated_values(session, join.source, columns)
     for row in session.engine.stream(tied_events, limit=1).read_all().to_pylist():

@@ -349,7 +349,7 @@ def _plan_to_label_side(plan: FeaturePlan) -> LabelSide:
     )
 
 
-def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
+def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = None) -> FeatureFrame:
     """Return the lazy frame of a query; its groups are pinned, but no rows are read.
 
     See ``FeatureStore.sql`` for the arguments.
@@ -358,18 +358,18 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
         InvalidSql: The query is not a single SELECT over groups, or uses an unsupported expression.
         FeatureGroupNotFound: The query reads a group that does not exist.
     """
-    if not isinstance(text, str):
+    if not isinstance(query, str):
         raise InvalidSql(
-            f"A query is a text, not {type(text).__name__}.", hint="sql('select * from weather')"
+            f"A query is a text, not {type(query).__name__}.", hint="sql('select * from weather')"
         )
-    names = usersql.tables_read(text)
-    checked = usersql.query(text, tables=names, dialect=usersql.DIALECT)
+    names = usersql.tables_read(query)
+    checked = usersql.query(query, tables=names, dialect=usersql.DIALECT)
     if session.engine.dialect != usersql.DIALECT:
-        usersql.query(text, tables=names, dialect=session.engine.dialect)
+        usersql.query(query, tables=names, dialect=session.engine.dialect)
     parameter_names = usersql.parameters(checked)
     if parameter_names:
         raise InvalidSql(
-            f"{short(text)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
+            f"{short(query)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
             hint="write constants",
         )
     registered = RegisteredSpecs(session)
@@ -377,7 +377,7 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     specs = pins.specs()
     tables: dict[str, Source] = {}
     for name in names:
-        tables.setdefault(name.lower(), _pinned_source(name, text, specs=specs, pins=pins))
+        tables.setdefault(name.lower(), _pinned_source(name, query, specs=specs, pins=pins))
     pins.check_used()
     schemas = [source.spec.schema for source in tables.values()]
     source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
@@ -386,7 +386,7 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
         check_feature_names(schema.names)
     except InvalidName as error:
         raise InvalidSql(
-            f"The columns of {short(text)} need names: {error.message}",
+            f"The columns of {short(query)} need names: {error.message}",
             hint="select count(*) as n, b.temp as other_temp",
         ) from error
     refuse_untyped(
@@ -395,13 +395,13 @@ def query_frame(session: Session, text: str, *, as_of: AsOfArgument | None = Non
     return FeatureFrame.planned(session, plan_of_query(source, schema))
 
 
-def _pinned_source(name: str, text: str, *, specs: Specs, pins: Pins) -> Source:
+def _pinned_source(name: str, query: str, *, specs: Specs, pins: Pins) -> Source:
     """Pin the group that a table name in a query refers to."""
     try:
         group, version = parse_group_reference(name.lower())
     except InvalidReference as error:
         raise InvalidSql(
-            f"{short(text)} reads the unknown table {name!r}: tables are feature groups.",
+            f"{short(query)} reads the unknown table {name!r}: tables are feature groups.",
             hint='write weather, or "weather@v2" in double quotes; the groups are '
             f"{listing(sorted(specs), limit=30)}",
         ) from error

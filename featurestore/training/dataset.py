@@ -130,7 +130,7 @@ class TrainingDataset(ModelInputs):
     def url_of(self, split: str) -> str:
         """Return the directory of a split as a URL, which petastorm readers require.
 
-        A petastorm dataset is one split: its readers refuse the parent directory.
+        A split is a petastorm dataset. Petastorm readers refuse the parent directory.
 
         >>> store.get_training_dataset("late_flights").url_of("train")
         'file:///.../late_flights/v1/train'

@@ -105,7 +105,7 @@ class Rule:
         return ""
 
     def check_input(self, form: Form, *kinds: str) -> None:
-        """Raise InvalidArgument unless the input is of one of these kinds."""
+        """Raise InvalidArgument unless ``kinds`` contains the kind of the input."""
         if form.kind not in kinds:
             raise InvalidArgument(
                 f"{self.name}() accepts {' or '.join(_KIND_NAMES[kind] for kind in kinds)}, "

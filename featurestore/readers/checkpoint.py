@@ -108,7 +108,7 @@ class ReaderCheckpoint:
 
         Raises:
             ManifestMismatch: The checkpoint belongs to another dataset.
-            ReaderConfigError: The checkpoint's reader had other settings.
+            ReaderConfigError: The checkpoint was saved by a reader with different settings.
         """
         from featurestore.readers.reader import resume
 

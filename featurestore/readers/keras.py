@@ -242,7 +242,7 @@ def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
     if it is used with all of its steps.
 
     Raises:
-        InvalidArgument: There are two validation datasets, or the steps of one are unknown.
+        InvalidArgument: There are two validation datasets, or the number of steps is unknown.
     """
     data = options.get("validation_data")
     if validation is not None and data is not None:

@@ -128,7 +128,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
 
         Raises:
             ManifestMismatch: The state belongs to another dataset.
-            ReaderConfigError: The state is of a reader with other settings or of other workers.
+            ReaderConfigError: The state belongs to a reader with different settings or workers.
         """
         step = step_from_state(self.reader, state)
         worker, workers = get_loader_worker()
@@ -332,7 +332,7 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
 
         Raises:
             ManifestMismatch: The state belongs to another dataset.
-            ReaderConfigError: The state is of a reader with other settings.
+            ReaderConfigError: The state belongs to a reader with different settings.
         """
         self._next = self._end = step_from_state(self.dataset.reader, state)
 

@@ -120,7 +120,7 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
 
     Raises:
         ManifestMismatch: The state belongs to another dataset.
-        ReaderConfigError: The state is invalid or of a reader with other settings.
+        ReaderConfigError: The state is invalid, or belongs to a reader with different settings.
     """
     if "epoch" not in state or "step" not in state or "manifest" not in state:
         raise ReaderConfigError("This is not the state of a reader or loader.")

@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The report of ``verify``."""
+    """The result of verifying a training dataset."""
 
     dataset: str
     content_hash: str

@@ -91,7 +91,7 @@ def build_split_rule(
     """Build the split rule from the arguments of ``create_training_dataset``.
 
     Raises:
-        InvalidSplit: Arguments exclude each other, or fractions are invalid.
+        InvalidSplit: Arguments are mutually exclusive, or fractions are invalid.
         InvalidArgument: Columns do not exist or are not times.
 
     >>> schema = pa.schema([("user", pa.int64())])

@@ -1,7 +1,7 @@
-"""Columns of arrays: conversion between cells, numpy arrays and fixed-size lists of the same shape.
+"""Conversion between array cells, numpy arrays, and fixed-size lists of the same shape.
 
-Arrow reads numpy arrays of native byte order in units that it has; others are converted without loss
-or refused. Variable-size lists that all have one length get that shape.
+Arrow reads numpy arrays that have the native byte order and units that Arrow supports. Other arrays
+are converted without loss, or refused. Variable-size lists of equal length become fixed-size lists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from featurestore.errors import UnsupportedType
 
 Shapes: TypeAlias = dict[str, tuple[int, ...] | None]
 
-# Units of numpy's times that Arrow has; other units are converted to one of these.
+# numpy time units that Arrow supports; other units are converted to one of these.
 _ARROW_UNITS = {"s": 1, "ms": 1, "us": 1, "ns": 1, "D": 1}
 _OTHER_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s"}
 _REFUSED = {
@@ -37,7 +37,7 @@ _REFUSED = {
     "m": ("holds durations, which cannot be stored", "int({v}.astype('int64'))"),
     "V": ("holds records of numpy, which cannot be stored", "{v}.tobytes()"),
 }
-# The same for arrays that are cells themselves.
+# The same for cells that are arrays.
 _REFUSED_CELLS = {
     "c": "np.stack([{v}.real, {v}.imag], -1).tolist()",
     "m": "np.where(np.isnat({v}), None, {v}.astype('int64').astype(object)).tolist()",
@@ -49,7 +49,7 @@ UNEQUAL_SHAPES_HINT = "pad or resize them to one shape, or keep the encoded byte
 
 
 def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
-    """Return an array of shape (rows, ...) as a column; ``valid`` is False where rows are null.
+    """Convert an array of shape (rows, ...) to a column; ``valid`` is False where rows are null.
 
     >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == shaped_type(pa.uint8(), (8, 6))
     True
@@ -85,7 +85,7 @@ def to_cells(column: pa.Array) -> list[Any]:
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """Return a chunked array as one array.
+    """Combine the chunks of an array into one array.
 
     >>> combine_chunks(pa.chunked_array([[1], [2]])).to_pylist()
     [1, 2]
@@ -98,7 +98,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 
 
 def flat_items(column: pa.Array) -> pa.Array:
-    """Return the values of fixed-size lists, including those of null rows.
+    """Return the values of fixed-size lists, including the values of null rows.
 
     >>> flat_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
     [3, 4]
@@ -109,9 +109,9 @@ def flat_items(column: pa.Array) -> pa.Array:
 
 
 def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
-    """Return numeric arrays and lists as a column of one shape.
+    """Convert numeric arrays and lists to a column of one shape.
 
-    Returns None for items other than numbers and for vectors of different lengths.
+    Returns None if items are not numbers or vectors have different lengths.
 
     >>> str(column_of_arrays([np.array([1, 2]), None, [3, 4]], name="x").type)
     'fixed_size_list<item: int64>[2]'
@@ -141,9 +141,9 @@ def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
 def first_shape_mismatch(
     column: pa.Array, target_type: pa.DataType
 ) -> tuple[int, tuple[int, ...]] | None:
-    """Return the first row whose array does not have the shape of a type, and its shape.
+    """Return the first row whose array does not have the shape of a type, and that array's shape.
 
-    Returns None if all rows have the shape, or if the type has no shape.
+    Returns None if all rows match, or if the type has no shape.
 
     >>> first_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
     (1, (1,))
@@ -163,7 +163,7 @@ def first_shape_mismatch(
 
 
 def from_tensors(column: Any) -> pa.Array:
-    """Return fixed-shape tensors as fixed-size lists, in logical order of the axes."""
+    """Convert fixed-shape tensors to fixed-size lists, in logical axis order."""
     kind = column.type
     shape = tuple(kind.shape)
     storage = column.storage
@@ -174,9 +174,9 @@ def from_tensors(column: Any) -> pa.Array:
 
 
 def plain_array(array: Any) -> Any:
-    """Return an array with the same values in a type that Arrow reads without loss.
+    """Convert an array to a type that Arrow reads without loss, with equal values.
 
-    Masks stay; objects and texts stay, to be converted cell by cell.
+    Masks are preserved. Arrays of objects and strings are unchanged, for conversion cell by cell.
 
     >>> plain_array(np.array([1, 2], ">i4")).dtype
     dtype('int32')
@@ -201,7 +201,7 @@ def plain_array(array: Any) -> Any:
 
 
 def cells_of_array(array: Any) -> Any:
-    """Return the values of an array as Python objects, nested as its axes are.
+    """Convert an array to nested Python lists, one level per axis.
 
     >>> cells_of_array(np.array(["2024-03-01T12"], "M8[h]"))
     [datetime.datetime(2024, 3, 1, 12, 0)]
@@ -234,7 +234,7 @@ def cells_of_array(array: Any) -> Any:
 
 
 def array_of_numbers(array: Any, *, nan_is_null: bool = False) -> pa.Array:
-    """Return a plain array of one axis that holds numbers, booleans or times; masked are null.
+    """Convert a one-dimensional array of numbers, booleans or times; masked values become null.
 
     >>> array_of_numbers(np.ma.masked_equal([1, 2], 2)).to_pylist()
     [1, None]
@@ -246,7 +246,7 @@ def array_of_numbers(array: Any, *, nan_is_null: bool = False) -> pa.Array:
 
 
 def is_list_of_numbers(kind: pa.DataType) -> bool:
-    """Return whether a type is one of lists of any length, at each depth, with numbers inside.
+    """Return whether a type is a variable-size list, at each depth, of numbers.
 
     >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
     (True, False)
@@ -257,9 +257,9 @@ def is_list_of_numbers(kind: pa.DataType) -> bool:
 
 
 def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
-    """Return the shape of lists of numbers that all have one length, at each depth.
+    """Return the common shape of lists of numbers that have equal lengths at each depth.
 
-    Returns None if lengths differ, where items are missing, and where lists hold no numbers.
+    Returns None if lengths differ, items are missing, or items are not numbers.
 
     >>> uniform_shape(pa.array([[[1, 2], [3, 4]], None])), uniform_shape(pa.array([[1], [2, 3]]))
     ((2, 2), None)
@@ -280,7 +280,7 @@ def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
 
 
 def with_uniform_shape(column: pa.Array) -> pa.Array | None:
-    """Return lists of numbers that all have one length as lists of fixed size; None for others.
+    """Convert lists of numbers of equal length to fixed-size lists; return None for other lists.
 
     >>> str(with_uniform_shape(pa.array([[1, 2], None])).type)
     'fixed_size_list<item: int64>[2]'
@@ -296,33 +296,33 @@ def with_uniform_shape(column: pa.Array) -> pa.Array | None:
 
 @dataclass(frozen=True)
 class UniformShapes:
-    """An accumulator: the shape of each column of lists whose rows all have one, by name.
+    """An accumulator for the shape of each list column whose rows have equal shapes.
 
-    The state holds a shape, or None without one, for each column that had a row.
+    The state maps the name of each non-empty column to its shape, or to None if shapes differ.
     """
 
     threads = 1
 
     def start(self) -> Shapes:
-        """Return the state of no rows."""
+        """Return the initial state."""
         return {}
 
     def update(self, state: Shapes, batch: pa.RecordBatch) -> Shapes:
-        """Return the state with the rows of a batch of lists."""
+        """Return the state updated with a batch of lists."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.null_count < len(column):
                 self.merge(state, {name: uniform_shape(column)})
         return state
 
     def merge(self, first: Shapes, second: Shapes) -> Shapes:
-        """Return the state of both."""
+        """Return the state of two states combined."""
         for name, shape in second.items():
             is_same = first.get(name, shape) == shape
             first[name] = shape if is_same else None
         return first
 
     def finish(self, state: Shapes) -> dict[str, tuple[int, ...]]:
-        """Return the shapes by the columns that have one."""
+        """Return the shapes of the columns that have one, by column name."""
         shapes = {}
         for name, shape in state.items():
             if shape is not None:
@@ -347,7 +347,7 @@ def _is_plain(array: Any) -> bool:
 
 
 def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
-    """Return the common shape; None if vectors differ in length."""
+    """Return the common shape, or None if vectors have different lengths."""
     first = next(iter(arrays))
     shape: tuple[int, ...] = arrays[first].shape
     for row, array in arrays.items():
@@ -373,7 +373,7 @@ def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
 
 
 def _shape_of_row(scalar: Any) -> tuple[int, ...]:
-    """Return the shape of one list, by the lengths of its first items."""
+    """Return the shape of a nested list, from the lengths of the first item at each level."""
     shape = []
     while is_nested(scalar.type) and not pat.is_struct(scalar.type):
         shape.append(len(scalar))
@@ -384,7 +384,7 @@ def _shape_of_row(scalar: Any) -> tuple[int, ...]:
 
 
 def _exact(array: Any, dtype: Any) -> Any:
-    """Return an array as another type in which all values have their equals."""
+    """Cast an array to a dtype that represents all its values exactly."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
         back = converted.astype(array.dtype)

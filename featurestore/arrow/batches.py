@@ -1,6 +1,6 @@
-"""Rows of Arrow batches: selection, concatenation, and streams of batches as bytes.
+"""Selection and concatenation of Arrow rows, and serialization of batch streams.
 
-Some functions work around bugs of pyarrow, others around slow paths; each docstring names the reason.
+Some functions work around pyarrow bugs or slow paths; their docstrings name the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.types as pat
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# From this size numpy uses huge pages.
+# From this size on, numpy uses huge pages.
 _LARGE_BYTES = 1 << 22
 _MAX_BYTES = 2**31 - 1  # the range of 32-bit offsets
 
@@ -27,7 +27,7 @@ _BATCH_BYTES = 1 << 20
 
 
 def select_rows(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
-    """Return the rows at positions.
+    """Select the rows at the given positions.
 
     >>> select_rows(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
     {'a': [3, 1]}
@@ -38,7 +38,7 @@ def select_rows(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
 
 
 def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None) -> Any:
-    """Return the values at positions, allocated from ``pool``.
+    """Select the values at the given positions, allocated from ``pool``.
 
     pyarrow 26 takes wrong rows from a slice of nested fixed-size lists, without an error.
 
@@ -104,7 +104,7 @@ def copy_sliced_structs(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Yield the bytes of a stream: the schema with the first batch, the other batches, the end.
+    """Yield the bytes of an IPC stream: schema and first batch, other batches, end marker.
 
     >>> import pyarrow as pa
     >>> table = pa.table({"n": [1, 2]})
@@ -123,10 +123,10 @@ def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator
 
 
 def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return so many empty lists with places for ``most`` items each, as a structured array.
+    """Return a structured array of ``rows`` empty lists with room for ``max_items`` items each.
 
-    ``length`` is the number of a row's ``items`` that belong to it; the items after them mean
-    nothing. Rows are taken, joined and assigned like those of any array.
+    ``length`` is the number of valid ``items`` in a row; the remaining items are arbitrary. Rows
+    can be selected, concatenated and assigned like those of any array.
 
     >>> lists = item_rows(2, 3, np.dtype(np.int64))
     >>> lists[0] = 2, [7, 8, 0]
@@ -137,14 +137,14 @@ def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[An
 
 
 def is_item_rows(rows: npt.NDArray[Any]) -> bool:
-    """Return whether an array is one that ``item_rows`` made."""
+    """Return whether an array was created by ``item_rows``."""
     return rows.dtype.names is not None
 
 
 def items_and_lengths(
     rows: npt.NDArray[Any],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Return the items of all rows, one behind the other, and how many each row has.
+    """Return the concatenated items of all rows, and the number of items in each row.
 
     >>> lists = item_rows(2, 3, np.dtype(np.int64))
     >>> lists[0] = 2, [7, 8, 0]
@@ -163,7 +163,7 @@ def _indices(positions: Any) -> pa.Array:
 
 
 def _as_matrix(array: Any) -> Any | None:
-    """Return fixed-size lists of numbers as a matrix (rows, items); None for others or nulls."""
+    """Return fixed-size lists of numbers as a matrix (rows, items), or None."""
     if not isinstance(array, pa.FixedSizeListArray) or array.null_count:
         return None
     inner, items = array, 1
@@ -185,13 +185,13 @@ def _has_nested_fixed_lists(kind: pa.DataType) -> bool:
 
 
 def _copy(array: Any) -> Any:
-    """Return a copy without offsets."""
-    # Arrow returns a single array as is: a second, empty one forces the copy.
+    """Copy an array so that it has no offset."""
+    # Arrow returns a single array unchanged: a second, empty array forces the copy.
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
 def _lists_from_matrix(rows: Any, kind: pa.DataType) -> Any:
-    """Return a matrix (rows, items) as nested fixed-size lists of a type."""
+    """Convert a matrix (rows, items) to nested fixed-size lists of a type."""
     kinds = []
     while pat.is_fixed_size_list(kind):
         kinds.append(kind)
@@ -254,7 +254,7 @@ def _data(array: Any) -> npt.NDArray[np.uint8]:
 def _binary(
     lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], valid: pa.Array | None
 ) -> Any:
-    """Return a binary array of values stored back to back."""
+    """Build a binary array from the concatenated values."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     bits = None
@@ -283,7 +283,7 @@ def _has_nested_structs(kind: pa.DataType, *, inside: bool = False) -> bool:
 
 
 def _drain(buffer: io.BytesIO) -> bytes:
-    """Return the content of a buffer and empty it."""
+    """Return the contents of a buffer and clear it."""
     content = buffer.getvalue()
     buffer.seek(0)
     buffer.truncate()

@@ -1,7 +1,7 @@
-"""Limits of stored values: times of the years 1 to 9999, and the size of a cell.
+"""Limits of stored values: times in the years 1 to 9999, and the maximum cell size.
 
-Python, pandas, Spark and SQL have different ranges of times; all support these years. A cell is a
-string, bytes, or all values of a list or struct.
+Python, pandas, Spark and SQL support different time ranges; all support these years. A cell is a
+string, a binary value, or all values of a list or struct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_CELL_BYTES = 64 << 20
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY_SECONDS = 86_400
-# The first and the last second of the years 1 to 9999, since 1970.
+# The first and the last second of the years 1 to 9999, relative to 1970.
 _SECONDS = (-62_135_596_800, 253_402_300_799)
 OUT_OF_RANGE_HINT = (
     "give null where a time is not known; 0001-01-01 and 9999-12-31 are the first and the last "
@@ -31,12 +31,12 @@ OUT_OF_RANGE_HINT = (
 
 
 def time_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that hold times, also inside of lists and structs."""
+    """Return the columns that contain times, also nested in lists and structs."""
     return tuple(field.name for field in schema if holds_times(field.type))
 
 
 def holds_times(kind: pa.DataType) -> bool:
-    """Return whether values of a type are or have timestamps or dates.
+    """Return whether a type is, or contains, a timestamp or date type.
 
     >>> holds_times(pa.list_(pa.date32())), holds_times(pa.int64())
     (True, False)
@@ -49,14 +49,14 @@ def holds_times(kind: pa.DataType) -> bool:
 
 
 def first_out_of_range(array: pa.Array) -> int | None:
-    """Return the first row with a time outside the years 1 to 9999, None without one.
+    """Return the first row with a time outside the years 1 to 9999, or None if there is none.
 
     >>> first_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
     1
     """
     if not _has_out_of_range(array):
         return None
-    # The shortest prefix that has one, by bisection, for every type.
+    # The shortest prefix that contains such a time, by bisection; works for every type.
     inside, outside = 0, len(array)
     while outside - inside > 1:
         middle = (inside + outside) // 2
@@ -68,7 +68,7 @@ def first_out_of_range(array: pa.Array) -> int | None:
 
 
 def out_of_range_mask(array: pa.Array) -> pa.Array | None:
-    """Return a mask of rows with a time outside the years 1 to 9999, None without such rows.
+    """Return a mask of rows with a time outside the years 1 to 9999, or None if there are none.
 
     >>> out_of_range_mask(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s"))).to_pylist()
     [False, True]
@@ -83,7 +83,7 @@ def out_of_range_mask(array: pa.Array) -> pa.Array | None:
 
 
 def out_of_range_error(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
-    """Return the error for a time out of range; ``shown`` names its row."""
+    """Return the error for a time out of range; ``shown`` is the row's display name."""
     value = next(_out_of_range_texts(array.slice(row, 1)))
     return OutOfRange(
         f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.",
@@ -109,7 +109,7 @@ def check_time_range(
 def check_batch_times(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose times are in the years 1 to 9999."""
+    """Yield batches after checking that their times are in the years 1 to 9999."""
     columns = time_columns(schema)
     rows = 0
     for batch in batches:
@@ -119,10 +119,10 @@ def check_batch_times(
 
 
 def max_cell_bytes() -> int:
-    """Return the maximum bytes of a cell: 64 MiB or ``FEATURESTORE_CELL_BYTES``.
+    """Return the maximum size of a cell in bytes: 64 MiB or ``FEATURESTORE_CELL_BYTES``.
 
     Raises:
-        ConfigurationError: The variable is not a positive number.
+        ConfigurationError: The environment variable is not a positive number.
     """
     text = os.environ.get(CELL_BYTES_VARIABLE, "")
     if not text:
@@ -156,7 +156,7 @@ def oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
     >>> oversized_rows(pa.array(["abc", "ab", "abc"]), max_bytes=2)
     [0, 2]
     """
-    # Almost every batch is within the limit as a unit.
+    # Most batches are below the limit in total, which is cheaper to check.
     if array.nbytes <= max_bytes:
         return []
     if len(array) == 1:
@@ -169,12 +169,12 @@ def oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
 
 
 def first_oversized(array: pa.Array, *, max_bytes: int) -> int | None:
-    """Return the first row whose cell has more bytes than ``max_bytes``; None if all fit."""
+    """Return the first row whose cell exceeds ``max_bytes``, or None if all cells fit."""
     return next(iter(oversized_rows(array, max_bytes=max_bytes)), None)
 
 
 def cell_bytes(array: pa.Array) -> int:
-    """Return the bytes of the only cell of an array: UTF-8 bytes of strings, else Arrow's.
+    """Return the size in bytes of the only cell of an array: UTF-8 bytes for strings, else Arrow's.
 
     >>> cell_bytes(pa.array(["ä"]))
     2
@@ -187,7 +187,7 @@ def cell_bytes(array: pa.Array) -> int:
 def oversized_error(
     array: pa.Array, row: int, *, column: str, row_name: str, max_bytes: int
 ) -> LimitExceeded:
-    """Return the error for a cell that is too large; ``row_name`` names its row."""
+    """Return the error for a cell that is too large; ``row_name`` is the row's display name."""
     length = cell_bytes(array.slice(row, 1))
     return LimitExceeded(
         f"{row_name} has {length:,} bytes in {column!r}; a cell has at most {max_bytes:,}.",
@@ -198,7 +198,7 @@ def oversized_error(
 def check_cell_sizes(
     batches: Iterable[pa.RecordBatch], columns: Sequence[str], *, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches after a check of their cell sizes.
+    """Check the cell sizes of batches and yield the batches.
 
     Raises:
         LimitExceeded: Names the first row, counted from 0, and its column.
@@ -229,7 +229,7 @@ def _leaves_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np
 def _integers_and_bounds(
     leaves: pa.Array,
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], tuple[int, int]]:
-    """Return times without nulls as whole numbers, and the bounds in their unit."""
+    """Return non-null times as integers, and the limits in their unit."""
     per_second = 0
     if pat.is_timestamp(leaves.type):
         per_second = _PER_SECOND[leaves.type.unit]
@@ -248,7 +248,7 @@ def _integers_and_bounds(
 
 
 def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the times of an array, those inside of lists and structs flattened."""
+    """Yield the times of an array, flattened from lists and structs."""
     kind = array.type
     if not holds_times(kind):
         return
@@ -264,7 +264,7 @@ def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
 
 
 def _out_of_range_texts(array: pa.Array) -> Iterator[str]:
-    """Yield the times out of range as texts."""
+    """Yield the times out of range as strings."""
     for leaves in _time_leaves(array):
         numbers, _ = _integers_and_bounds(leaves)
         for number in numbers[_leaves_out_of_range(leaves)]:
@@ -282,7 +282,7 @@ def _time_text(number: int, kind: pa.DataType) -> str:
 
 
 def _type_bytes(kind: pa.DataType) -> int | None:
-    """Return the fixed cell size of a type in bytes; None for variable sizes."""
+    """Return the fixed cell size of a type in bytes, or None for variable-size types."""
     if pat.is_fixed_size_list(kind):
         width = _type_bytes(kind.value_type)
         return None if width is None else kind.list_size * width

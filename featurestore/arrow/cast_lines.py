@@ -1,4 +1,4 @@
-"""Lines to paste that cast a column to another type, and the unit of epoch numbers for casts to times."""
+"""Code snippets that cast a column to another type, and detection of epoch units."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from featurestore.arrow.types import (
     shape_of,
 )
 
-# pandas and polars call them alike.
+# pandas and polars use the same type names.
 _INTEGER_TYPES = {
     "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
     "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
 }  # fmt: skip
-# Names of types in SQL, as DuckDB has them.
+# SQL type names of DuckDB.
 SQL_TYPES = {
     "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
     "uint8": "UTINYINT", "uint16": "USMALLINT", "uint32": "UINTEGER", "uint64": "UBIGINT",
     "float": "FLOAT", "double": "DOUBLE", "string": "VARCHAR", "bool": "BOOLEAN",
 }  # fmt: skip
-# Expressions over a cell, for dataframes whose cells are Python's, by what they do.
+# Expressions for dataframes whose cells are Python objects, by conversion.
 _TIME = "datetime.datetime.fromisoformat({v})"
 _MIDNIGHT = "datetime.datetime({v}.year, {v}.month, {v}.day, tzinfo=datetime.UTC)"
 _ROUNDED = "round({v}) if {low} <= {v} <= {high} else None"
@@ -47,7 +47,7 @@ _PARSED_FLOAT = "float({v}) if {v}.strip().lstrip('-').replace('.', '', 1).isdec
 _ITEMS = 'np.asarray({v}).astype("{t}")'
 _ROUNDED_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
 
-# Times before it are warned about: numbers that were read in a wrong unit end up in 1970.
+# Earlier times cause a warning: numbers read in a wrong unit result in times in 1970.
 PLAUSIBLE_START = datetime(1980, 1, 1, tzinfo=UTC)
 _PLAUSIBLE_END = datetime(2100, 1, 1, tzinfo=UTC)
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -64,7 +64,7 @@ _DUCKDB_EPOCH = "rows = rows.select('* REPLACE (make_timestamptz(({q} {by})::BIG
 _SPARK_EPOCH = "df = df.withColumn({c!r}, {by})"
 _EPOCH_LINES = {"pandas": _PANDAS_EPOCH, "polars": _POLARS_EPOCH, "pyarrow": _ARROW_EPOCH}
 _EPOCH_LINES |= {"duckdb": _DUCKDB_EPOCH, "pyspark": _SPARK_EPOCH}
-# How each library counts microseconds, or its own unit.
+# Conversions of epoch numbers to microseconds, or to the library's own unit.
 _EPOCH_FACTORS = {
     "duckdb": {"s": "* 1000000", "ms": "* 1000", "us": "* 1", "ns": "// 1000"},
     "pyspark": {
@@ -74,20 +74,20 @@ _EPOCH_FACTORS = {
         "ns": "F.timestamp_micros((F.col({c!r}) / 1000).cast('long'))",
     },
 }
-# The same over a cell of Python.
+# The same for Python objects.
 _TIMEDELTA_ARGUMENTS = {"s": "seconds={v}", "ms": "milliseconds={v}", "us": "microseconds={v}"}
 _TIMEDELTA_ARGUMENTS["ns"] = "microseconds={v} // 1000"
 _EPOCH_PLUS = "datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + datetime.timedelta({n})"
 
 
 def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the line that casts a column; values that have no equal are rounded or become null.
+    """Return the code snippet that casts a column; values without an equal are rounded or null.
 
     Args:
-        library: The kind of the dataframe (``column_lines.language_of``).
+        library: The kind of dataframe (``column_lines.language_of``).
         column: A feature name.
-        source: The type that the column has.
-        target: The type that it has to get.
+        source: The current type of the column.
+        target: The required type.
 
     >>> cast_line("pandas", "n", pa.bool_(), pa.int64())
     'df["n"] = df["n"].astype("boolean").astype("Int64")'
@@ -123,7 +123,7 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
 
 
 def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the line that casts a column of keys; nothing is rounded, so no other key is met.
+    """Return the code snippet that casts a key column without rounding, so that keys stay distinct.
 
     >>> key_line("pyspark", "k", pa.float64(), pa.int8())
     'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
@@ -140,9 +140,9 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
 
 
 def epoch_unit(values: Iterable[float | None]) -> str | None:
-    """Return the unit ("s", "ms", "us", "ns") in which numbers count from 1970, by their size.
+    """Return the unit ("s", "ms", "us", "ns") of epoch numbers, derived from their magnitude.
 
-    Returns None if no unit places the maximum between 1980 and 2100.
+    Returns None if no unit puts the maximum between 1980 and 2100.
 
     >>> epoch_unit([1618491906000, 1618491907000])
     'ms'
@@ -158,7 +158,7 @@ def epoch_unit(values: Iterable[float | None]) -> str | None:
 
 
 def misread_unit(times: Iterable[datetime]) -> str | None:
-    """Return the unit of numbers that were read as nanoseconds and came out as these times.
+    """Return the actual unit of epoch numbers that were interpreted as nanoseconds.
 
     >>> misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
     'ms'
@@ -171,12 +171,12 @@ def misread_unit(times: Iterable[datetime]) -> str | None:
 
 
 def can_be_epoch(kind: pa.DataType) -> bool:
-    """Return whether a column holds numbers, which may count from 1970."""
+    """Return whether a column contains numbers, which may be epoch times."""
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
 def misread_advice(times: Iterable[datetime]) -> str:
-    """Return what to do about times of 1970.
+    """Return the advice for times in 1970.
 
     >>> misread_advice([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
     "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
@@ -193,9 +193,9 @@ def misread_advice(times: Iterable[datetime]) -> str:
 def conversion_hint(
     column: str, kind: pa.DataType, values: Iterable[float | None] = (), *, library: str = "pandas"
 ) -> str:
-    """Return the line that makes a column of numbers or texts a time.
+    """Return the code snippet that converts a column of numbers or strings to times.
 
-    ``library`` is the kind of dataframe whose words it uses (``column_lines.language_of``).
+    ``library`` is the kind of dataframe that determines the syntax (``column_lines.language_of``).
 
     >>> conversion_hint("ts", pa.int64(), [1618491906])
     "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
@@ -214,12 +214,13 @@ def conversion_hint(
 
 @dataclass(frozen=True)
 class _Language:
-    """How a library writes casts: its names of types, and a line for each kind of cast.
+    """The cast syntax of a library: its type names, and a code template for each kind of cast.
 
-    ``{c}`` is the column's name, ``{q}`` the same in SQL, ``{t}`` the type, ``{low}`` and
-    ``{high}`` its range. Where ``ranged`` rounds fractions or parses texts as well, ``whole`` and
-    ``parsed`` are empty. ``flag`` makes booleans of zeros and ones. ``exact`` makes whole numbers of
-    floats and null of all that has a fraction. Where ``date`` is empty, cells of Python are parsed.
+    ``{c}`` is the column name, ``{q}`` the column name quoted for SQL, ``{t}`` the type, ``{low}``
+    and ``{high}`` the type's range. ``whole`` and ``parsed`` are empty where ``ranged`` also rounds
+    fractions or parses strings. ``flag`` converts zeros and ones to booleans. ``exact`` converts
+    floats to integers, and non-integral values to null. Where ``date`` is empty, Python objects are
+    parsed.
     """
 
     types: dict[str, str]
@@ -303,7 +304,7 @@ def _line(template: str, column: str, **values: object) -> str:
 
 
 def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
-    """Return the expression that casts a Python cell, None if none exists."""
+    """Return the expression that casts a Python object, or None if no such cast exists."""
     if pat.is_date32(target):
         return _DATE if pat.is_string(source) else None
     if pat.is_timestamp(target):
@@ -343,7 +344,7 @@ def _in_range(expression: str, target: pa.DataType) -> str:
 
 
 def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether there is a cast that means something: numbers, and texts of or for them."""
+    """Return whether a cast is meaningful: between numbers, or between numbers and strings."""
     if is_nested(source):
         return False
     if pat.is_string(target):

@@ -1,7 +1,7 @@
 """Lossless casts of Arrow columns to the types of a schema.
 
-Arrow cannot cast decimals to unsigned integers, lists to fixed-size lists or structs field by field.
-Every engine restores feature types with the casts of this module.
+Arrow cannot cast decimals to unsigned integers, lists to fixed-size lists, or structs field by
+field. Every engine restores feature types with the casts of this module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array; values that do not fit raise ``pa.ArrowInvalid``.
+    """Cast an array; raise ``pa.ArrowInvalid`` for values that do not fit.
 
     >>> cast_array(pa.array([[1, 2], None]), pa.list_(pa.int64(), 2)).type
     FixedSizeListType(fixed_size_list<item: int64>[2])
@@ -73,11 +73,11 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def cast_bytes(array: Any, kind: pa.DataType) -> Any:
-    """Return an array as another type, as ``array.cast`` does.
+    """Cast an array like ``array.cast``, with a workaround for fixed-size binary slices.
 
-    pyarrow 14 reads beyond the array, and ends the process, when it casts a slice of bytes of one
-    length that has no nulls, alone or inside lists and structs; so such an array is copied first,
-    which removes its offset.
+    pyarrow 14 reads beyond the end of the array and crashes the process when it casts a slice of
+    fixed-size binary values without nulls, also nested in lists and structs. Such an array is
+    copied first, which removes its offset.
 
     >>> letters = pa.array([b"ab", b"cd", b"ef"], pa.binary(2))
     >>> cast_bytes(letters.slice(1), pa.large_binary()).to_pylist()
@@ -89,7 +89,7 @@ def cast_bytes(array: Any, kind: pa.DataType) -> Any:
 
 
 def _is_same_type(first: pa.DataType, second: pa.DataType) -> bool:
-    # Arrow's equality of nested types ignores the names of list items.
+    # Arrow's equality of nested types ignores list item names.
     return bool(first == second) and (not is_nested(first) or str(first) == str(second))
 
 
@@ -100,7 +100,7 @@ def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Decode runs; Arrow does not decode dictionaries, views and some nested types."""
+    """Decode runs; Arrow cannot decode runs of dictionaries, views and some nested types."""
     first, runs = array.find_physical_offset(), array.find_physical_length()
     ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
     lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
@@ -136,7 +136,8 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     values = cast_array(array.flatten(), kind.value_type)
     if len(values) == 0:
         return pa.nulls(len(array), kind)
-    # A null list has no values, but a null fixed-size list has value slots: fill them with any value.
+    # A null list has no values, but a null fixed-size list has value slots, which may hold
+    # anything.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
@@ -185,10 +186,10 @@ def _cast_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _rescale(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Change precision and scale; raises ArrowInvalid if a value does not fit."""
+    """Change precision and scale; raise ``ArrowInvalid`` if a value does not fit."""
     added_digits = kind.scale - array.type.scale
     if added_digits > 0:
-        # Arrow does not detect overflow of 128 bits when the scale grows.
+        # Arrow does not detect 128-bit overflow when the scale increases.
         integer_digits = kind.precision - added_digits
         if integer_digits > 0:
             array = array.cast(pa.decimal128(integer_digits, array.type.scale))
@@ -212,7 +213,7 @@ def _mask(array: pa.Array) -> Any:
 
 
 def _integers_as_decimals(array: pa.Array) -> pa.Array:
-    """Return integers as decimals of scale 0."""
+    """Convert integers to decimals of scale 0."""
     if not pat.is_uint64(array.type):
         return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
     words = np.zeros((len(array), 2), dtype="<u8")

@@ -1,9 +1,9 @@
 """Normalization of Python objects before Arrow converts them.
 
-Arrow infers a column's type from its first cells and converts later ones to it: a datetime after a
-date loses its time of day, a string before bytes becomes bytes, nanoseconds are truncated. This
-module determines the kinds of all cells first, converts compatible kinds to one form and refuses
-the others.
+Arrow infers a column's type from its first cells and converts later cells to that type: a
+datetime after a date loses its time of day, a string before bytes becomes bytes, and nanoseconds
+are truncated. This module determines the kinds of all cells first, converts compatible kinds to
+one representation, and refuses incompatible kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from featurestore.arrow.arrays import (
 from featurestore.arrow.column_lines import TEXT
 from featurestore.arrow.unstorable import Unstorable, conversion_errors
 
-# Types that Arrow converts without loss when all cells have them.
+# Types that Arrow converts without loss if all cells have the same type.
 _PLAIN: tuple[frozenset[Any], ...] = (
     frozenset({str}),
     frozenset({float}),
@@ -46,9 +46,9 @@ _PLAIN: tuple[frozenset[Any], ...] = (
 )
 _NUMBERS = {"int", "float"}
 _NUMERIC = {*_NUMBERS, "numpy int", "numpy float", "longdouble"}
-# Kinds that may share a column, besides columns of one kind.
+# Combinations of kinds that may share a column.
 _COMPATIBLE_KINDS = (_NUMBERS, {"int", "decimal"}, {"date", "datetime"}, {"list", "array"})
-# Kinds without a feature type, and the expression that keeps a cell's value.
+# Kinds without a feature type, and the expression that preserves a cell's value.
 _UNSUPPORTED = {
     "complex": "[{v}.real, {v}.imag]",
     "timedelta": "{v} // datetime.timedelta(microseconds=1)",
@@ -98,16 +98,16 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 def array_of_cells(
     cells: Sequence[Any], *, name: str, language: str, nan_is_null: bool = False
 ) -> pa.Array:
-    """Convert cells to an Arrow array of equal values; arrays and lists retain their shape.
+    """Convert cells to an Arrow array of equal values; arrays and lists keep their shape.
 
     Args:
         cells: Python objects, one per row.
-        name: The column, for messages.
+        name: The column name, for error messages.
         language: The kind of dataframe, for hints.
-        nan_is_null: Whether NaN means that a cell is missing, as in pandas.
+        nan_is_null: Whether NaN represents a missing value, as in pandas.
 
     Raises:
-        UnsupportedType: Cells of incompatible kinds, or that cannot be stored.
+        UnsupportedType: The cells have incompatible kinds, or cannot be stored.
 
     >>> noon = dt.datetime(2024, 1, 1, 12)
     >>> days = array_of_cells([dt.date(2024, 1, 1), noon], name="t", language="rows")
@@ -140,7 +140,7 @@ def _array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
 
 
 def normal_cells(cells: Sequence[Any]) -> Sequence[Any]:
-    """Convert cells, also within lists and dicts, to forms that Arrow reads without loss.
+    """Convert cells, also nested in lists and dicts, to objects that Arrow reads without loss.
 
     >>> normal_cells([np.datetime64("2024-01-01T12"), None])
     [datetime.datetime(2024, 1, 1, 12, 0), None]
@@ -191,7 +191,7 @@ def _kind_of(cell_type: Any) -> str:
         return name
     for types, kind in _KINDS:
         if issubclass(cell_type, types):
-            # On some platforms numpy's longdouble has 64 bits.
+            # On some platforms, numpy's longdouble has 64 bits.
             return "numpy float" if issubclass(cell_type, np.float64) else kind
     if hasattr(cell_type, "__array_interface__") or hasattr(cell_type, "__array__"):
         return "array"
@@ -199,7 +199,7 @@ def _kind_of(cell_type: Any) -> str:
 
 
 def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
-    """Convert scalars of libraries to Python objects and missing values to None."""
+    """Convert library scalars to Python objects, and missing values to None."""
     types = _present_types(cells)
     kinds = _kinds(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
@@ -210,7 +210,7 @@ def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
             simple[cell_type] = operator.methodcaller("item")
         if kind in ("float", "numpy float") and not kinds <= _NUMERIC:
-            # NaN among values that are not numbers is pandas' missing value.
+            # NaN among values that are not numbers is the missing value of pandas.
             simple[cell_type] = lambda cell: None if cell != cell else cell
     if not simple:
         return cells
@@ -239,7 +239,7 @@ _SIMPLE: dict[str, Callable[[Any], Any]] = {
 
 
 def _has_text(cell: object) -> bool:
-    """Return whether an object has a text other than its address in memory."""
+    """Return whether the string of an object is more than its memory address."""
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
 
@@ -275,7 +275,7 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
 
 
 def _as_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
-    """Convert dates to midnight; refuse times finer than a microsecond."""
+    """Convert dates to midnight; refuse times with a precision finer than a microsecond."""
     for cell in cells:
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
@@ -356,7 +356,7 @@ def _inside_of(problem: str, container: str) -> str:
 
 
 def _changed_key(key: str, expression: str) -> str:
-    """Return the expression over a dict that converts the value of a key."""
+    """Return the expression that converts the value of one key of a dict."""
     inner = expression.replace("{v}", f"{{v}}[{key!r}]")
     return f"{{v}} if {{v}}.get({key!r}) is None else {{**{{v}}, {key!r}: {inner}}}"
 

@@ -1,8 +1,8 @@
-"""Lines to paste that convert, rename or deduplicate columns, in the syntax of the dataframe's library.
+"""Code snippets that convert, rename or deduplicate columns, in a dataframe library's syntax.
 
-A conversion is an expression over one cell, ``{v}``, which keeps the value: as text, as a count, as
-a list of its parts. Each library has one template that applies an expression to a column.
-``type_line`` converts columns of Arrow types that have no feature type.
+A conversion is an expression for one cell, ``{v}``, that preserves its value: as a string, as an
+integer, or as a list of components. Each library has one template that applies an expression to a
+column. ``type_line`` converts columns of Arrow types without a feature type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-# The placeholder of the cell in an expression, and the condition for cells without a value.
+# The placeholder of the cell in an expression, and the condition for missing cells.
 _CELL = "cell"
 _SET_ARROW = "table = table.set_column(table.column_names.index({c!r}), {c!r}, {values})"
 _TEMPLATES = {
@@ -35,7 +35,7 @@ _TEMPLATES = {
     "numpy": "columns = {{f'col_{{i}}': list(column) for i, column in enumerate(array.T)}}; "
     "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
 }  # fmt: skip
-# Conversions to text that a library does by itself, and that leave nulls as they are.
+# Conversions to strings that a library supports directly, and that preserve nulls.
 _TEXTS = {
     "pandas": "df[{c!r}] = df[{c!r}].map(str, na_action='ignore')",
     "duckdb": "rows = rows.select('* REPLACE (CAST({q} AS VARCHAR) AS {q})')",
@@ -62,7 +62,7 @@ _RENAMES = {
 
 _ROW_KEYS = "tuple({cell} for name in {key!r})"
 _LAST_ROWS = "rows = list({{{row_key}: row for row in rows}}.values())"
-# What keeps one row of each key: the last one, where the library has an order of rows.
+# Snippets that select one row of each key: the last row, where the library has a row order.
 _UNIQUE = {
     "pandas": "df = df.drop_duplicates({key!r}, keep='last')",
     "polars": "df = df.unique({key!r}, keep='last', maintain_order=True)",
@@ -85,11 +85,11 @@ _PANDAS_CAST = "df[{c!r}] = df[{c!r}].astype(pd.ArrowDtype(pa.{t}()))"
 _ARROW_CAST = (
     "table = table.set_column(table.column_names.index({c!r}), {c!r}, table[{c!r}].cast('{t}'))"
 )
-# Casts of whole columns that keep the value and the unit, where cells of Python would lose digits.
+# Casts of whole columns that preserve value and unit, where Python objects would lose digits.
 _CASTS = {"pandas": _PANDAS_CAST, "pyarrow": _ARROW_CAST}
-# polars' times and durations are numbers underneath, inside of lists and structs too.
+# The times and durations of polars are stored as integers, also in lists and structs.
 _POLARS_NUMBERS = "df = df.with_columns(pl.col({c!r}).to_physical())"
-# pandas' own types inside of Arrow, whose storage is a number or two.
+# Arrow extension types of pandas, whose storage is one integer or two.
 _OF_PANDAS = {"pandas.period": "dt.to_timestamp()"}
 _SET_PANDAS = (
     "table = table.set_column(table.column_names.index({c!r}), {c!r}, "
@@ -104,7 +104,7 @@ _MAPS = {
     "duckdb": "rows = rows.select('* REPLACE (map_entries({q}) AS {q})')",
     "pyspark": "df = df.withColumn({c!r}, F.map_entries({c!r}))",
 }
-# Where nanoseconds go when a column of times keeps its microseconds.
+# The column for the nanoseconds when a time column is stored in microseconds.
 _NANOSECONDS = {
     "pandas": "df['{c}_ns'] = df['{c}'].dt.nanosecond; df['{c}'] = df['{c}'].dt.floor('us')",
     "polars": "df = df.with_columns((pl.col('{c}').dt.nanosecond() % 1000).alias('{c}_ns'), "
@@ -124,7 +124,7 @@ _NANOSECONDS = {
 
 
 def language_of(df: object) -> str:
-    """Return the kind of dataframe whose words hints use.
+    """Return the kind of dataframe that determines the syntax of hints.
 
     >>> language_of([{"a": 1}]), language_of({"a": [1]}), language_of([(1, 2)])
     ('rows', 'columns', 'tuples')
@@ -141,20 +141,20 @@ def language_of(df: object) -> str:
         if hasattr(row, "_fields"):
             return "named tuples"
         return "rows of Spark" if hasattr(row, "asDict") else "tuples"
-    # What else has an Arrow stream becomes a table by ``pa.table(df)``.
+    # Any other object with an Arrow stream is converted by ``pa.table(df)``.
     return "pyarrow" if hasattr(df, "__arrow_c_stream__") else "rows"
 
 
 def cell_line(
     language: str, column: str, expression: str, *, missing_condition: str = ""
 ) -> str | None:
-    """Return the line that replaces the cells of a column by an expression over them, ``{v}``.
+    """Return the code snippet that replaces the cells of a column by an expression of ``{v}``.
 
     Args:
-        language: A kind that ``language_of`` names.
-        column: The column's name.
-        expression: What takes the place of a cell that has a value.
-        missing_condition: The condition of cells without a value.
+        language: A kind returned by ``language_of``.
+        column: The column name.
+        expression: The replacement of a cell that has a value.
+        missing_condition: The condition for missing cells.
 
     Returns None if the library has no Python objects as cells.
 
@@ -174,7 +174,7 @@ def cell_line(
 
 
 def rename_line(language: str, names: Sequence[Any], new_names: Sequence[str]) -> str:
-    """Return the line that gives the columns of a dataframe other names.
+    """Return the code snippet that renames the columns of a dataframe.
 
     >>> rename_line("polars", ["id", "wind speed"], ["id", "wind_speed"])
     "df = df.rename({'wind speed': 'wind_speed'})"
@@ -190,7 +190,7 @@ def rename_line(language: str, names: Sequence[Any], new_names: Sequence[str]) -
 
 
 def deduplicate_line(language: str, key: Sequence[str]) -> str:
-    """Return the line that keeps one row of each key.
+    """Return the code snippet that selects one row of each key.
 
     >>> deduplicate_line("polars", ["id"])
     "df = df.unique(['id'], keep='last', maintain_order=True)  # keeps one row of each key"
@@ -207,7 +207,7 @@ def deduplicate_line(language: str, key: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL has it.
+    """Quote a name for SQL.
 
     >>> quoted("wind speed")
     '"wind speed"'
@@ -216,7 +216,7 @@ def quoted(name: str) -> str:
 
 
 def unless_missing(expression: str, missing_condition: str) -> str:
-    """Return an expression that leaves cells without a value null.
+    """Return an expression that preserves missing cells as null.
 
     >>> unless_missing("str({v})", "{v} is None")
     'None if {v} is None else str({v})'
@@ -225,7 +225,7 @@ def unless_missing(expression: str, missing_condition: str) -> str:
 
 
 def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
-    r"""Return the line that makes a column of an Arrow type storable, keeping its values.
+    r"""Return the code snippet that makes a column of an Arrow type storable without loss.
 
     >>> type_line("polars", "t", pa.time64("ns"))
     "df = df.with_columns(pl.col('t').to_physical())"
@@ -255,7 +255,7 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
 
 
 def nanoseconds_line(language: str, column: str) -> str:
-    """Return the line that keeps a time to the microsecond, and its nanoseconds in a column.
+    """Return the code snippet that splits times into microseconds and remaining nanoseconds.
 
     >>> nanoseconds_line("pandas", "t")
     "df['t_ns'] = df['t'].dt.nanosecond; df['t'] = df['t'].dt.floor('us')"
@@ -272,7 +272,7 @@ def _holds_numbers_only(kind: pa.DataType) -> bool:
 
 
 def _expression(kind: pa.DataType) -> str | None:
-    """Return the lossless expression over a Python cell, None if none exists."""
+    """Return the lossless expression for a Python object, or None if there is none."""
     if pat.is_time(kind):
         return "{v}.isoformat()"
     if pat.is_duration(kind):

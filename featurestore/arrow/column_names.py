@@ -1,4 +1,4 @@
-"""Names of features: rules, and valid names for the columns of any dataframe."""
+"""Feature names: validation rules, and valid names for the columns of any dataframe."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ RESERVED_PREFIX = "__fs_"
 def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tuple[str, ...]:
     """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
 
-    ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
+    ``language`` is the kind of dataframe that determines the syntax of hints
+    (``column_lines.language_of``).
 
     Raises:
-        InvalidName: Lists every offending column and the rename to paste.
+        InvalidName: Lists every invalid column name and the code that renames them.
     """
     names = tuple(names)
     invalid_names = [name for name in names if not _is_feature_name(name)]
@@ -54,7 +55,7 @@ def _is_feature_name(name: str) -> bool:
 
 
 def renames_to_features(names: Iterable[str]) -> dict[str, str]:
-    """Return new names for invalid feature names and for names that repeat ignoring case.
+    """Return new names for invalid feature names and for names that repeat, ignoring case.
 
     >>> renames_to_features(["id", "Country Name", "1978"])
     {'Country Name': 'Country_Name', '1978': 'f_1978'}
@@ -70,7 +71,7 @@ def renames_to_features(names: Iterable[str]) -> dict[str, str]:
 
 
 def snake_case_names(names: Iterable[str]) -> dict[str, str]:
-    """Return distinct snake-case names for the columns that need one.
+    """Return distinct snake-case names for the columns whose names have another form.
 
     >>> snake_case_names(["id", "Country Name", "unitPrice", "1978", "Año"])
     {'Country Name': 'country_name', 'unitPrice': 'unit_price', '1978': 'f_1978', 'Año': 'ano'}
@@ -89,7 +90,7 @@ def snake_case_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def feature_names_for(names: Iterable[object]) -> list[str]:
-    """Return feature names for all columns of a dataframe, valid ones first come unchanged.
+    """Return feature names for all columns of a dataframe; unique valid names are unchanged.
 
     >>> feature_names_for(["a", "a", "wind speed", 0, ("mean", "x")])
     ['a', 'a_2', 'wind_speed', 'col_0', 'mean_x']
@@ -108,7 +109,7 @@ def feature_names_for(names: Iterable[object]) -> list[str]:
 
 
 def is_valid_text(name: object) -> bool:
-    """Return whether a label is a text that UTF-8 can encode.
+    """Return whether a column label is a string that UTF-8 can encode.
 
     >>> is_valid_text("a"), is_valid_text(0), is_valid_text(chr(0xD800))
     (True, False, False)
@@ -117,7 +118,7 @@ def is_valid_text(name: object) -> bool:
 
 
 def _feature_name_for(name: object) -> str:
-    """Return the feature name nearest to the label of a column."""
+    """Return the feature name most similar to a column label."""
     if isinstance(name, str):
         return name if _is_feature_name(name) else suggest_feature_name(name)
     if isinstance(name, tuple):
@@ -128,7 +129,7 @@ def _feature_name_for(name: object) -> str:
 
 
 def _unused_name(name: str, used_names: set[str]) -> str:
-    """Return a name that nothing has yet, with a number where need be."""
+    """Return an unused name, with a numeric suffix if needed."""
     used_lower = {each.lower() for each in used_names}
     number, candidate = 1, name
     while candidate.lower() in used_lower:
@@ -138,7 +139,7 @@ def _unused_name(name: str, used_names: set[str]) -> str:
 
 
 def suggest_feature_name(name: str) -> str:
-    """Return the valid feature name nearest to ``name``.
+    """Return the valid feature name most similar to ``name``.
 
     >>> suggest_feature_name("wind speed (m/s)")
     'wind_speed_m_s'

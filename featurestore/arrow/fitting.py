@@ -1,10 +1,10 @@
-"""Rules for values of one type in a column of another: nothing may be lost.
+"""Rules for storing values of one type in a column of another type without loss.
 
-By default pandas has only 64-bit integers, and one missing value makes them floats;
-a file read in chunks has another type in each. So a column may be written into one of another
-numeric type, or of a shape, if every value has its equal there. The rule is applied twice: to the
-types (``can_fit``), and to the values, where the rows are (``cast_exactly``). Types that hold all
-values of another need no look at values (``widens``).
+By default pandas only has 64-bit integers, and one missing value converts them to floats; the
+chunks of a file may have different types. A column may therefore be written to a column of another
+numeric type, or of a fixed shape, if every value has an equal there. The rule is applied twice: to
+the types (``can_fit``), and to the values where the rows are read (``cast_exactly``). If the target
+type contains all values of the source type, values are not checked (``widens``).
 
 ==================  ===========================================================
 source, target      a value fits when
@@ -43,12 +43,12 @@ from featurestore.arrow.types import (
 )
 from featurestore.errors import SchemaMismatch
 
-# Whole numbers up to here are exact.
+# Integers up to this limit are exact.
 _EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 
 
 class Misfit(ValueError):
-    """A value has no equal in the target type; ``value`` is None for arrays."""
+    """Error for a value without an equal in the target type; ``value`` is None for arrays."""
 
     def __init__(self, text: str, value: float | Decimal | None = None) -> None:
         super().__init__(text)
@@ -81,7 +81,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
 
 def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
-    """Return True if values of one type can have equals in another type.
+    """Return whether values of one type may have equals in another type.
 
     >>> can_fit(pa.int64(), pa.float64()), can_fit(pa.int64(), pa.string())
     (True, False)
@@ -101,7 +101,7 @@ def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return an array as another type that ``can_fit`` allows.
+    """Cast an array to another type that ``can_fit`` allows.
 
     >>> cast_exactly(pa.array([1.0, None, 3.0]), pa.int64()).to_pylist()
     [1, None, 3]
@@ -120,7 +120,7 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def first_misfit(array: pa.Array, target: pa.DataType) -> Any:
-    """Return the first number, inside of lists too, that has no equal in a type; None: all have.
+    """Return the first number, also in lists, without an equal in a type; None if all have one.
 
     >>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64())
     2.5
@@ -140,7 +140,7 @@ def first_misfit(array: pa.Array, target: pa.DataType) -> Any:
 
 
 def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return keys of labels as the type of the key that they meet, null where it has no equal.
+    """Cast label keys to the type of the primary key; keys without an equal become null.
 
     >>> cast_label_keys(pa.array([1, 300]), pa.int8()).to_pylist()
     [1, None]
@@ -153,7 +153,7 @@ def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of two types of decimals; None beyond 38 digits.
+    """Return the decimal type that holds two decimal types, or None beyond 38 digits.
 
     >>> wider_decimal(pa.decimal128(3, 2), pa.decimal128(3, 0))
     Decimal128Type(decimal128(5, 2))
@@ -166,7 +166,7 @@ def wider_decimal(first: pa.DataType, second: pa.DataType) -> pa.DataType | None
 
 
 def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
-    """Return a schema in which decimals hold those of other columns of the same names, too.
+    """Return a schema whose decimals also hold the decimals of other columns, matched by name.
 
     >>> wide = pa.schema([("price", pa.decimal128(3, 0))])
     >>> widened_schema(pa.schema([("price", pa.decimal128(3, 2))]), wide).types
@@ -189,9 +189,10 @@ def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
 
 
 def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return a type whose decimals, inside of lists too, hold those of another one, too.
+    """Return a type whose decimals, also in lists, hold the decimals of a second type.
 
-    None beyond 38 digits; types without decimals, or of other lists, stay as they are.
+    Returns None beyond 38 digits. Types without decimals, or with different list types, are
+    unchanged.
 
     >>> with_wider_decimals(pa.list_(pa.decimal128(3, 2)), pa.list_(pa.decimal128(4, 2)))
     ListType(list<item: decimal128(4, 2)>)
@@ -210,7 +211,7 @@ def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType 
 
 
 def exact_in_float(kind: pa.DataType) -> int:
-    """Return the number up to which a float type holds every whole number.
+    """Return the largest number up to which a float type represents every integer.
 
     >>> exact_in_float(pa.float32()) == 2**24
     True
@@ -245,7 +246,7 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 
 def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
-    """Return the first value that cannot be cast; halves that can be are not looked into."""
+    """Return the first value that cannot be cast; castable halves are not searched."""
     try:
         cast_array(array, target)
         return None
@@ -260,14 +261,14 @@ def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
 
 
 def _misfits(values: Any, target: pa.DataType) -> Any:
-    """Return which values have no equal in a type, as booleans."""
+    """Return a boolean mask of the values without an equal in a type."""
     if values.dtype.kind != "f":
         low, high = _integer_bounds(target)
         dtype_range = np.iinfo(values.dtype)
         return (values < max(low, dtype_range.min)) | (values > min(high, dtype_range.max))
     if pat.is_integer(target):
         low, high = integer_range(target)
-        # Powers of two, so that they are floats themselves.
+        # Powers of two, which floats represent exactly.
         inside = (values >= float(low)) & (values < float(high + 1))
         return ~(inside & (np.trunc(values) == values))
     with np.errstate(over="ignore"):
@@ -276,7 +277,7 @@ def _misfits(values: Any, target: pa.DataType) -> Any:
 
 
 def _integer_bounds(target: pa.DataType) -> tuple[int, int]:
-    """Return the least and the greatest whole number that a type holds with all between them."""
+    """Return the minimum and maximum of the contiguous integers that a type represents."""
     if pat.is_integer(target):
         return integer_range(target)
     exact = exact_in_float(target)

@@ -1,6 +1,6 @@
-"""Dataframes as Arrow tables: frames of pandas and polars, rows and columns of Python objects.
+"""Conversion of pandas and polars dataframes, and of Python rows and columns, to Arrow tables.
 
-Arrow converts plain columns of a frame directly; all other columns are converted cell by cell.
+Arrow converts plain columns directly; other columns are converted cell by cell.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONG_INTEGERS = ("Int128", "UInt128")
 
 _PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
 _WIDEST_FLOAT = 8
-# Types of pandas that Arrow converts without loss; those with [unit, zone] are its zoned times.
+# pandas dtypes that Arrow converts without loss; dtypes with [unit, zone] are zoned times.
 _PLAIN_EXTENSIONS = (
     "string",
     "str",
@@ -48,10 +48,10 @@ _PLAIN_EXTENSIONS = (
 
 
 def table_from_pandas(df: Any) -> pa.Table:
-    """Return a frame of pandas, whose names are texts, as a table; arrays keep their shape.
+    """Convert a pandas dataframe with string column names to a table; arrays keep their shape.
 
     Raises:
-        UnsupportedType: Names the column, the row, and the line to paste.
+        UnsupportedType: Names the column, the row, and the code that converts it.
     """
     special = {}
     for name, column in df.items():
@@ -71,10 +71,10 @@ def table_from_pandas(df: Any) -> pa.Table:
 
 
 def table_from_polars(df: Any) -> pa.Table:
-    """Return a frame of polars as a table.
+    """Convert a polars dataframe to a table.
 
     Raises:
-        UnsupportedType: Names the column and the line to paste.
+        UnsupportedType: Names the column and the code that converts it.
     """
     special = {}
     for series in df.get_columns():
@@ -82,7 +82,7 @@ def table_from_polars(df: Any) -> pa.Table:
             special[series.name] = column_from_polars(series, name=series.name, language="polars")
     plain = df.drop(list(special))
     try:
-        # Its own stream would use string views, which pyarrow reads from version 16 on only.
+        # The Arrow stream of polars has string views, which pyarrow reads from version 16 on.
         table = plain.to_arrow()
     except CONVERSION_ERRORS as error:
         raise _polars_refusal(plain, error) from error
@@ -93,7 +93,7 @@ def table_from_polars(df: Any) -> pa.Table:
 
 
 def table_from_rows(rows: Sequence[Any]) -> pa.Table:
-    """Return rows (dicts, tuples, lists, arrays) as a table; without names ``col_0``, ``col_1``.
+    """Convert rows (dicts, tuples, lists, arrays) to a table; default names are ``col_0``, ...
 
     Arrays of two dimensions or more, such as images, are the cells of one column ``col_0``.
 
@@ -125,7 +125,7 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
 
 
 def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
-    """Return a dict of columns (lists, numpy arrays, series, Arrow arrays) as a table.
+    """Convert a dict of columns (lists, numpy arrays, series, Arrow arrays) to a table.
 
     An array of shape (n, 28, 28, 1) is a column of n arrays of shape (28, 28, 1).
 
@@ -157,9 +157,10 @@ def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
 
 
 def table_from_array(array: Any) -> pa.Table:
-    """Return a numpy array: (rows, columns) as ``col_0``, ``col_1``; more axes as one ``col_0``.
+    """Convert a numpy array to a table with one column per second-axis index, ``col_0``, ``col_1``.
 
-    The fields of a structured array of one axis are columns.
+    Arrays with more axes become a single column ``col_0``. The fields of a one-dimensional
+    structured array become columns.
 
     >>> table_from_array(np.zeros((3, 28, 28, 1))).column_names
     ['col_0']
@@ -184,9 +185,9 @@ def table_from_array(array: Any) -> pa.Table:
 def array_from_values(
     values: Any, *, name: str, language: str, nan_is_null: bool = False
 ) -> pa.Array | pa.ChunkedArray:
-    """Return one column (a list, a numpy array, a series, an Arrow array) as an Arrow array.
+    """Convert one column (a list, a numpy array, a series, an Arrow array) to an Arrow array.
 
-    Arguments as in ``cells.array_of_cells``.
+    Arguments are the same as in ``cells.array_of_cells``.
 
     >>> array_from_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
     [1, 2]
@@ -206,12 +207,12 @@ def array_from_values(
 
 
 def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
-    """Return a series of polars as an Arrow array.
+    """Convert a polars series to an Arrow array.
 
-    Integers of 128 bits become those of 64, which hold the same numbers or are refused.
+    128-bit integers are converted to 64 bits; values that do not fit are refused.
 
     Raises:
-        UnsupportedType: Names the column and the line to paste.
+        UnsupportedType: Names the column and the code that converts it.
     """
     kind = str(series.dtype)
     if kind == "Object":
@@ -232,7 +233,7 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
 
 
 def _is_plain_dtype(dtype: Any) -> bool:
-    """Return whether all columns of a type are converted by Arrow without loss."""
+    """Return whether Arrow converts every column of a dtype without loss."""
     if isinstance(dtype, np.dtype):
         if dtype.kind == "M":
             return str(dtype) in _PLAIN_UNITS and dtype.isnative
@@ -241,7 +242,7 @@ def _is_plain_dtype(dtype: Any) -> bool:
 
 
 def _pandas_refusal(df: Any, error: Exception) -> FeatureStoreError:
-    """Return the error for the first column of a frame that Arrow refuses."""
+    """Return the error for the first column of a dataframe that Arrow refuses."""
     for name, column in df.items():
         try:
             with conversion_errors(name, column.tolist(), language="pandas"):
@@ -252,7 +253,7 @@ def _pandas_refusal(df: Any, error: Exception) -> FeatureStoreError:
 
 
 def _polars_refusal(df: Any, error: Exception) -> FeatureStoreError:
-    """Return the error for the first column of a frame that Arrow refuses."""
+    """Return the error for the first column of a dataframe that Arrow refuses."""
     for series in df.get_columns():
         try:
             column_from_polars(series, name=series.name, language="polars")
@@ -308,7 +309,8 @@ def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: boo
     if values.ndim > 1:
         return _column_of_rows(name, values, language=language)
     if values.dtype.kind in "OSUT":
-        # Arrow cuts fixed texts and bytes at their first NUL; numpy's own cells are whole.
+        # Arrow truncates fixed-width strings and bytes at the first NUL; numpy's cells are
+        # complete.
         cells = values.tolist()
         return array_of_cells(cells, name=name, language=language, nan_is_null=nan_is_null)
     with conversion_errors(name, (), language=language):
@@ -316,7 +318,7 @@ def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: boo
 
 
 def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
-    """Return an array of shape (rows, ...) as the column of its rows."""
+    """Convert an array of shape (rows, ...) to a column with one cell per row."""
     if 0 in values.shape[1:]:
         raise UnsupportedType(
             f"Column {name!r} is an array of {values.dtype} and shape {values.shape}, whose rows "
@@ -331,7 +333,7 @@ def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
 
 
 def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
-    """Return a series, an index or an array of pandas as an Arrow array; NaN is null."""
+    """Convert a pandas series, index or array to an Arrow array; NaN becomes null."""
     dtype = values.dtype
     check_dtype(name, dtype, language=language)
     if str(dtype).startswith("Sparse"):
@@ -344,7 +346,7 @@ def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | p
         try:
             options = array_from_values(categories, name=name, language=language)
         except UnsupportedType:
-            # Of the cells themselves the message names the rows.
+            # The message can name rows only for the original cells.
             return array_of_cells(values.tolist(), name=name, language=language, nan_is_null=True)
         if isinstance(options, pa.ExtensionArray):
             options = options.storage

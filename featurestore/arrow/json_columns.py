@@ -1,13 +1,13 @@
-"""Columns of a schema from JSON objects, each object checked by itself.
+"""Conversion of JSON objects to the columns of a schema, with errors per object.
 
-A value is accepted if its kind is that of the column, and is a reason otherwise: a number is not a
-string, and ``1.0`` is not an integer. Files and streams use the same code.
+A value is accepted if its JSON type matches the column, and is an error otherwise: a number is not
+a string, and ``1.0`` is not an integer. Files and streams use the same code.
 
-Plain objects are parsed many at a time by Arrow's parser, about ten times as fast as one by one. An
-object is plain if it is flat, on one line, each name is one of the schema and comes once, and each
-value is a number, a boolean, null, or a string without escapes. A regular expression finds these
-texts, because Arrow's parser accepts more than RFC 8259 allows, and fails badly at some of that. For
-plain objects both parsers give the same values.
+Plain objects are parsed in bulk by Arrow's parser, about ten times as fast as one by one. A plain
+object is flat and on one line, each name is in the schema and occurs once, and each value is a
+number, a boolean, null, or a string without escapes. A regular expression selects plain objects,
+because Arrow's parser accepts more than RFC 8259 allows and does not recover from some invalid
+input. Both parsers return equal values for plain objects.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPACE = r"[ \t]*"
 _PLAIN_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _PLAIN_STRING = r'"[^"\\\x00-\x1f]*"'
 _PLAIN_VALUE = rf"(?:{_PLAIN_STRING}|{_PLAIN_NUMBER}|true|false|null)"
-# Each name is counted in each text, so that many columns would cost more than they save.
+# Each name is counted in each string, so with many columns the fast path does not pay.
 _MAX_COLUMNS = 50
 # Arrow's parser refuses 100,000 rows in one block.
 _MAX_BLOCK_ROWS = 32_768
@@ -57,11 +57,12 @@ _NUMBER_TEXTS = {NumberText, type(parse_json("1", exact=True))}
 
 @dataclass(frozen=True)
 class JsonColumns:
-    """Objects of JSON with the columns of a schema; a name that an object lacks is null.
+    """A converter of JSON objects to the columns of a schema; missing names become null.
 
-    Columns that ``texts_of_values`` names hold strings, and take numbers, truth values, arrays and
-    objects as JSON text, numbers digit for digit. ``only_known`` makes a name that the schema lacks a reason.
-    ``rules`` describe the format of days and instants in strings, ``rules_of`` those of one column.
+    Columns in ``texts_of_values`` contain strings, and accept numbers, booleans, arrays and objects
+    as JSON text, with all digits of numbers. If ``only_known`` is set, a name that is not in the
+    schema is an error. ``rules`` define the format of dates and timestamps in strings, ``rules_of``
+    the format in individual columns.
 
     >>> columns, reasons = JsonColumns(pa.schema([("id", pa.int64())])).decode(['{"id": 1}', "{}}"])
     >>> columns["id"].to_pylist(), reasons
@@ -76,13 +77,13 @@ class JsonColumns:
 
     @property
     def is_exact(self) -> bool:
-        """Whether numbers have to come as they are written."""
+        """Whether numbers have to be parsed with all their digits."""
         return bool(self.texts_of_values) or any(map(_has_decimals, self.schema.types))
 
     def decode(
         self, texts: Sequence[str | None] | pa.Array
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
-        """Return the columns of JSON texts, and per text why it cannot be read (None: it can)."""
+        """Return the columns of JSON strings, and for each string its error, or None."""
         array = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
         plain = _PlainObjects(self.schema)
         if not plain.is_flat or self.is_exact:
@@ -111,7 +112,7 @@ class JsonColumns:
     def _merged(
         self, texts: pa.Array, mask: pa.Array, plain: list[pa.Array]
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
-        """Return plain columns and those of the other texts, in the order of all texts."""
+        """Return plain and other columns merged in the original row order."""
         plain_rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
         complex_rows = np.flatnonzero(~mask.to_numpy(zero_copy_only=False))
         columns: dict[str, pa.Array] = {}
@@ -140,7 +141,7 @@ class JsonColumns:
         return columns, reasons
 
     def convert(self, objects: Sequence[dict[str, Any]]) -> tuple[dict[str, pa.Array], _Reasons]:
-        """Return the columns of parsed objects, and by row why one does not fit."""
+        """Return the columns of parsed objects, and the error of each invalid row."""
         columns, reasons = self._fields(
             objects, list(self.schema), "", as_text=self.texts_of_values
         )
@@ -174,7 +175,7 @@ class JsonColumns:
     def _column(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
-        """Return values as an array; those that do not fit are null, with their reasons."""
+        """Convert values to an array; invalid values become null and have an error."""
         if pat.is_struct(kind):
             return self._structs(values, kind, path, as_text=as_text)
         if pat.is_list(kind) or pat.is_fixed_size_list(kind):
@@ -260,7 +261,7 @@ class JsonColumns:
 
 
 def parse_object(text: str | None, *, exact: bool = False) -> tuple[dict[str, Any], str | None]:
-    """Return the members of a JSON object and the reason why the text is not one, or None.
+    """Parse a JSON object; return its members, and the error or None.
 
     >>> parse_object('{"id": 1}'), parse_object("[1]")
     (({'id': 1}, None), ({}, 'the value is an array, not an object'))
@@ -285,9 +286,9 @@ def _has_decimals(kind: pa.DataType) -> bool:
 
 
 class _PlainObjects:
-    """The plain ones among JSON texts, as the columns of a flat schema.
+    """A parser of plain JSON objects, into the columns of a flat schema.
 
-    Days and instants come as strings, for the caller to parse.
+    Dates and timestamps are returned as strings, for the caller to parse.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -302,12 +303,12 @@ class _PlainObjects:
         member = rf'"(?:{name})"{_SPACE}:{_SPACE}{_PLAIN_VALUE}{_SPACE}'
         self._object = rf"^{_SPACE}\{{{_SPACE}(?:{member}(?:,{_SPACE}{member})*)?\}}{_SPACE}$"
         floats = [re.escape(field.name) for field in schema if pat.is_floating(field.type)]
-        # Arrow rounds integers that float64 does not hold.
+        # Arrow rounds integers that float64 cannot represent.
         self._rounded = rf'"(?:{"|".join(floats)})"{_SPACE}:{_SPACE}-?[0-9]{{16,}}'
         self._has_floats = bool(floats)
 
     def are_plain(self, texts: pa.Array) -> pa.Array:
-        """Return which texts are plain objects; a null is not."""
+        """Return a mask of the strings that are plain objects; nulls are not."""
         plain = pc.match_substring_regex(texts, self._object)
         for name in self._names:
             count = pc.count_substring_regex(texts, rf'"{re.escape(name)}"{_SPACE}:')
@@ -317,7 +318,7 @@ class _PlainObjects:
         return pc.fill_null(plain, False)
 
     def parse(self, texts: pa.Array) -> list[pa.Array] | None:
-        """Return the columns of plain objects; None if a value is not of the type of its column."""
+        """Return the columns of plain objects, or None if a value has the wrong type."""
         tables = []
         for start in range(0, len(texts), _MAX_BLOCK_ROWS):
             table = self._parse_block(texts.slice(start, _MAX_BLOCK_ROWS))
@@ -360,7 +361,7 @@ def _has_infinity(columns: Sequence[pa.Array]) -> bool:
 
 
 def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
-    """Return values as an array, each tried by itself."""
+    """Convert values to an array one by one."""
     reasons: _Reasons = {}
     fitting: list[Any] = []
     for row, value in enumerate(values):
@@ -372,7 +373,7 @@ def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.A
 
 
 def _scalar(value: Any, kind: pa.DataType) -> Any:
-    """Return a value that fits a type; None if it does not."""
+    """Convert a value to a type; return None if it does not fit."""
     try:
         if pat.is_decimal(kind):
             if not isinstance(value, NumberText):
@@ -385,7 +386,7 @@ def _scalar(value: Any, kind: pa.DataType) -> Any:
 
 
 def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.Array | None:
-    """Return values of which each fits; None if one might not."""
+    """Convert all values at once; return None if a value may not fit."""
     if pat.is_string(kind) and kinds <= _STRING:
         return pa.array(values, kind)
     if pat.is_integer(kind) and kinds <= _INTEGER_ONLY:
@@ -393,7 +394,7 @@ def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.A
     if pat.is_boolean(kind) and kinds <= _BOOLEAN:
         return pa.array(values, kind)
     if pat.is_floating(kind) and kinds <= _NUMBER:
-        # Arrow refuses integers that float64 does not hold.
+        # Arrow refuses integers that float64 cannot represent.
         array = pa.array(values, pa.float64()).cast(kind)
         if not pc.any(pc.is_inf(array), min_count=0).as_py():
             return array

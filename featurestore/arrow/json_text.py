@@ -1,7 +1,7 @@
-"""Strict JSON (RFC 8259): the parser of every JSON file and record that comes from outside.
+"""A strict JSON parser (RFC 8259) for JSON files and records from external sources.
 
-The parser is the standard library's, without what it accepts beyond the standard: ``NaN`` and
-``Infinity``, repeated names of one object, and halves of surrogate pairs, which are not Unicode.
+It is the parser of the standard library, without its extensions to the standard: ``NaN`` and
+``Infinity``, duplicate names in an object, and lone surrogates, which are not valid Unicode.
 
 https://www.rfc-editor.org/rfc/rfc8259
 """
@@ -14,16 +14,16 @@ from typing import Any
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_REPR = 60
-# Integers of more digits are beyond every type.
+# No type can represent integers with more digits.
 _MAX_DIGITS = 400
 
 
 class JsonError(ValueError):
-    """A text is not JSON; the message is the reason, with the column where it has one."""
+    """A string is not JSON; the message is the reason, with the column if known."""
 
 
 class NumberText(str):
-    """A number as it is written, digit for digit."""
+    """A number as written, with all its digits."""
 
     __slots__ = ()
 
@@ -55,13 +55,15 @@ _EXACT = json.JSONDecoder(
 
 
 def parse_json(text: str, *, exact: bool = False) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON string.
 
-    ``exact`` returns numbers as ``NumberText``, as they are written.
+    ``exact`` returns numbers as ``NumberText``, with all their digits.
 
     Raises:
-        JsonError: The text is not JSON, an object repeats a name, a string is not Unicode, a number
-            has more than 4,300 digits, or values are nested deeper than the interpreter allows.
+        JsonError: The string is not valid JSON, an object has a duplicate name, a string is not
+        valid
+            Unicode, a number has more than 4,300 digits, or the nesting exceeds the recursion
+            limit.
 
     >>> parse_json('{"id": 17, "tags": ["a", null]}')
     {'id': 17, 'tags': ['a', None]}
@@ -77,10 +79,10 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
 
 
 def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, int]:
-    """Return the value that begins at an index of a text, and the index of its end.
+    """Parse the value at an index of a string; return the value and the index of its end.
 
     Raises:
-        JsonError: As of ``parse_json``; also where the text ends within the value.
+        JsonError: As in ``parse_json``; also if the string ends within the value.
 
     >>> parse_json_at('[{"id": 1}, {"id": 2}]', 1)
     ({'id': 1}, 10)
@@ -93,7 +95,7 @@ def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, i
 
 
 def parse_number(text: NumberText) -> int | float:
-    """Return the number that an exact text writes.
+    """Parse the text of a number.
 
     >>> parse_number(parse_json("1.50", exact=True))
     1.5
@@ -102,7 +104,7 @@ def parse_number(text: NumberText) -> int | float:
 
 
 def to_json_text(value: Any) -> str:
-    """Return a value of ``parse_json(..., exact=True)`` as JSON, its numbers as they were written.
+    """Serialize a value of ``parse_json(..., exact=True)``, with all digits of its numbers.
 
     >>> to_json_text(parse_json('{"price": 1.50, "tags": ["a"]}', exact=True))
     '{"price": 1.50, "tags": ["a"]}'
@@ -118,7 +120,7 @@ def to_json_text(value: Any) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return what JSON calls a value, for messages.
+    """Return the JSON type name of a value, for error messages.
 
     >>> kind_of(None), kind_of(True), kind_of("a"), kind_of([1])
     ('null', 'a boolean', 'a string', 'an array')
@@ -140,7 +142,7 @@ _KINDS = {
 
 
 def short_repr(value: object) -> str:
-    """Return the repr of a value for a message, at most about 60 characters.
+    """Return the repr of a value for error messages, truncated to about 60 characters.
 
     >>> len(short_repr("x" * 1000))
     60
@@ -165,7 +167,7 @@ def _json_error(error: Exception) -> JsonError:
 
 
 def _check_unicode(value: Any, text: str) -> Any:
-    """Return the value, whose strings are Unicode: an escape can write half of a surrogate pair."""
+    """Return a value whose strings are valid Unicode; escapes can contain lone surrogates."""
     if _HALF_PAIR.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -1,4 +1,4 @@
-"""Arrow schemas in other notations: as readable JSON for specs, plans and manifests, and from Avro.
+"""Conversion of Arrow schemas to and from readable JSON, and from Avro.
 
 Avro schemas: https://avro.apache.org/docs/1.12.0/specification/
 """
@@ -56,7 +56,7 @@ _NAMED_TYPES = (
 )
 _TYPES_BY_NAME = {str(kind): kind for kind in _NAMED_TYPES}
 _DECIMAL_NAME = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
-# Short names that users may write.
+# Type aliases that users may write.
 _SHORT_NAMES = {
     "bytes": pa.binary(),
     "date": pa.date32(),
@@ -68,7 +68,7 @@ _SHORT_NAMES = {
 
 
 def type_to_json(kind: pa.DataType) -> Any:
-    """Return a feature type as JSON: a name, or an object for parametric types.
+    """Convert a feature type to JSON: a name, or an object for parametric types.
 
     >>> type_to_json(pa.list_(pa.float32(), 4))
     {'fixed_size_list': 'float', 'size': 4}
@@ -87,7 +87,7 @@ def type_to_json(kind: pa.DataType) -> Any:
 
 
 def type_from_json(data: Any) -> pa.DataType:
-    """Return the feature type that ``type_to_json`` wrote.
+    """Convert the output of ``type_to_json`` to a feature type.
 
     >>> type_from_json({'decimal': [10, 2]})
     Decimal128Type(decimal128(10, 2))
@@ -104,12 +104,12 @@ def type_from_json(data: Any) -> pa.DataType:
 
 
 def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
-    """Return the fields of a schema of feature types as JSON."""
+    """Convert a schema of feature types to JSON."""
     return [{"name": field.name, "type": type_to_json(field.type)} for field in schema]
 
 
 def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Return the schema that ``schema_to_json`` wrote."""
+    """Convert the output of ``schema_to_json`` to a schema."""
     return pa.schema([pa.field(each["name"], type_from_json(each["type"])) for each in data])
 
 
@@ -147,12 +147,12 @@ def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
 
 
 def schema_from_avro(text: str) -> pa.Schema:
-    """Return the Arrow schema of an Avro record.
+    """Convert an Avro record schema to an Arrow schema.
 
     Times of day become integers: milliseconds or microseconds since midnight.
 
     Raises:
-        InvalidJob: The schema is not a record, or a field cannot be a column.
+        InvalidJob: The schema is not a record, or a field cannot be converted to a column.
 
     >>> schema_from_avro('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
     n: int64
@@ -169,7 +169,7 @@ def schema_from_avro(text: str) -> pa.Schema:
 
 
 def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
-    """Return whether values are converted by their logical type.
+    """Return whether values are converted according to their logical type.
 
     >>> is_logical_type_supported({"type": "long", "logicalType": "timestamp-millis"})
     True
@@ -185,7 +185,7 @@ def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
 
 
 def time_units(text: str) -> dict[str, Any]:
-    """Return the microseconds per unit of each time column, nested for records.
+    """Return the microseconds per time unit of each time column, nested for records.
 
     >>> time_units('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
     {'n': None}

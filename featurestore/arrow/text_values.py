@@ -1,11 +1,11 @@
-"""Texts as typed values: the grammar of numbers, truth values, days and instants in text files.
+"""Conversion of strings to typed values: the grammar of numbers, booleans, dates and timestamps.
 
-There are two uses. ``fits`` decides whether all texts of a column are of a type, by a grammar under
-which no text loses anything: ``007`` and ``+49`` are not integers. ``parse_texts`` converts texts to
-a type; where a person named the type (``declared``), it also takes ``007``.
+There are two uses. ``fits`` decides whether all strings of a column have a type, by a grammar under
+which conversion loses nothing: ``007`` and ``+49`` are not integers. ``parse_texts`` converts
+strings to a type; if the user declared the type (``declared``), it also accepts ``007``.
 
-Arrow's own casts take more than that (``0x1F`` is an integer to them), and a cast that fails costs
-many times one that does not, so that a regular expression comes first.
+Arrow's own casts accept more (``0x1F`` as an integer), and a failed cast costs many times as much
+as a successful one, so a regular expression is checked first.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _TRUE, _FALSE = r"(?i:true)", r"(?i:false)"
 _FINER = r"\.[0-9]{6}[0-9]+"
 _LOW = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 _HIGH = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1_000_000 + 999_999
-# Every integer up to here has a float64 of its own.
+# float64 represents every integer up to this limit.
 _EXACT_DIGITS = 15
 
-# The types that texts are of by themselves, the narrowest first; else they are strings.
+# The types that are inferred from strings, the narrowest first; other columns are strings.
 INFERRED = ("boolean", "int64", "double", "date", "timestamp", "timestamp with zone")
 _ARROW = {
     "boolean": pa.bool_(),
@@ -57,11 +57,11 @@ Cast = Callable[[pa.Array], pa.Array]
 
 @dataclass(frozen=True)
 class TextRules:
-    """Formats of texts that differ from the default grammar.
+    """String formats that differ from the default grammar.
 
-    ``precision`` "us" rounds instants to microseconds; None refuses those that are finer.
-    ``declared`` is true if the user named the type. ``zone`` is true if instants have a zone, false
-    if they have none; None accepts both.
+    ``precision`` "us" rounds timestamps to microseconds; None refuses finer timestamps.
+    ``declared`` is True if the user declared the type. ``zone`` is True if timestamps require a
+    time zone, False if they must not have one, and None if both are accepted.
     """
 
     decimal: str = "."
@@ -74,7 +74,7 @@ class TextRules:
 
 
 def arrow_type(meaning: str) -> pa.DataType:
-    """Return the type of a meaning that ``fits`` knows.
+    """Return the Arrow type of a type name that ``fits`` accepts.
 
     >>> arrow_type("date")
     DataType(date32[day])
@@ -83,7 +83,7 @@ def arrow_type(meaning: str) -> pa.DataType:
 
 
 def fits(texts: pa.Array, meaning: str, rules: TextRules) -> bool:
-    """Return whether every text that is not null is of one of the types ``INFERRED``.
+    """Return whether every non-null string has a type, one of ``INFERRED``.
 
     >>> fits(pa.array(["1", "-20", None]), "int64", TextRules())
     True
@@ -104,14 +104,14 @@ def fits(texts: pa.Array, meaning: str, rules: TextRules) -> bool:
 
 
 def has_number(texts: pa.Array) -> bool:
-    """Return whether a text among those that fit "double" is more than ``nan`` or ``inf``."""
+    """Return whether strings that fit "double" include a number other than ``nan`` and ``inf``."""
     return bool(pc.any(pc.match_substring_regex(texts, "[0-9]")).as_py())
 
 
 def parse_texts(
     texts: pa.Array, kind: pa.DataType, rules: TextRules
 ) -> tuple[pa.Array, dict[int, str]]:
-    """Return texts as values of a type, and by row the reason why one cannot be; that one is null.
+    """Parse strings of a type; return the values, and the error of each invalid row, which is null.
 
     >>> parse_texts(pa.array(["1", "x"]), pa.int64(), TextRules())[1]
     {1: "'x' is not int64"}
@@ -131,7 +131,7 @@ def parse_texts(
 
 
 def check_format(pattern: str) -> str:
-    """Return a pattern of ``strptime`` that names a year, a month and a day.
+    """Return a ``strptime`` pattern if it has a year, a month and a day.
 
     Raises:
         ValueError: The pattern is invalid or lacks the year, the month or the day.
@@ -150,7 +150,7 @@ def check_format(pattern: str) -> str:
 
 
 def decimal_text(values: pa.Array) -> pa.Array:
-    """Return decimals as plain digits with all places of their scale, never in powers of ten.
+    """Format decimals as plain digits with all decimal places, never in scientific notation.
 
     >>> from decimal import Decimal
     >>> decimal_text(pa.array([Decimal("-0.00000001")], pa.decimal128(20, 8))).to_pylist()
@@ -176,7 +176,7 @@ def decimal_text(values: pa.Array) -> pa.Array:
 
 
 def decimal_text_length(kind: pa.DataType) -> int:
-    """Return the bytes of the longest text of a decimal type.
+    """Return the maximum length of a decimal type's strings, in bytes.
 
     >>> decimal_text_length(pa.decimal128(2, 2))
     5
@@ -188,15 +188,15 @@ def decimal_text_length(kind: pa.DataType) -> int:
 
 
 def _copied(texts: pa.Array) -> pa.Array:
-    """Return unsliced texts: ``if_else`` of Arrow 14 makes invalid arrays of slices."""
+    """Copy sliced strings: ``if_else`` of Arrow 14 creates invalid arrays from slices."""
     return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
 
 
 def _plain_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
-    """Return numbers with a point and without separators of thousands.
+    """Normalize numbers: a decimal point, and no thousands separators.
 
-    Separators are removed between groups of three digits alone. A point that is not the decimal
-    sign makes the text no number.
+    Separators are removed only between groups of three digits. If a point is not the decimal sign,
+    the string is not a number.
     """
     if rules.thousands:
         mark, point = re.escape(rules.thousands), re.escape(rules.decimal)
@@ -230,7 +230,7 @@ def _all(mask: pa.Array) -> bool:
 
 
 def _are_exact(texts: pa.Array) -> bool:
-    """Return whether float64 holds every integer among texts that look like floats."""
+    """Return whether float64 represents every integer among strings that look like floats."""
     long = pc.match_substring_regex(texts, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
     if _any(long):
         for text in texts.filter(long).to_pylist():
@@ -248,7 +248,7 @@ def _any(mask: pa.Array) -> bool:
 
 
 def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
-    """Return values and, by row, more about the reason of those that are none."""
+    """Return the values, and details on each invalid row."""
     if pat.is_timestamp(kind):
         return _timestamps(texts, rules)
     if pat.is_date(kind) and rules.date_format is not None:
@@ -259,7 +259,7 @@ def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Arr
 
 
 def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
-    """Return instants; a text without a zone is in UTC, a day its first microsecond."""
+    """Parse timestamps; UTC is the default time zone, and a date is its first microsecond."""
     if rules.timestamp_format is not None:
         return _by_format(texts, TIMESTAMP, rules.timestamp_format)
     pattern = {None: f"{_TIME}{_ZONE}?", True: f"{_TIME}{_ZONE}", False: _TIME}[rules.zone]
@@ -284,7 +284,7 @@ def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, 
 
 
 def _by_format(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, dict[int, str]]:
-    """Return days or instants that are written by a pattern of ``strptime``."""
+    """Parse dates or timestamps with a ``strptime`` pattern."""
     values: list[Any] = []
     bad = {}
     for row, text in enumerate(texts.to_pylist()):
@@ -314,7 +314,7 @@ def _false_rows(mask: pa.Array) -> list[int]:
 def _cast(
     texts: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
 ) -> tuple[pa.Array, dict[int, str]]:
-    """Cast texts, those left out that are bad already; find the ones at which the cast fails."""
+    """Cast strings, except the rows in ``bad``; return the rows where the cast fails, too."""
     if bad:
         texts = _without(texts, bad)
     try:
@@ -332,7 +332,7 @@ def _without(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
 
 
 def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
-    """Return the rows at which a cast fails, by halves."""
+    """Return the rows at which a cast fails, by bisection."""
     try:
         cast(texts)
     except pa.ArrowInvalid:
@@ -347,7 +347,7 @@ def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
 
 
 def _instants(texts: pa.Array) -> pa.Array:
-    """Cast texts in ISO 8601, with a zone or without one."""
+    """Cast ISO 8601 strings, with or without a time zone."""
     zoned = pc.match_substring_regex(texts, f"[0-9]{_ZONE}$")
     is_day = pc.equal(pc.binary_length(texts), 10)
     zoned = pc.and_(zoned, pc.invert(is_day))
@@ -367,7 +367,7 @@ def _instants(texts: pa.Array) -> pa.Array:
 
 
 def _way(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
-    """Return the grammar of a type and the cast of what matches it."""
+    """Return the grammar of a type, and the cast for strings that match it."""
     if pat.is_boolean(kind):
         pattern = f"{_TRUE}|{_FALSE}"
         if declared:
@@ -400,7 +400,7 @@ def _floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _of_meaning(meaning: str, rules: TextRules) -> TextRules:
-    """Return rules under which finer instants do not make a string: reading refuses them."""
+    """Return rules that accept timestamps finer than a microsecond, which parsing refuses later."""
     if meaning.startswith("timestamp"):
         return TextRules(timestamp_format=rules.timestamp_format, precision="us")
     return TextRules(date_format=rules.date_format)

@@ -1,14 +1,14 @@
-"""Arrow types of features: what a user's column becomes, and how a table stores it.
+"""Arrow types of features: conversion of input types, and storage types of tables.
 
-Three forms of one column:
+A column has three types:
 
-* *given*: the Arrow type that the user's dataframe has;
-* *feature type*: what the group promises and every read returns (``feature_type``);
-* *storage type*: what the Delta table holds (``storage_type``), since Delta has no unsigned
+* *input type*: the Arrow type in the user's dataframe;
+* *feature type*: the type that the group declares and every read returns (``feature_type``);
+* *storage type*: the type in the Delta table (``storage_type``), since Delta has no unsigned
   integers and no fixed-size lists.
 
 =====================  ======================  ========================================
-given                  feature type            storage type
+input type             feature type            storage type
 =====================  ======================  ========================================
 bool, int8..int64      the same                the same
 uint8 / 16 / 32        the same                int16 / 32 / 64
@@ -27,10 +27,10 @@ struct                 fields alike            fields alike
 null                   null                    bool
 =====================  ======================  ========================================
 
-Lists and structs are nested at most 16 deep: what DuckDB needs to read lists from Parquet doubles
-with each level. Tables that are deeper can be read.
+Lists and structs are nested at most 16 levels deep: the cost of reading lists from Parquet in
+DuckDB doubles with each level. Existing tables with deeper nesting can be read.
 
-Everything else (time of day, durations, intervals, maps, unions, decimal256) is refused.
+All other types (time of day, durations, intervals, maps, unions, decimal256) are refused.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _UNBOUNDED_BYTES = 16
 MAX_LEVELS = 16
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 
-# The key of Delta's column metadata that holds the shape of arrays.
+# The key of the array shape in Delta's column metadata.
 SHAPE = "featurestore.shape"
 
-# Extension types whose storage type alone does not define the values.
+# Extension types whose storage type alone does not define their values.
 _OPAQUE = (
     "pandas.period",
     "arrow.opaque",
@@ -82,7 +82,7 @@ _PLAIN = (
 
 
 def feature_type(column_type: pa.DataType) -> pa.DataType | None:
-    """Return the feature type of a column given as ``given``, or None when it cannot be stored.
+    """Return the feature type of a column type, or None if the column cannot be stored.
 
     >>> feature_type(pa.dictionary(pa.int8(), pa.large_string()))
     DataType(string)
@@ -96,9 +96,10 @@ def feature_type(column_type: pa.DataType) -> pa.DataType | None:
 
 
 def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema:
-    """Return the schema of feature types for a given schema; columns without a type stay so.
+    """Convert a schema to feature types; columns of type null are unchanged.
 
-    ``language`` is the kind of dataframe whose words hints use (``column_lines.language_of``).
+    ``language`` is the kind of dataframe that determines the syntax of hints
+    (``column_lines.language_of``).
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
@@ -122,10 +123,10 @@ def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema
 
 
 def check_nesting(schema: pa.Schema) -> None:
-    """Refuse columns whose lists and structs are nested deeper than the engines can read.
+    """Refuse columns that are nested deeper than the engines can read.
 
     Raises:
-        UnsupportedType: Lists every column that is.
+        UnsupportedType: Lists every column that is nested too deep.
     """
     refused = []
     for field in schema:
@@ -141,7 +142,7 @@ def check_nesting(schema: pa.Schema) -> None:
 
 
 def storage_type(feature: pa.DataType) -> pa.DataType:
-    """Return the type in which a Delta table holds a feature type.
+    """Return the type that stores a feature type in a Delta table.
 
     >>> storage_type(pa.uint64())
     Decimal128Type(decimal128(20, 0))
@@ -158,9 +159,9 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
 
 
 def storage_schema(features: pa.Schema) -> pa.Schema:
-    """Return the schema that the Delta table has for a schema of feature types.
+    """Return the Delta table schema that stores a schema of feature types.
 
-    Delta's arrays have no size: the shape of a column is in its metadata, as JSON.
+    Delta's arrays have no fixed size: the shape of a column is stored in its metadata, as JSON.
 
     >>> storage_schema(pa.schema([("pixels", pa.list_(pa.uint8(), 64))])).field("pixels").metadata
     {b'featurestore.shape': b'[64]'}
@@ -180,7 +181,7 @@ def can_be_key(feature: pa.DataType) -> bool:
 
 
 def is_untyped(kind: pa.DataType) -> bool:
-    """Return whether a type is null, alone or inside of lists and structs.
+    """Return whether a type is null, or a list or struct that contains null types.
 
     >>> is_untyped(pa.list_(pa.null())), is_untyped(pa.list_(pa.int8()))
     (True, False)
@@ -191,7 +192,7 @@ def is_untyped(kind: pa.DataType) -> bool:
 
 
 def is_nested(kind: pa.DataType) -> bool:
-    """Return whether a type holds values of other types.
+    """Return whether a type contains values of other types.
 
     Older releases of pyarrow overlook lists of a fixed size.
 
@@ -202,7 +203,7 @@ def is_nested(kind: pa.DataType) -> bool:
 
 
 def holds_items(kind: pa.DataType) -> bool:
-    """Return whether values of a type are lists, of any length or of a fixed one.
+    """Return whether a type is a list type, of variable or fixed size.
 
     >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
     (True, False)
@@ -211,7 +212,7 @@ def holds_items(kind: pa.DataType) -> bool:
 
 
 def is_any_list(kind: pa.DataType) -> bool:
-    """Return whether a type is one of lists of any length.
+    """Return whether a type is a variable-size list.
 
     >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
     (True, False)
@@ -224,7 +225,7 @@ def is_any_list(kind: pa.DataType) -> bool:
 
 
 def is_exact(kind: pa.DataType) -> bool:
-    """Return whether a type holds integers or decimals, which compare by value.
+    """Return whether a type is an integer or decimal type, whose values are exact.
 
     >>> is_exact(pa.decimal128(4, 2)), is_exact(pa.float64())
     (True, False)
@@ -233,7 +234,7 @@ def is_exact(kind: pa.DataType) -> bool:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Return whether a type is one of numbers or booleans.
+    """Return whether a type is numeric or boolean.
 
     >>> is_number(pa.bool_()), is_number(pa.string())
     (True, False)
@@ -242,7 +243,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def decimal_places(kind: pa.DataType) -> int:
-    """Return the digits behind the point of a type of decimals, 0 for others.
+    """Return the number of decimal places of a decimal type, 0 for other types.
 
     >>> decimal_places(pa.decimal128(4, 2)), decimal_places(pa.int64())
     (2, 0)
@@ -251,7 +252,7 @@ def decimal_places(kind: pa.DataType) -> int:
 
 
 def integer_range(kind: pa.DataType) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type.
+    """Return the minimum and maximum of an integer type.
 
     >>> integer_range(pa.int8())
     (-128, 127)
@@ -275,7 +276,7 @@ def numpy_type(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def describe(kind: pa.DataType) -> str:
-    """Return a type as messages name it: arrays by their shape.
+    """Return the name of a type for error messages, with the shape of arrays.
 
     >>> describe(shaped_type(pa.uint8(), (8, 6))), describe(pa.int64())
     ('uint8 of shape (8, 6)', 'int64')
@@ -289,7 +290,7 @@ def describe(kind: pa.DataType) -> str:
 
 
 def shape_of(kind: pa.DataType) -> tuple[int, ...]:
-    """Return the shape of one value: the sizes of nested fixed-size lists, () for all else.
+    """Return the shape of one value: the sizes of nested fixed-size lists, () for other types.
 
     >>> shape_of(pa.list_(pa.list_(pa.uint8(), 6), 8)), shape_of(pa.float32())
     ((8, 6), ())
@@ -302,7 +303,7 @@ def shape_of(kind: pa.DataType) -> tuple[int, ...]:
 
 
 def items_of(kind: pa.DataType) -> pa.DataType:
-    """Return the type inside of nested fixed-size lists, the type itself for all else.
+    """Return the item type of nested fixed-size lists; other types are returned unchanged.
 
     >>> items_of(pa.list_(pa.list_(pa.uint8(), 6), 8))
     DataType(uint8)
@@ -313,7 +314,7 @@ def items_of(kind: pa.DataType) -> pa.DataType:
 
 
 def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
-    """Return the type of arrays of a shape.
+    """Return the type of arrays with a shape.
 
     >>> shape_of(shaped_type(pa.uint8(), (8, 6)))
     (8, 6)
@@ -325,12 +326,12 @@ def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
 
 
 def is_tensor(kind: pa.DataType) -> bool:
-    """Return whether a type is Arrow's extension type of tensors of one shape."""
+    """Return whether a type is Arrow's extension type for fixed-shape tensors."""
     return getattr(kind, "extension_name", "") == "arrow.fixed_shape_tensor"
 
 
 def tensor_type(kind: Any) -> pa.DataType:
-    """Return the type that holds Arrow's tensors of one shape in their logical order of axes.
+    """Return the fixed-size list type of Arrow tensors, in logical axis order.
 
     >>> shape_of(tensor_type(pa.fixed_shape_tensor(pa.int8(), [3, 2], permutation=[1, 0])))
     (2, 3)
@@ -342,7 +343,7 @@ def tensor_type(kind: Any) -> pa.DataType:
 
 
 def width_of(kind: pa.DataType) -> int:
-    """Return the bytes of a value of a type; those of any length count as short ones.
+    """Return the width of a type in bytes; variable-size values count as short ones.
 
     >>> width_of(pa.int64()), width_of(pa.list_(pa.float32(), 3)), width_of(pa.string())
     (8, 12, 16)
@@ -358,7 +359,7 @@ def width_of(kind: pa.DataType) -> int:
 
 
 def is_unbounded(kind: pa.DataType) -> bool:
-    """Return whether values of a type may have any length.
+    """Return whether the size of a type's values is unlimited.
 
     >>> is_unbounded(pa.string()), is_unbounded(pa.list_(pa.float32(), 3))
     (True, False)
@@ -371,7 +372,7 @@ def is_unbounded(kind: pa.DataType) -> bool:
 
 
 def width_of_columns(schema: pa.Schema, names: Iterable[str]) -> int:
-    """Return the bytes of a row of some columns.
+    """Return the total width in bytes of the selected columns of a row.
 
     >>> width_of_columns(pa.schema([("a", pa.int64()), ("b", pa.int8())]), ["a", "b", "a"])
     9
@@ -380,7 +381,7 @@ def width_of_columns(schema: pa.Schema, names: Iterable[str]) -> int:
 
 
 def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
-    """Return the feature type, which may hold nulls without a type."""
+    """Return the feature type, which may contain nulls without a type."""
     if column_type in _PLAIN:
         return column_type
     if isinstance(column_type, pa.BaseExtensionType):
@@ -401,7 +402,7 @@ def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
 
 
 def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
-    """Return the feature type of what an extension type holds; None if that has no meaning."""
+    """Return the feature type of an extension type's storage, or None if it is not meaningful."""
     if extension_type.extension_name in _OPAQUE:
         return None
     if extension_type.extension_name == "arrow.bool8":
@@ -453,7 +454,7 @@ def _struct(struct: pa.DataType) -> pa.DataType | None:
         if kind is None:
             return None
         fields.append(pa.field(field.name, kind, nullable=True))
-    # Names that differ in case alone are one name in DuckDB and in Spark.
+    # DuckDB and Spark treat names that differ only in case as equal.
     names = {field.name.lower() for field in fields}
     if not fields or len(names) < len(fields):
         return None
@@ -465,7 +466,7 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
 
 
 def _is_opaque(field: pa.Field) -> bool:
-    """Return whether a field holds bytes that one library alone can read.
+    """Return whether a field contains bytes that only one library can read.
 
     Older releases of pyarrow know such a type by the field's metadata only.
     """
@@ -491,7 +492,7 @@ def _alternative(kind: pa.DataType) -> str:
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Return how deep lists and structs are nested; without recursion, which deep types exhaust."""
+    """Return the nesting depth of a type, without recursion, since types may be very deep."""
     deepest = 0
     waiting = [(kind, 0)]
     while waiting:

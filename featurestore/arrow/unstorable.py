@@ -1,11 +1,11 @@
-"""Columns that cannot be stored as they are, and the errors with the line that keeps their values.
+"""Columns that cannot be stored unchanged, and errors with code that converts them.
 
-Conversions raise ``Unstorable``; ``conversion_errors`` turns each error of a conversion into an
+Conversions raise ``Unstorable``; ``conversion_errors`` translates each conversion error to an
 ``UnsupportedType`` with a hint in the syntax of the caller's library. Two kinds of columns are
-detected by their content: byte columns of encoded arrays, as petastorm's codecs write them, and
-columns of DuckDB's relations. DuckDB converts BIT to its internal bytes, integers of 128 bits to
-decimals that overflow, and times of day with a zone not at all. Such columns are refused by their
-types, or by their values while the query runs; the latter refusal is the text of an error of DuckDB.
+detected by content: binary columns of encoded arrays, as petastorm's codecs write them, and columns
+of DuckDB relations. DuckDB converts BIT to its internal bytes and 128-bit integers to decimals that
+overflow, and cannot convert times of day with a time zone. Such columns are refused by type, or by
+value while the query runs; in the latter case the error text of DuckDB contains the refusal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featurestore.arrow.column_lines import TEXT, cell_line, nanoseconds_line, q
 from featurestore.errors import FeatureStoreError, UnsupportedType, listing
 
 _INT64_LIMIT = 2**63
-# Leaves that Arrow cannot hold as they are, and the integers that it holds with luck.
+# Leaf types that Arrow cannot represent, and integers that it represents only in part.
 _UNSUPPORTED_TYPES = {
     "bit",
     "bignum",
@@ -54,7 +54,7 @@ _TO_ARROW_TABLE = {
 
 _MAX_REPR = 60
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, NotImplementedError)
-# Kinds of pandas' types without a feature type: the cast of a column, and that of its cells.
+# Kinds of pandas dtypes without a feature type: the column cast, and the cell cast.
 _DTYPES = {
     "complex": (
         "df[{0!r}] = [[cell.real, cell.imag] for cell in df[{0!r}]]",
@@ -69,14 +69,14 @@ _DTYPES = {
 
 
 class Unstorable(ValueError):
-    """Cells that cannot be stored.
+    """Error for cells that cannot be stored.
 
     Args:
-        problem: What the column has, continuing "Column 'x' ...".
-        expression: An expression over a cell ``{v}`` that keeps its value, for the hint.
-        missing: The condition of cells without a value, if a comparison with None is not enough.
-        cells: The cells in question, whose rows the message names.
-        line: The whole line to paste, where no expression over cells does.
+        problem: The problem of the column, continuing "Column 'x' ...".
+        expression: An expression of a cell ``{v}`` that preserves its value, for the hint.
+        missing: The condition for missing cells, if comparison with None does not suffice.
+        cells: The invalid cells, whose rows the message names.
+        line: The complete code snippet, if no cell expression exists.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Unstorable(ValueError):
 
 @contextmanager
 def conversion_errors(name: str, values: Sequence[Any], *, language: str) -> Iterator[None]:
-    """Raise every error of a conversion of one column as a refusal.
+    """Raise each error of a column conversion as ``UnsupportedType``.
 
     Args:
-        name: The column.
-        values: Its cells, as they were handed over.
-        language: The kind of dataframe whose words the hint uses.
+        name: The column name.
+        values: The original cells.
+        language: The kind of dataframe that determines the syntax of the hint.
 
     Raises:
-        UnsupportedType: Names the column, the row, and the line to paste.
+        UnsupportedType: Names the column, the row, and the code that converts it.
     """
     try:
         yield
@@ -158,10 +158,10 @@ def is_missing(cell: object) -> bool:
 
 
 def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
-    """Refuse a pandas type whose meaning would be lost, such as a month stored as a number.
+    """Refuse a pandas dtype whose meaning would be lost, such as a month stored as a number.
 
     Raises:
-        UnsupportedType: Names the cast to paste.
+        UnsupportedType: Names the cast that preserves the meaning.
     """
     categories = getattr(dtype, "categories", None)
     shown = str(dtype if categories is None else categories.dtype)
@@ -177,9 +177,9 @@ def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
 
 
 class EncodedArrayCheck:
-    """A check that refuses byte columns whose first value is an .npy or .npz file.
+    """A check that refuses binary columns whose first value is an .npy or .npz file.
 
-    It is called for each batch and returns the batch. ``language`` is the kind of dataframe of the
+    It is called with each batch and returns the batch. ``language`` is the kind of dataframe in the
     hint.
     """
 
@@ -191,7 +191,7 @@ class EncodedArrayCheck:
         """Return the batch.
 
         Raises:
-            UnsupportedType: Names the columns and the line that decodes them.
+            UnsupportedType: Names the columns and the code that decodes them.
         """
         if not self.pending_columns:
             return batch
@@ -200,7 +200,7 @@ class EncodedArrayCheck:
             if name not in self.pending_columns:
                 continue
             present = batch.column(batch.schema.get_field_index(name)).drop_null()
-            # The values of a dictionary may be null as well.
+            # The values of a dictionary may be null, too.
             cell = next((each.as_py() for each in present if each.as_py() is not None), None)
             if cell is not None:
                 self.pending_columns.discard(name)
@@ -218,7 +218,7 @@ class EncodedArrayCheck:
 
 
 def binary_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of byte columns.
+    """Return the names of the binary columns.
 
     >>> binary_columns(pa.schema([("id", pa.int64()), ("image", pa.binary())]))
     ['image']
@@ -234,13 +234,14 @@ def binary_columns(schema: pa.Schema) -> list[str]:
 
 
 def with_storable_types(frame: Any) -> Any:
-    """Return a DuckDB relation that gives the same values through Arrow.
+    """Return a DuckDB relation whose values are preserved by the conversion to Arrow.
 
-    Integers of 128 bits, as sums have them, become those of 64; a query in which one is too large
-    fails with a text that ``parse_refusal`` reads.
+    128-bit integers, such as sums, are cast to 64 bits; if a value is too large, the query fails
+    with an error text that ``parse_refusal`` parses.
 
     Raises:
-        UnsupportedType: Lists all columns whose types cannot be stored, with the lines to paste.
+        UnsupportedType: Lists all columns whose types cannot be stored, with the code that converts
+        them.
     """
     unsupported, lines, columns = [], [], []
     is_changed = False
@@ -265,11 +266,11 @@ def with_storable_types(frame: Any) -> Any:
 
 @contextmanager
 def query_refusals() -> Iterator[None]:
-    """Raise what a query refuses by its values as the refusal."""
+    """Translate refusals that a query raises for its values to ``UnsupportedType``."""
     try:
         yield
     except Exception as error:
-        # Of which class it is depends on the releases of DuckDB and of pyarrow.
+        # The error class depends on the DuckDB and pyarrow releases.
         refusal = parse_refusal(str(error))
         if refusal is None:
             raise
@@ -277,7 +278,7 @@ def query_refusals() -> Iterator[None]:
 
 
 def parse_refusal(text: str) -> UnsupportedType | None:
-    """Return the refusal that an error of DuckDB carries; None if it carries none.
+    """Return the refusal that a DuckDB error contains, or None.
 
     >>> parse_refusal("Binder Error: no such column") is None
     True
@@ -289,7 +290,7 @@ def parse_refusal(text: str) -> UnsupportedType | None:
 
 
 def _from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
-    """Translate an error of Arrow or Python."""
+    """Translate an Arrow or Python error to ``Unstorable``."""
     if isinstance(error, UnicodeError):
         return Unstorable(
             "holds texts that UTF-8 cannot encode (lone surrogates)",
@@ -319,7 +320,7 @@ def _magnitude(cell: object) -> int:
 
 
 def _row_of(value: object, values: Sequence[Any]) -> int | None:
-    """Return the first row that is or contains an object; None if it was made on the way."""
+    """Return the first row that is or contains an object; None if conversion created the object."""
     for row, cell in enumerate(values):
         if _contains(cell, value):
             return row
@@ -340,7 +341,7 @@ def _short(cell: object) -> str:
 
 
 def _missing_among(values: Sequence[Any]) -> str:
-    """Return the condition of missing cells: None alone, unless pandas' are among them."""
+    """Return the condition for missing cells: also for pandas' missing values if there are any."""
     for cell in values:
         if cell is not None and is_missing(cell):
             return "pd.isna({v})"
@@ -348,7 +349,7 @@ def _missing_among(values: Sequence[Any]) -> str:
 
 
 def _load_expression(cell: bytes) -> str | None:
-    """Return the expression that decodes a cell; None for bytes that are not an array."""
+    """Return the expression that decodes a cell, or None for bytes that are not an array."""
     if cell.startswith(_NPY):
         return "np.load(io.BytesIO(cell))"
     if not cell.startswith(_ZIP):
@@ -361,7 +362,7 @@ def _load_expression(cell: bytes) -> str | None:
 
 
 def _decode_hint(name: str, load_expression: str, language: str) -> str:
-    """Return the hint for a column: the line that decodes it, and how to store bytes instead."""
+    """Return the hint for a column: code that decodes it, and a way to store bytes instead."""
     line = cell_line(language, name, load_expression.replace("cell", "{v}"))
     if language == "pyspark":
         line = (
@@ -414,14 +415,14 @@ def _is_unsupported(kind: Any, *, inside: bool = False) -> bool:
 
 
 def _cast(kind: Any, value: str) -> str:
-    """Return the expression that keeps the values of a column that is refused."""
+    """Return the expression that preserves the values of a refused column."""
     if kind.id == "map":
         return f"map_entries({value})"
     return f"CAST({value} AS {_type_with_strings(kind)})"
 
 
 def _type_with_strings(kind: Any) -> str:
-    """Return a type of DuckDB with texts where it has what cannot be stored."""
+    """Return a DuckDB type in which strings replace the types that cannot be stored."""
     if kind.id in ("list", "array"):
         children = dict(kind.children)
         size = children.get("size", "") if kind.id == "array" else ""

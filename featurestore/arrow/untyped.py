@@ -1,9 +1,10 @@
-"""Columns without a type: nulls alone, empty lists, structs of such. They take the type they meet.
+"""Untyped columns: columns of nulls, empty lists, or structs of these.
 
-A batch without values does not define its types: Arrow has ``null``, ``list<null>`` and structs
-with such fields. Where the column meets another one (of a group, a join key, a view) it takes that
-type. Elsewhere it stays a column of nulls, which engines hold as booleans (``types.storage_type``).
-What has to know the type, such as a new group or a file, refuses it (``refuse_untyped``).
+A batch without values does not determine its types: Arrow infers ``null``, ``list<null>``, and
+structs with such fields. If the column matches a typed column (of a group, a join key, a view), it
+adopts that type. Otherwise it remains a column of nulls, which engines represent as booleans
+(``types.storage_type``). Operations that need the type, such as creating a group or writing a file,
+refuse the column (``refuse_untyped``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from featurestore.arrow.column_lines import quoted, type_line
 from featurestore.arrow.types import holds_items, is_nested, is_untyped
 from featurestore.errors import UnsupportedType
 
-# Nulls become numbers, which every engine casts them to.
+# Nulls become numbers, since every engine can cast nulls to numbers.
 _OTHER_SQL_TYPES = {
     "null": "DOUBLE",
     "binary": "BLOB",
@@ -29,7 +30,7 @@ _TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
 
 
 def typed_as(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
-    """Return a type whose nulls have the type that ``wanted`` has there; all else stays.
+    """Return a type whose nulls are replaced by the corresponding types of ``target``.
 
     >>> typed_as(pa.list_(pa.null()), pa.list_(pa.string()))
     ListType(list<item: string>)
@@ -49,7 +50,7 @@ def typed_as(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
 
 
 def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -> pa.Schema:
-    """Return a schema whose untyped columns have the types of the columns of these names."""
+    """Return a schema whose untyped columns have the types of the same columns in ``like``."""
     types_by_name = like
     if isinstance(like, pa.Schema):
         types_by_name = dict(zip(like.names, like.types, strict=True))
@@ -62,7 +63,7 @@ def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -
 
 
 def untyped_columns(schema: pa.Schema) -> list[str]:
-    """Return the names of the columns without a type.
+    """Return the names of the untyped columns.
 
     >>> untyped_columns(pa.schema([("a", pa.null()), ("b", pa.int8())]))
     ['a']
@@ -71,15 +72,15 @@ def untyped_columns(schema: pa.Schema) -> list[str]:
 
 
 def refuse_untyped(schema: pa.Schema, *, subject: str, hint: Callable[[pa.Schema], str]) -> None:
-    """Refuse columns without a type.
+    """Refuse untyped columns.
 
     Args:
         schema: Feature types.
-        subject: Whose columns they are, for the message: "The query".
-        hint: Gives the line to paste for the columns without a type.
+        subject: The owner of the columns, for the message: "The query".
+        hint: Returns the code that types the untyped columns.
 
     Raises:
-        UnsupportedType: Lists every column without a type.
+        UnsupportedType: Lists every untyped column.
     """
     names = untyped_columns(schema)
     if not names:
@@ -93,7 +94,7 @@ def refuse_untyped(schema: pa.Schema, *, subject: str, hint: Callable[[pa.Schema
 
 
 def dtypes_line(columns: pa.Schema) -> str:
-    """Return types for columns without one, as ``dtypes=`` takes them.
+    """Return suggested types for untyped columns, in the syntax of ``dtypes=``.
 
     >>> dtypes_line(pa.schema([("tags", pa.list_(pa.null()))]))
     "dtypes={'tags': 'list<string>'}"
@@ -103,7 +104,7 @@ def dtypes_line(columns: pa.Schema) -> str:
 
 
 def schema_line(schema: pa.Schema) -> str:
-    """Return a schema as Python code, with texts in the place of nulls.
+    """Return a schema as Python code, with strings in place of nulls.
 
     >>> schema_line(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.null()))]))
     "pa.schema([('id', pa.int64()), ('tags', pa.list_(pa.string()))])"
@@ -113,9 +114,9 @@ def schema_line(schema: pa.Schema) -> str:
 
 
 def typing_lines(language: str, columns: pa.Schema) -> str | None:
-    """Return the lines that give columns of a dataframe a type, None without any.
+    """Return the code that types the untyped columns of a dataframe, or None.
 
-    Rows and columns of Python have no types.
+    Rows and columns of Python objects have no types.
     """
     lines = []
     for field in columns:
@@ -126,7 +127,7 @@ def typing_lines(language: str, columns: pa.Schema) -> str | None:
 
 
 def sql_casts(columns: pa.Schema) -> str:
-    """Return SQL that selects columns, those without a type as one that every engine casts to.
+    """Return SQL that selects columns, with untyped columns as a type that every engine can cast.
 
     >>> sql_casts(pa.schema([("user", pa.string()), ("tags", pa.list_(pa.null()))]))
     '"user", cast("tags" as DOUBLE[]) as "tags"'
@@ -141,7 +142,7 @@ def sql_casts(columns: pa.Schema) -> str:
 
 
 def _suggested(kind: pa.DataType) -> str:
-    """Return a type with texts in the place of nulls, as Python code."""
+    """Return a type as Python code, with strings in place of nulls."""
     text = _name_of(kind)
     if text is not None:
         return repr(text)
@@ -149,7 +150,7 @@ def _suggested(kind: pa.DataType) -> str:
 
 
 def _name_of(kind: pa.DataType) -> str | None:
-    """Return the name that ``dtypes=`` knows for a type; None for those that have none."""
+    """Return the ``dtypes=`` name of a type, or None if it has none."""
     if pat.is_null(kind):
         return "string"
     if pat.is_list(kind):

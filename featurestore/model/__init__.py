@@ -1,1 +1,1 @@
-"""Specifications and stored records: frozen dataclasses and pure functions without I/O."""
+"""Specifications and stored records: frozen dataclasses and pure functions, without I/O."""

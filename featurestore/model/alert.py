@@ -22,7 +22,7 @@ _MAX_LINES = 40
 
 @dataclass(frozen=True)
 class Channel:
-    """A destination of messages; ``secret`` is a reference to a secret, never its value."""
+    """A destination of alert messages; ``secret`` is a reference to a secret, never its value."""
 
     name: str
     uri: str
@@ -30,13 +30,13 @@ class Channel:
 
     @property
     def scheme(self) -> str:
-        """The kind of channel: "webhook+https", "smtp", "command", "log"."""
+        """The channel type: "webhook+https", "smtp", "command" or "log"."""
         return uri_scheme(self.uri)
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One message about one job: the findings that began, continue or ended at one time."""
+    """A message about one job: the findings that started, continued or ended at one time."""
 
     id: str
     event: Event
@@ -59,7 +59,7 @@ class Alert:
         return "\n".join([self.title, *shown])
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON payload of webhooks; Slack shows its ``text``."""
+        """Return the JSON payload for webhooks; Slack displays its ``text``."""
         return {
             "id": self.id,
             "event": self.event,
@@ -73,7 +73,7 @@ class Alert:
 
     @classmethod
     def from_text(cls, text: str) -> Alert:
-        """Parse a message from JSON; raises MalformedJson."""
+        """Parse an alert from JSON; raise MalformedJson if it is invalid."""
         with parsing("a message of the outbox"):
             fields = json.loads(text)
             event = fields["event"]
@@ -90,7 +90,7 @@ class Alert:
 
 
 def uri_scheme(uri: str) -> str:
-    """Return the scheme of a channel's URI.
+    """Return the scheme of a channel URI.
 
     >>> uri_scheme("webhook+https://hooks.example.com/T1"), uri_scheme("log")
     ('webhook+https', 'log')
@@ -99,7 +99,7 @@ def uri_scheme(uri: str) -> str:
 
 
 def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
-    """Return a channel of a valid URI, else raise InvalidArgument."""
+    """Return a channel with a valid URI; raise InvalidArgument for an invalid URI."""
     check_name(name, noun="alert channel")
     scheme = uri_scheme(uri)
     if scheme not in SCHEMES:

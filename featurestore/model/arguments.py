@@ -1,6 +1,6 @@
-"""Arguments of public calls: suggestions for unknown ones, checks of counts, and the caller's position.
+"""Arguments of public calls: suggestions for unknown arguments, count checks, and caller positions.
 
-Counts are versions, limits, offsets and numbers of rows.
+Counts are versions, limits, offsets and row numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from featurestore.errors import InvalidArgument, OutOfRange, UnknownArgument, di
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
 
-# The greatest whole number of SQLite, PostgreSQL, Delta and Arrow.
+# The maximum integer of SQLite, PostgreSQL, Delta and Arrow.
 MAX_INT64 = 2**63 - 1
 MAX_VERSION = 10**9 - 1
 
-# Arguments of public calls that are counts, with the least and the greatest that a call may take.
-# A call may narrow them.
+# Count arguments of public calls, with the widest allowed range. A call may narrow the range.
 COUNTS: Mapping[str, tuple[int, int]] = {
     "version": (1, MAX_VERSION),
     "limit": (0, MAX_INT64),
@@ -35,7 +34,8 @@ COUNTS: Mapping[str, tuple[int, int]] = {
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
-# Argument names of other libraries and their equivalents; the first that the call accepts is used.
+# Argument names of other libraries and their equivalents; the first equivalent that the call
+# accepts is suggested.
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "featuregroup_version": ("version",),
     "training_dataset_version": ("version",),
@@ -83,7 +83,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "write_mode": ("mode",),
     "overwrite": ("mode",),
 }
-# Argument names without an equivalent, and what to do instead.
+# Argument names without an equivalent, and the advice for each.
 REPLACEMENTS: Mapping[str, str] = {
     "online": "there is one store for all uses; the latest values now: "
     "get_features(features, labels=[{...}], label_time=datetime.now(UTC))",
@@ -94,7 +94,7 @@ REPLACEMENTS: Mapping[str, str] = {
 
 
 def with_suggestions(function: F) -> F:
-    """Return a function that suggests the right argument in place of a TypeError."""
+    """Wrap a function so that a TypeError suggests the correct argument."""
     positions = _count_positions(function)
 
     @functools.wraps(function)
@@ -107,7 +107,7 @@ def with_suggestions(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            # Only an error of the call itself has no frame below this one.
+            # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
             raise _argument_error(function, args, kwargs, error) from None
@@ -128,7 +128,7 @@ def suggest_arguments(owner: T) -> T:
 
 
 def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int = MAX_INT64) -> int:
-    """Return a whole number of a range, of Python or NumPy, as an int.
+    """Return a Python or NumPy integer as an int if it is within the range.
 
     >>> check_count(3, argument="limit")
     3
@@ -138,7 +138,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
         OutOfRange: It is outside the range.
     """
     try:
-        # Python and NumPy take booleans for whole numbers.
+        # Python and NumPy treat booleans as integers.
         if type(value).__name__ in ("bool", "bool_"):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
 
 
 def check_counts(arguments: Mapping[str, object]) -> None:
-    """Check the count arguments of a call; None is skipped."""
+    """Check the count arguments of a call; None is not checked."""
     for name in COUNTS.keys() & arguments.keys():
         value = arguments[name]
         if value is not None:
@@ -165,7 +165,7 @@ def check_counts(arguments: Mapping[str, object]) -> None:
 
 
 def check_version(version: object, *, argument: str = "version") -> int:
-    """Return a version of a group, dataset, view or model: 1, 2, ...
+    """Return a valid version of a group, dataset, view or model: 1, 2, ...
 
     >>> check_version(3)
     3
@@ -174,13 +174,13 @@ def check_version(version: object, *, argument: str = "version") -> int:
 
 
 def parse_version(text: str) -> int:
-    """Return the version in the digits of a reference.
+    """Parse the version digits of a reference.
 
     >>> parse_version("12")
     12
     """
     digits = text.lstrip("0")
-    # Python refuses to read numbers of more than 4,300 digits.
+    # Python refuses to parse integers of more than 4,300 digits.
     if len(digits) > len(str(MAX_VERSION)):
         raise OutOfRange(
             f"Version {digits:.20}... is not between 1 and {MAX_VERSION}.", hint="version=1"
@@ -189,7 +189,7 @@ def parse_version(text: str) -> int:
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the position of the first frame outside this library."""
+    """Issue a warning at the position of the first frame outside this library."""
     frame, depth = sys._getframe(), 1
     while frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1
@@ -200,18 +200,18 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def calling_globals() -> dict[str, Any]:
-    """Return the globals of the caller of the calling function."""
+    """Return the globals of the function that called the calling function."""
     frame = sys._getframe(2)
-    # Skip the wrapper of public calls (``model.arguments``).
+    # Skip the argument-checking wrapper of public calls.
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals
 
 
 def calling_frame(functions: Collection[str], packages: Collection[str]) -> FrameType | None:
-    """Return the nearest frame of one of these functions and packages.
+    """Return the nearest frame of the given functions and packages.
 
-    Returns None if a frame of another package comes first.
+    Returns None if a frame of another package is reached first.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -225,9 +225,9 @@ def calling_frame(functions: Collection[str], packages: Collection[str]) -> Fram
 
 
 def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
-    """Return the positions of arguments that are counts; None for keyword-only arguments.
+    """Return the positions of count arguments; None for keyword-only arguments.
 
-    ``before=`` is a version in one call and a table in another: the annotation decides.
+    ``before=`` is a version in some calls and a table in others: the annotation decides.
     """
     positions: dict[str, int | None] = {}
     for position, parameter in enumerate(inspect.signature(function).parameters.values()):
@@ -243,7 +243,7 @@ def _argument_error(
     kwargs: Mapping[str, Any],
     error: TypeError,
 ) -> UnknownArgument:
-    """Return the error for a call whose arguments do not match the signature."""
+    """Return the error for call arguments that do not match the signature."""
     parameters = dict(inspect.signature(function).parameters)
     for receiver in ("self", "cls"):
         if receiver in parameters:
@@ -280,7 +280,7 @@ def _argument_error(
 
 
 def _suggestion(name: str, accepted_names: Sequence[str]) -> str:
-    """Return the replacement of an unknown argument."""
+    """Return the suggested replacement for an unknown argument."""
     if name in REPLACEMENTS:
         return f"{name}: {REPLACEMENTS[name]}"
     for alias in ALIASES.get(name, ()):
@@ -307,7 +307,7 @@ def _too_many(
 
 
 def _short_repr(value: object) -> str:
-    # Python refuses to write numbers of more than 4,300 digits.
+    # Python refuses to format integers of more than 4,300 digits.
     if isinstance(value, int) and abs(value) > 10**40:
         return f"<a whole number of {value.bit_length()} bits>"
     return f"{value!r:.80}"

@@ -1,6 +1,6 @@
-"""Text and HTML of values for terminals and notebooks, escaped here only.
+"""Rendering of values as text and HTML for terminals and notebooks; the only module that escapes.
 
-Text from a store may contain control characters: terminals show them, and never run them.
+Stored strings may contain control characters: they are displayed, never sent to a terminal.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Protocol, TypeVar
 
 from featurestore.model.times import format_duration
 
-# C0 and C1 controls, delete, marks and overrides of the writing direction, line separators, lone
-# surrogates.
+# C0 and C1 controls, delete, bidirectional marks and overrides, line separators, lone surrogates.
 _RANGES = (
     (0x00, 0x1F),
     (0x7F, 0x9F),
@@ -32,7 +31,7 @@ _ALIGN_LEFT = "text-align: left"
 
 
 def printable(text: str) -> str:
-    r"""Return a text in which control characters but line ends and tabs are escaped.
+    r"""Escape control characters in a string, except newlines and tabs.
 
     >>> print(printable("\x1b[31mred\nnext line"))
     \u001b[31mred
@@ -42,7 +41,7 @@ def printable(text: str) -> str:
 
 
 def printable_line(text: str) -> str:
-    r"""Return a text as one line: line ends and tabs are escaped, too.
+    r"""Escape control characters in a string, including newlines and tabs.
 
     >>> print(printable_line("a\nb"))
     a\u000ab
@@ -51,7 +50,7 @@ def printable_line(text: str) -> str:
 
 
 def value_text(value: object) -> str:
-    """Return a value of a record as people read it, on one line.
+    """Format a record value for display, on one line.
 
     >>> value_text(None), value_text(True), value_text(12345), value_text(0.1 + 0.2)
     ('-', 'yes', '12,345', '0.3')
@@ -78,7 +77,7 @@ def value_text(value: object) -> str:
 
 
 class Summarized(Protocol):
-    """An object that can be a row of a table."""
+    """An object that can be displayed as a table row."""
 
     def _summary(self) -> Mapping[str, object]: ...
 
@@ -87,7 +86,7 @@ T = TypeVar("T", bound=Summarized)
 
 
 class Listing(list[T]):
-    """A list that notebooks show as a table.
+    """A list that notebooks display as a table.
 
     >>> class Group:
     ...     def _summary(self):
@@ -105,7 +104,7 @@ class Listing(list[T]):
 
 
 def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
-    """Return records of the same keys as a table; without any: the caption, or "nothing there".
+    """Return records with the same keys as a table; if empty, the caption or "nothing there".
 
     >>> "<th" in records_table([{"rows": 1_000}]), records_table([])
     (True, '<p>nothing there</p>')
@@ -118,7 +117,7 @@ def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") ->
 
 
 def properties_table(values: Mapping[str, object], *, caption: str = "") -> str:
-    """Return names and their values as a table of two columns."""
+    """Return names and values as a two-column table."""
     lines = [_table_start(caption), "<tbody>"]
     for name, value in values.items():
         head = html.escape(name.replace("_", " "))
@@ -130,7 +129,7 @@ def properties_table(values: Mapping[str, object], *, caption: str = "") -> str:
 def table(
     head: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]], *, caption: str = ""
 ) -> str:
-    """Return a table of texts; ``head``: the name of each column, and a small text below it."""
+    """Return a table of strings; ``head`` has the name and the subtitle of each column."""
     lines = [_table_start(caption), "<thead><tr>"]
     for name, below in head:
         lines.append(f'<th style="{_ALIGN_LEFT}">{html.escape(printable_line(name))}')
@@ -145,12 +144,12 @@ def table(
 
 
 def paragraph(text: str) -> str:
-    """Return a text as a paragraph."""
+    """Return a string as an HTML paragraph."""
     return f"<p>{html.escape(printable_line(text))}</p>"
 
 
 def preformatted(text: str) -> str:
-    """Return preformatted text.
+    """Return a string as preformatted HTML.
 
     >>> preformatted("a < b")
     '<pre>a &lt; b</pre>'

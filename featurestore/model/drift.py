@@ -1,4 +1,4 @@
-"""Drift between two tables: what changed of each feature, and whether that is more than noise."""
+"""Drift between two tables: changes of each feature, compared with sampling noise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
 
 @dataclass(frozen=True)
 class DriftThresholds:
-    """What counts as drift. Shares are of rows.
+    """Thresholds for drift. Fractions are of rows.
 
-    ``psi``: population stability index (0.1 moderate, 0.25 large by custom). ``ks``:
-    Kolmogorov-Smirnov distance. ``missing``: change of the share of missing values. ``new``: share
-    of rows with values never seen before.
+    ``psi``: population stability index (conventionally 0.1 is moderate, 0.25 large). ``ks``:
+    Kolmogorov-Smirnov distance. ``missing``: change of the fraction of missing values. ``new``:
+    fraction of rows with previously unseen values.
     """
 
     psi: float = 0.2
@@ -29,15 +29,15 @@ class DriftThresholds:
 
 @dataclass(frozen=True)
 class FeatureDrift:
-    """What changed of one feature from the first table to the second.
+    """The changes of one feature from the first table to the second.
 
-    ``psi`` and ``ks`` are None where they have no meaning (no values; texts have no order).
-    ``values_complete`` is True if every value of both tables was counted separately; otherwise
-    (texts of more than 100 values), ``psi`` compares the 20 most frequent ones of each and all
-    others as one, and ``new_values`` and ``gone_values`` may lack some.
+    ``psi`` and ``ks`` are None if they are undefined (no values; strings have no order).
+    ``values_complete`` is True if every value of both tables was counted separately. Otherwise
+    (string columns of more than 100 values), ``psi`` compares the 20 most frequent values of each
+    table and one bin of other values, and ``new_values`` and ``gone_values`` may be incomplete.
 
-    ``reasons`` name each measure that exceeds its threshold and the difference that two samples of
-    these sizes have by chance.
+    ``reasons`` name each measure that exceeds both its threshold and the difference that is
+    expected by chance for these sample sizes.
     """
 
     name: str
@@ -54,13 +54,13 @@ class FeatureDrift:
 
     @property
     def drifted(self) -> bool:
-        """Whether there is a reason."""
+        """Whether the feature drifted."""
         return bool(self.reasons)
 
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The drift of every feature that both tables have, the largest first.
+    """The drift of every feature that both tables have, ordered by descending drift.
 
     >>> statistics = store.get_featuregroup_statistics("weather")
     >>> print(featurestore.compare_statistics(statistics, statistics))
@@ -85,7 +85,7 @@ class DriftReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no feature drifted and the columns are the same.
+        """Whether no feature drifted and both tables have the same columns.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> featurestore.compare_statistics(statistics, statistics).ok

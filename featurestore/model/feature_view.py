@@ -1,4 +1,4 @@
-"""Feature views: a named, versioned retrieval that training and scoring share."""
+"""Feature views: named, versioned retrievals that training and scoring share."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from featurestore.model.window_features import (
 
 VIEW_FILE = "view.json"
 VIEW_FORMAT = 1
-# Of views with aggregates over windows or transformations, which earlier releases cannot read.
+# The format of views with window aggregates or transformations, which earlier releases cannot read.
 WINDOWS_FORMAT = 2
-# Of views with on-demand features.
+# The format of views with on-demand features.
 ON_DEMAND_FORMAT = 3
 JOINS = ("left", "inner")
 
 
 @dataclass(frozen=True)
 class ViewFeature:
-    """One column of a version of a group, called ``name`` in the rows; ``type`` is its JSON.
+    """A column of a group version, and its ``name`` in the retrieved rows; ``type`` is JSON.
 
-    ``window`` is the requested aggregate of the column, if any.
+    ``window`` is the requested window aggregate of the column, if any.
     """
 
     group: str
@@ -48,12 +48,12 @@ class ViewFeature:
 
     @property
     def request(self) -> str | WindowFeature:
-        """The feature as ``get_features`` takes it."""
+        """The feature as an argument of ``get_features``."""
         return self.window or self.reference
 
     @property
     def reference(self) -> str:
-        """The feature as text."""
+        """The feature as a string."""
         if self.window is not None:
             return str(self.window)
         alias = None
@@ -64,9 +64,9 @@ class ViewFeature:
 
 @dataclass(frozen=True)
 class ViewStep:
-    """One call of ``get_features``: its features and how they are joined to what came before.
+    """One call of ``get_features``: its features, and how they are joined to the previous rows.
 
-    ``on_demand`` features are computed of the rows that the call then has.
+    ``on_demand`` features are computed from the rows of the call.
     """
 
     features: tuple[ViewFeature, ...]
@@ -76,7 +76,7 @@ class ViewStep:
 
     @property
     def requests(self) -> list[str | WindowFeature | OnDemandFeature]:
-        """The features that ``get_features`` retrieves."""
+        """The features that the ``get_features`` call requests."""
         return [*[feature.request for feature in self.features], *self.on_demand]
 
 
@@ -84,10 +84,10 @@ class ViewStep:
 class FeatureViewSpec:
     """The definition of one version of a feature view.
 
-    ``steps`` are calls of ``get_features``, each over the result of the one before it. Groups are
-    pinned to their versions, not to Delta versions: the definition is fixed, new commits are read.
-    ``labels`` is the reference of the group on the label side, where the view has one.
-    ``transformations`` are those of training datasets: for each column its steps as JSON.
+    ``steps`` are calls of ``get_features``, each with the result of the previous call as its
+    labels. Groups are pinned to group versions, not to Delta versions: the definition is fixed, but
+    new commits are read. ``labels`` is the reference of the label group, if the view has one.
+    ``transformations`` are those of training datasets: the steps for each column, as JSON.
     """
 
     name: str
@@ -111,7 +111,7 @@ class FeatureViewSpec:
 
     @property
     def on_demand(self) -> tuple[OnDemandFeature, ...]:
-        """The features of all steps that are computed of each row."""
+        """The on-demand features of all steps."""
         features: list[OnDemandFeature] = []
         for step in self.steps:
             features += step.on_demand
@@ -119,7 +119,7 @@ class FeatureViewSpec:
 
     @property
     def windows(self) -> tuple[WindowLineage, ...]:
-        """What the aggregates over windows are made of."""
+        """The lineage of the window aggregates."""
         lineages = [
             WindowLineage.from_feature(feature.window, version=feature.version)
             for feature in self.features
@@ -129,7 +129,7 @@ class FeatureViewSpec:
 
     @property
     def groups(self) -> tuple[tuple[str, int], ...]:
-        """Name and version of each group that is read, the label side first."""
+        """The name and version of each group that is read, with the label group first."""
         read: dict[tuple[str, int], None] = {}
         if self.labels is not None:
             name, version = parse_group_reference(self.labels)
@@ -165,7 +165,7 @@ class FeatureViewSpec:
 
     @property
     def _format(self) -> int:
-        """The oldest format that can represent the view."""
+        """The oldest format version that can represent the view."""
         if self.on_demand:
             return ON_DEMAND_FORMAT
         if self.windows or self.transformations:
@@ -174,7 +174,7 @@ class FeatureViewSpec:
 
     @classmethod
     def from_json(cls, data: object) -> FeatureViewSpec:
-        """Parse the output of ``to_json``; raise MalformedJson with the problem."""
+        """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
         view = JsonObject.from_value(data)
         format_number = view.number("format", minimum=1)
         if format_number > ON_DEMAND_FORMAT:
@@ -205,15 +205,15 @@ class FeatureViewSpec:
         )
 
     def to_bytes(self) -> bytes:
-        """Return the content of the view's file."""
+        """Return the contents of the view file."""
         return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> FeatureViewSpec:
-        """Return the view that ``to_bytes`` wrote.
+        """Parse the output of ``to_bytes``.
 
         Raises:
-            FeatureViewDamaged: The content is not what was written.
+            FeatureViewDamaged: The contents differ from what was written.
         """
         try:
             return cls.from_json(unseal(content))
@@ -225,7 +225,7 @@ class FeatureViewSpec:
 
 
 def view_source(name: str) -> str:
-    """Return what lineage calls a view: its folder below the location.
+    """Return the name of a view in lineage: its folder, relative to the store location.
 
     >>> view_source("late_flights")
     'featureviews/late_flights'
@@ -234,7 +234,7 @@ def view_source(name: str) -> str:
 
 
 def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpec) -> list[str]:
-    """Return the differences between requested features and a definition of their group."""
+    """Return the differences between requested features and a group definition."""
     problems = []
     for feature in features:
         if feature.column not in spec.schema.names:
@@ -247,7 +247,7 @@ def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpe
 
 
 def _is_widened(stored_type: Any, kind: pa.DataType) -> bool:
-    """Return whether a type has the decimals of a stored one, with more digits."""
+    """Return whether a type is a stored type with wider decimals."""
     before = type_from_json(stored_type)
     return before != kind and with_wider_decimals(before, kind) == kind
 

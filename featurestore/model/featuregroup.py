@@ -1,4 +1,4 @@
-"""Feature groups: definition, rows of external groups, and commits."""
+"""Feature groups: definitions, external rows, and commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from featurestore.model import display
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration, parse_duration
 
-# When the store keeps a copy of the rows: for each training dataset, or not at all.
+# Whether the store copies external rows: for each training dataset, or never.
 SNAPSHOTS = ("training", "never")
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
@@ -38,10 +38,10 @@ class FeatureGroupSpec:
     """The definition of one version of a feature group: table property ``featurestore.spec``.
 
     ``schema`` holds feature types (see ``arrow.types``). ``expectations`` are plain dicts
-    ``{"type": ..., "kwargs": {...}}``. Event times that are ahead of the clock by more than
+    ``{"type": ..., "kwargs": {...}}``. Event times further in the future than
     ``event_time_tolerance`` cause a warning. ``compact`` "auto" merges small files after writes.
-    ``external`` is the location of the rows of an external group; None for a group of the store.
-    Tags and description are stored in ``featurestore.meta``: they change without a new version.
+    ``external`` is the location of external rows, or None if the store holds the rows. Tags and
+    description are stored in ``featurestore.meta``: they can change without a new version.
     """
 
     name: str
@@ -76,7 +76,7 @@ class FeatureGroupSpec:
 
     @property
     def upsert_key(self) -> tuple[str, ...]:
-        """Primary key, event time and created time, as far as they are declared.
+        """The primary key, event time and created time, if declared.
 
         >>> schema = pa.schema([("origin", pa.string()), ("day", pa.date32())])
         >>> FeatureGroupSpec("weather", 1, schema, ("origin",), event_time="day").upsert_key
@@ -90,7 +90,7 @@ class FeatureGroupSpec:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """The columns that are neither key nor time."""
+        """The columns that are neither keys nor times."""
         roles = set(self.upsert_key)
         return tuple(name for name in self.schema.names if name not in roles)
 
@@ -123,7 +123,7 @@ class FeatureGroupSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:
-        """Return the spec that ``to_json`` wrote."""
+        """Parse the output of ``to_json``."""
         ttl, external = None, None
         if data["ttl"] is not None:
             ttl = parse_duration(data["ttl"])
@@ -148,7 +148,7 @@ class FeatureGroupSpec:
         )
 
     def with_wider_decimals(self, columns: pa.Schema) -> FeatureGroupSpec:
-        """Return the spec whose decimals hold those of other columns of the same names, too.
+        """Return the spec with decimals that also hold the decimals of matching columns.
 
         >>> spec = FeatureGroupSpec("prices", 1, pa.schema([("price", pa.decimal128(3, 2))]))
         >>> wide = pa.schema([("price", pa.decimal128(5, 2))])
@@ -161,7 +161,7 @@ class FeatureGroupSpec:
         return replace(self, schema=schema)
 
     def with_columns(self, new_fields: Sequence[pa.Field]) -> FeatureGroupSpec:
-        """Return the spec with nullable columns added at the end.
+        """Return the spec with nullable columns appended.
 
         >>> spec = FeatureGroupSpec("weather", 1, pa.schema([("origin", pa.string())]), ("origin",))
         >>> spec.with_columns([pa.field("temp", pa.float64())]).features
@@ -175,11 +175,11 @@ class FeatureGroupSpec:
 
 @dataclass(frozen=True)
 class ExternalRows:
-    """The rows of an external feature group: a table, a query or files of a registered source.
+    """The location of the rows of an external feature group: a table, a query or files of a source.
 
     ``snapshots`` "training" copies the rows into the store for each training dataset that uses
-    them, so that the dataset can be created again; "never" stores no copy. ``rename`` is the option
-    of that name.
+    them, so that the dataset can be recreated; "never" stores no copy. ``rename`` is the option of
+    the same name.
     """
 
     source: str
@@ -216,7 +216,7 @@ class ExternalRows:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ExternalRows:
-        """Return the definition that ``to_json`` wrote; ValueError when it is anything else."""
+        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
         rows = cls(**dict(data))
         for value in vars(rows).values():
             if not isinstance(value, str | None):
@@ -226,11 +226,11 @@ class ExternalRows:
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of a group's data.
+    """A data commit of a feature group.
 
-    ``delta_version`` and ``timestamp`` are the Delta log's own; ``rows`` is the number of rows in
-    the table afterwards; ``rows_in`` and ``rows_out`` count rows added and removed by this commit.
-    ``applied`` is False when a repeated transaction made the write a no-op.
+    ``delta_version`` and ``timestamp`` are from the Delta log; ``rows`` is the number of rows in
+    the table after the commit; ``rows_in`` and ``rows_out`` count the rows that the commit added
+    and removed. ``applied`` is False if the write was a repeated transaction and had no effect.
     """
 
     delta_version: int
@@ -264,10 +264,10 @@ class Commit:
 
 
 def normalize_tags(tags: object) -> dict[str, str]:
-    """Return tags as a dict; ``check_tags`` validates each.
+    """Return tags as a dict; ``check_tags`` validates the values.
 
     Raises:
-        InvalidArgument: They are not a mapping.
+        InvalidArgument: The tags are not a mapping.
     """
     if tags is None or isinstance(tags, Mapping):
         return dict(tags or {})
@@ -326,7 +326,7 @@ def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) ->
 
 
 def _check_without_event_time(spec: FeatureGroupSpec) -> None:
-    """Refuse what needs an event time in a group without one."""
+    """Refuse options that require an event time, for a group without an event time."""
     time_arguments = {
         "created_time": spec.created_time is not None,
         "ttl": spec.ttl is not None,

@@ -1,4 +1,4 @@
-"""Job definitions and their hash; window jobs with their aggregates, instants and keys."""
+"""Job definitions and their hashes; window jobs with their aggregates, instants and keys."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ Closed = Literal["right", "left"]
 OnError = Literal["wait", "continue"]
 ON_ERROR = ("wait", "continue")
 MODES = ("replace_window", "upsert", "append")
-# The interval of reminders of an alert that continues.
+# The reminder interval of continuing alerts.
 REMIND = timedelta(days=1)
 
-# What the fields of a stored definition hold; those that are parsed or made anew are not named.
+# The types of stored definition fields; fields that are parsed or derived are omitted.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name kind target schedule code timezone closed mode validation description on_error": str,
     "event_time created_time on_failure tombstone": (str, NoneType),
@@ -51,7 +51,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 _MICROSECOND = timedelta(microseconds=1)
 _ALWAYS = (-(2**63), 2**63 - 1)
-# Counts that decide whether a key has a row; they are not written.
+# Row counts that decide whether a key is written; the counts themselves are not stored.
 _PRESENT = "__fs_present"
 
 
@@ -59,15 +59,15 @@ _PRESENT = "__fs_present"
 class JobSpec:
     """The definition of a job.
 
-    ``code`` is the SQL text, or the source text of the function; ``target`` names the feature group
-    or the training dataset. ``inputs`` maps the name under which the transform sees an input to a
-    group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet
-    files); ``input_times`` names the time column of inputs that are paths or sources; ``sources``
-    are the tables, queries or files of registered sources (``source:shop`` in ``inputs``).
-    Rows whose column ``tombstone`` is set delete their key, and ``delete_missing`` deletes keys
-    that the source no longer has. With ``on_error`` "wait", later windows wait for a failed one.
-    Failures are sent to the channels ``alert``, and again after ``remind``. ``watched`` is the
-    definition of a monitor, ``stream`` the input of a stream job.
+    ``code`` is the SQL or the source code of the function; ``target`` names the feature group or
+    the training dataset. ``inputs`` maps each input name of the transform to a group reference
+    (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet files).
+    ``input_times`` maps path and source inputs to their time columns; ``sources`` are the tables,
+    queries or files of registered sources (``source:shop`` in ``inputs``). Rows with a true
+    ``tombstone`` column delete their key, and ``delete_missing`` deletes keys that are no longer in
+    the source. With ``on_error`` "wait", later windows wait for a failed one. Failures are sent to
+    the ``alert`` channels, and repeated after ``remind``. ``watched`` is the definition of a
+    monitor, ``stream`` the input of a stream job.
     """
 
     name: str
@@ -110,13 +110,13 @@ class JobSpec:
 
     @property
     def row_lookback(self) -> timedelta:
-        """How far before its window a row may be: the lookback of change capture."""
+        """The maximum age of rows before the window starts: the lookback of change data capture."""
         is_capture = any(each.time == self.event_time for each in self.sources.values())
         return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
 
     @property
     def fills_group(self) -> bool:
-        """Whether its target is a feature group, whose commits record its windows."""
+        """Whether the target is a feature group, whose commits record the windows of the job."""
         return self.kind in ("python", "sql", "window")
 
     def to_json(self) -> dict[str, Any]:
@@ -176,10 +176,10 @@ class JobSpec:
 
     @classmethod
     def from_json(cls, data: Any) -> JobSpec:
-        """Return the definition that ``to_json`` wrote.
+        """Parse the output of ``to_json``.
 
         Raises:
-            InvalidJob: It is anything else: registries may come from elsewhere.
+            InvalidJob: The definition is invalid, for example in the registry of another store.
         """
         try:
             values = {
@@ -215,7 +215,7 @@ class JobSpec:
 
     @classmethod
     def from_text(cls, text: str) -> JobSpec:
-        """Parse a definition from JSON; raises InvalidJob."""
+        """Parse a definition from JSON text; raise InvalidJob if it is invalid."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -224,7 +224,7 @@ class JobSpec:
 
     @property
     def hash(self) -> str:
-        """SHA-256 of the definition: any change of code or rules gives another one."""
+        """SHA-256 of the definition; any change of code or settings changes the hash."""
         definition = self.to_json()
         if self.on_error == "continue":  # hashes in registries contain its former name
             definition["on_error"] = "go_on"
@@ -232,7 +232,7 @@ class JobSpec:
 
 
 def parse_on_error(value: Any) -> Any:
-    """Return a value of ``on_error``: "go_on" is the former name of "continue"."""
+    """Normalize ``on_error``: "go_on" is the former name of "continue"."""
     return "continue" if value == "go_on" else value
 
 
@@ -240,8 +240,8 @@ def parse_on_error(value: Any) -> Any:
 class WindowJob:
     """The aggregates of a window job.
 
-    It has rows at the end of each window of its schedule and, counted back from there, every
-    ``every`` in between. ``keep_empty`` retains keys without rows in any window.
+    The job writes rows for the end of each schedule window and for every ``every`` interval before
+    it within the window. ``keep_empty`` retains keys without rows in any window.
     """
 
     windows: tuple[WindowFeature, ...]
@@ -250,7 +250,7 @@ class WindowJob:
 
     @property
     def code(self) -> str:
-        """The text that a job's definition holds, which ``of`` reads back."""
+        """The code string of the job definition, which ``from_spec`` parses."""
         data = {
             "windows": list(map(window_to_json, self.windows)),
             "every_us": micros(self.every),
@@ -260,10 +260,10 @@ class WindowJob:
 
     @classmethod
     def from_spec(cls, spec: JobSpec) -> WindowJob:
-        """Return what the definition of a window job holds.
+        """Parse the definition of a window job.
 
         Raises:
-            InvalidJob: It is anything else: registries may come from elsewhere.
+            InvalidJob: The definition is invalid, for example in the registry of another store.
         """
         try:
             with parsing("the aggregates"):
@@ -279,16 +279,16 @@ class WindowJob:
 
     @property
     def lineage(self) -> list[WindowLineage]:
-        """The inputs of the aggregates that the definition names."""
+        """The lineage of the aggregates."""
         return [
             WindowLineage.from_feature(each, version=each.reference.version)
             for each in self.windows
         ]
 
     def instants(self, window: Window) -> list[datetime]:
-        """Return the times at which a window has rows, the oldest first.
+        """Return the instants for which a window has rows, in ascending order.
 
-        A day of 23 or 25 hours has the instants of its hours, and one where ``every`` is a day.
+        A day of 23 or 25 hours has one instant an hour, or a single instant if ``every`` is a day.
 
         >>> from datetime import UTC
         >>> job = WindowJob((), timedelta(hours=6), keep_empty=False)
@@ -302,7 +302,7 @@ class WindowJob:
 
     @property
     def lookback(self) -> timedelta | None:
-        """The maximum age of the rows that count at an instant; None without limit."""
+        """The maximum age of the rows that an aggregate reads, or None if it is unlimited."""
         if self.keep_empty:
             return None
         longest = timedelta(0)
@@ -313,21 +313,21 @@ class WindowJob:
         return longest
 
     def event_time_range(self, window: Window) -> tuple[int, int]:
-        """Return the range of event times, ``[first, last)`` in microseconds, that a window sees."""
+        """Return the event time range ``[first, last)`` that a window reads, in microseconds."""
         instants = self.instants(window)
         first = _ALWAYS[0]
         if self.lookback is not None:
-            # Windows are open where they begin.
+            # Windows exclude their start.
             first = to_micros(instants[0] - self.lookback + _MICROSECOND)
         return first, to_micros(instants[-1] + _MICROSECOND)
 
     def presence(
         self, event_times: dict[FeatureReference, FeatureReference]
     ) -> list[WindowFeature]:
-        """Return counts of which one is positive where a key has rows to be written.
+        """Return row counts, at least one of which is positive if the key has rows to write.
 
         Args:
-            event_times: For the feature of each aggregate the event time of its group.
+            event_times: The event time column of the group of each aggregated feature.
         """
         longest: dict[WindowFeature, WindowFeature] = {}
         for each in self.windows:
@@ -349,7 +349,7 @@ class WindowJob:
 
 
 def input_name(feature: WindowFeature) -> str:
-    """Return what a window job calls the group of an aggregate among its inputs.
+    """Return the input name of an aggregate's group in a window job.
 
     >>> from featurestore.model.window_features import parse_window
     >>> input_name(parse_window("transactions@v2.amount|sum|7d"))

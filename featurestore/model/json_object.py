@@ -1,6 +1,6 @@
-"""JSON objects of files: typed access with errors that name the path of a value, and checksums.
+"""JSON objects of files: typed access with errors that name the JSON path, and checksums.
 
-A sealed object has a checksum that detects every changed byte.
+The checksum of a sealed object detects any changed byte.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ LINE_CHECKSUM_LENGTH = 16  # of hexadecimal digits
 
 
 class MalformedJson(ValueError):
-    """A value that is missing or has a wrong type; the message names its path."""
+    """Error for a missing value or a value of the wrong type; the message names its path."""
 
 
 @contextmanager
 def parsing(subject: str) -> Iterator[None]:
-    """Raise errors of a block that parses stored text as MalformedJson.
+    """Translate errors that occur while parsing stored JSON to MalformedJson.
 
     >>> with parsing("statistics"):
     ...     {}["rows"]
@@ -53,7 +53,7 @@ def parsing(subject: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class JsonObject:
-    """A JSON object and its path in the file, for messages.
+    """A JSON object and its path in the file, for error messages.
 
     >>> JsonObject({"rows": -1}, "splits[0]").number("rows")
     Traceback (most recent call last):
@@ -66,7 +66,7 @@ class JsonObject:
 
     @classmethod
     def from_value(cls, value: object, path: str = "") -> JsonObject:
-        """Return a value as an object."""
+        """Return a value as a JsonObject; raise MalformedJson for other types."""
         if not isinstance(value, Mapping):
             raise MalformedJson(f"{path or 'the whole'} is {_short_repr(value)}, not an object")
         return cls(value, path)
@@ -75,39 +75,39 @@ class JsonObject:
         return name in self.data
 
     def get(self, name: str) -> Any:
-        """Return a value of any type, which has to be there."""
+        """Return a required value of any type."""
         if name not in self.data:
             raise MalformedJson(f"{self._path_of(name)} is missing")
         return self.data[name]
 
     def text(self, name: str) -> str:
-        """Return a text."""
+        """Return a string."""
         value = self.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a text")
         return value
 
     def optional_text(self, name: str) -> str | None:
-        """Return a text, or None where there is null or nothing."""
+        """Return a string, or None if the value is null or missing."""
         if self.data.get(name) is None:
             return None
         return self.text(name)
 
     def number(self, name: str, *, minimum: int = 0, maximum: int = MAX_INT64) -> int:
-        """Return a whole number within bounds."""
+        """Return an integer within a range."""
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.wrong(name, f"a whole number from {minimum} to {maximum}")
         return value
 
     def optional_number(self, name: str) -> int | None:
-        """Return a whole number from 0, or None where there is null or nothing."""
+        """Return a non-negative integer, or None if the value is null or missing."""
         if self.data.get(name) is None:
             return None
         return self.number(name)
 
     def flag(self, name: str) -> bool:
-        """Return true or false."""
+        """Return a boolean."""
         value = self.get(name)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
@@ -121,14 +121,14 @@ class JsonObject:
         return list(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return an array of texts."""
+        """Return an array of strings."""
         value = self.array(name)
         if not all(isinstance(each, str) for each in value):
             raise self.wrong(name, "an array of texts")
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return an array of whole numbers from 0."""
+        """Return an array of non-negative integers."""
         values = dict(zip(map(str, range(MAX_INT64)), self.array(name), strict=False))
         elements = JsonObject(values, self._path_of(name))
         return tuple(map(elements.number, values))
@@ -141,13 +141,13 @@ class JsonObject:
         return value
 
     def optional_real(self, name: str) -> float | None:
-        """Return a number, or None where there is null or nothing."""
+        """Return a number, or None if the value is null or missing."""
         if self.data.get(name) is None:
             return None
         return self.real(name)
 
     def each(self, read: Callable[[JsonObject, str], T]) -> dict[str, T]:
-        """Return every value, read by one of the methods above.
+        """Return all values of the object, each read with one of the methods above.
 
         >>> JsonObject({"a": 1}).each(JsonObject.number)
         {'a': 1}
@@ -180,7 +180,7 @@ class JsonObject:
 
 
 def seal(data: Mapping[str, Any]) -> bytes:
-    """Return a JSON object with its checksum, as files hold it.
+    """Serialize a JSON object with a checksum, as stored in files.
 
     >>> unseal(seal({"name": "late_flights"}))["name"]
     'late_flights'
@@ -189,10 +189,10 @@ def seal(data: Mapping[str, Any]) -> bytes:
 
 
 def unseal(content: bytes) -> dict[str, Any]:
-    """Return the JSON object that ``seal`` wrote.
+    """Parse the output of ``seal`` and verify its checksum.
 
     Raises:
-        MalformedJson: The content is not what was written.
+        MalformedJson: The contents differ from what was written.
     """
     data = parse_object(content)
     payload = {name: value for name, value in data.items() if name != CHECKSUM}
@@ -202,7 +202,7 @@ def unseal(content: bytes) -> dict[str, Any]:
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
-    """Return the JSON object of a file without a check of its checksum.
+    """Parse the JSON object of a file without verifying its checksum.
 
     Raises:
         MalformedJson: The content is not a JSON object.
@@ -217,7 +217,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
 
 
 def seal_line(data: Mapping[str, Any]) -> str:
-    """Return a JSON object on one line, without a newline, with a checksum at its end.
+    """Serialize a JSON object as one line with a checksum at the end, without a newline.
 
     >>> seal_line({"step": 1})
     '{"step": 1, "checksum": "66acd07fcea20439"}'
@@ -227,7 +227,7 @@ def seal_line(data: Mapping[str, Any]) -> str:
 
 
 def unseal_line(line: str) -> dict[str, Any]:
-    """Return the JSON object of a line that ``seal_line`` wrote.
+    """Parse the output of ``seal_line`` and verify its checksum.
 
     Raises:
         MalformedJson: The line differs from what was written.
@@ -245,7 +245,7 @@ def _short_repr(value: object) -> str:
 
 
 def _render(data: Mapping[str, Any]) -> bytes:
-    # A lone surrogate can be parsed from a damaged file: it must not stop the comparison.
+    # A damaged file may contain a lone surrogate, which must not make the comparison fail.
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", errors="surrogatepass")
 

@@ -1,4 +1,4 @@
-"""Manifests of training datasets: files, lineage and the rules to read them."""
+"""Manifests of training datasets: files, lineage and read rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MANIFEST_FORMAT = 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-# What the content hash covers: the rules that decide the bytes, and the bytes' own hashes.
+# The input of the content hash: the rules that determine the bytes, and the file hashes.
 _CONTENT_FIELDS = (
     "format", "data_format", "seed", "key", "split_rule", "block_rows", "compression", "columns",
     "layout", "splits", "files", "uncovered_rows",
@@ -37,9 +37,9 @@ _CONTENT_FIELDS = (
 
 @dataclass(frozen=True)
 class ManifestColumn:
-    """One column of the files.
+    """A column of the dataset files.
 
-    ``type`` is the feature type as JSON (``arrow.arrow_json``); ``tf_type``, ``shape``, ``null``
+    ``type`` is the feature type as JSON (``arrow.schemas``); ``tf_type``, ``shape``, ``null``
     and ``loss`` are those of ``formats.ColumnEncoding``.
     """
 
@@ -54,7 +54,7 @@ class ManifestColumn:
 
 @dataclass(frozen=True)
 class ManifestFile:
-    """A file other than a shard: path relative to the dataset, size, SHA-256."""
+    """A file other than a shard: its path relative to the dataset, size, and SHA-256."""
 
     path: str
     bytes: int
@@ -63,7 +63,7 @@ class ManifestFile:
 
 @dataclass(frozen=True)
 class ManifestShard:
-    """One shard: the rows ``[first_row, first_row + rows)`` of its split, in canonical order."""
+    """A shard: the rows ``[first_row, first_row + rows)`` of its split, in canonical order."""
 
     path: str
     first_row: int
@@ -75,10 +75,10 @@ class ManifestShard:
 
 @dataclass(frozen=True)
 class ManifestSplit:
-    """One split of a dataset.
+    """A split of a dataset.
 
-    ``nulls`` counts null cells of the columns that have any, ``label_counts`` the rows of each
-    value of each label column, ``label_weights`` are class weights from them.
+    ``nulls`` counts the null cells of columns that contain nulls, ``label_counts`` counts the rows
+    of each label value by label column, and ``label_weights`` are the derived class weights.
     """
 
     name: str
@@ -92,17 +92,17 @@ class ManifestSplit:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a training dataset except its rows.
+    """The metadata of a training dataset.
 
-    ``content_hash`` is what proves the data: the same rows, rules and seed give the same hash in
-    any store, whichever engine wrote the files. Where the rows came from (plan, sources) has its
-    own ``plan_hash``. ``view`` is name and version of the feature view that the rows are of.
-    ``uncovered_rows`` are in no range of a TimeSplit; ``dropped_rows`` are label rows that an inner
-    join left out, None without such a join. ``prefixes``: for each file longer than a MiB the first
-    digits of the SHA-256 of its first 1, 2, ... MiB, by which ``verify`` finds where a damaged file
-    begins to differ. ``transformations`` is the file of the transformations that the dataset was made
-    with, by path and SHA-256. ``reads`` are the reads of registered sources: for the labels,
-    and of external feature groups. ``max_lengths`` are the greatest lengths that were declared.
+    ``content_hash`` identifies the data: the same rows, rules and seed result in the same hash in
+    any store and on any engine. The origin of the rows (plan, sources) has a separate
+    ``plan_hash``. ``view`` is the name and version of the feature view that the rows were retrieved
+    from. ``uncovered_rows`` are outside all ranges of a TimeSplit; ``dropped_rows`` are label rows
+    that an inner join dropped, or None without an inner join. ``prefixes`` contains the leading
+    digits of the SHA-256 of the first 1, 2, ... MiB of each file longer than a MiB, which
+    ``verify`` uses to locate damage. ``transformations`` is the path and SHA-256 of the
+    transformations file. ``reads`` are the reads of registered sources, for labels and external
+    feature groups. ``max_lengths`` are the declared maximum lengths.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Manifest:
     max_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def split(self, name: str) -> ManifestSplit:
-        """Return a split by name; InvalidSplit lists those that exist."""
+        """Return a split by name; raise InvalidSplit with the existing splits if not found."""
         for each in self.splits:
             if each.name == name:
                 return each
@@ -159,7 +159,7 @@ class Manifest:
 
     @property
     def windows(self) -> tuple[WindowLineage, ...]:
-        """What the columns that are aggregates over windows are made of."""
+        """The lineage of the window aggregates among the columns."""
         if self.plan is None:
             return ()
         columns = [column.name for column in self.columns]
@@ -167,7 +167,7 @@ class Manifest:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 over what decides the bytes and the bytes' own hashes."""
+        """SHA-256 of the rules that determine the bytes, and of the file hashes."""
         data = self.to_json()
         return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
 
@@ -181,35 +181,32 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
-        """Return the manifest that ``to_json`` wrote.
+        """Parse the output of ``to_json``.
 
         Raises:
-            MalformedJson: A value is missing, out of its bounds, or a path that leads outside the
-                dataset.
+            MalformedJson: A value is missing or out of range, or a path leads outside the dataset.
         """
         return _manifest(JsonObject.from_value(data))
 
     def to_bytes(self) -> bytes:
-        """Return the content of the manifest's file.
+        """Return the contents of the manifest file.
 
-        The JSON object, its content hash, and the checksum of all.
+        The file contains the JSON object with its content hash and a checksum of the whole.
         """
         data = {**self.to_json(), "content_hash": self.content_hash}
         return seal(data)
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
-        """Return the manifest that ``to_bytes`` wrote.
-
-        Every other byte than the written ones is found.
+        """Parse the output of ``to_bytes``; any changed byte is detected.
 
         Args:
-            content: The content of the file.
-            path: The path of the file, for messages.
+            content: The contents of the file.
+            path: The path of the file, for error messages.
 
         Raises:
-            DatasetDamaged: The content is not what was written.
-            TrainingDatasetNotFound: A newer release wrote it.
+            DatasetDamaged: The contents differ from what was written.
+            TrainingDatasetNotFound: A newer release wrote the manifest.
         """
         try:
             format_number = parse_object(content).get("format")
@@ -298,7 +295,7 @@ def _manifest(data: JsonObject) -> Manifest:
 
 
 def _source_read(data: JsonObject) -> Mapping[str, Any]:
-    """Return what was read of a registered source."""
+    """Parse the record of a source read."""
     for name in ("source", "kind", "query"):
         data.text(name)
     for name in ("snapshot", "input", "high_water_mark"):
@@ -354,7 +351,7 @@ def _split(data: JsonObject) -> ManifestSplit:
 
 
 def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
-    """Check that the shards of a split hold its rows, one range after the other."""
+    """Check that the shards of a split cover its rows with contiguous ranges."""
     expected = 0
     for shard in split.shards:
         if shard.first_row != expected:
@@ -434,7 +431,7 @@ def _weights(data: JsonObject, name: str) -> dict[str, float]:
 
 
 def source_text(source: Mapping[str, Any]) -> str:
-    """Return a source of a manifest as people write it.
+    """Format a manifest source for display.
 
     >>> source_text({"featuregroup": "weather", "version": 1, "delta_version": 7})
     'weather@v1 Delta version 7'
@@ -446,7 +443,7 @@ def source_text(source: Mapping[str, Any]) -> str:
 
 
 def read_text(read: Mapping[str, Any]) -> str:
-    """Return what was read of a registered source as people write it.
+    """Format a source read for display.
 
     >>> read_text({"source": "source:shop", "rows": 3, "snapshot": "version 7", "query": "1a2b"})
     'source:shop 3 rows at version 7, query 1a2b'

@@ -1,4 +1,4 @@
-"""Monitor definitions: the monitored group or model, its baseline and thresholds."""
+"""Monitor definitions: the monitored group or model, the baseline, and thresholds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from featurestore.model.times import (
 )
 
 AUC, LOG_LOSS = "auc", "log_loss"
-# The share of predictions whose label is known, monitored with the measures.
+# The fraction of predictions with a known label, monitored with the measures.
 LABELLED = "labelled"
-# SQL over the columns ``prediction`` and ``label`` of one row each; ``{threshold}`` is a number, and
-# ``surprise`` the logarithm of the chance that the label was given, below zero.
+# SQL over the columns ``prediction`` and ``label`` of one row; ``{threshold}`` is a number, and
+# ``surprise`` is the log-likelihood of the label, which is negative.
 _ABOVE = "prediction >= {threshold}"
 SQL_MEASURES: Mapping[str, str] = {
     "accuracy": f"avg(case when ({_ABOVE}) = (label >= 0.5) then 1 else 0 end)",
@@ -33,12 +33,12 @@ SQL_MEASURES: Mapping[str, str] = {
     "mse": "avg((prediction - label) * (prediction - label))",
     "bias": "avg(prediction - label)",
 }
-# Accuracy of predictions that are classes, not numbers with a threshold.
+# The accuracy of predictions that are classes instead of numbers with a threshold.
 SAME_CLASS = "avg(case when prediction = label then 1 else 0 end)"
 MODEL_MEASURES = (AUC, *SQL_MEASURES)
 
-# Differences of distributions up to these are ignored. Larger ones count if they also exceed chance
-# and the differences among the windows of the baseline.
+# Smaller distribution differences are ignored. Larger differences count if they also exceed the
+# differences expected by chance and those among the baseline windows.
 DEFAULT_DRIFT: Mapping[str, float] = {"psi": 0.2, "ks": 0.1, "null_share": 0.05, "new_values": 0.01}
 MEASURES = (*DEFAULT_DRIFT, "js", "gone_values")
 DEFAULT_VOLUME = (0.65, 1.8)
@@ -48,11 +48,11 @@ Limits = tuple[float | None, float | None]
 
 @dataclass(frozen=True)
 class Baseline:
-    """What windows are compared with.
+    """The rows that each window is compared with.
 
-    A split of a training dataset, a version of the group, the group ``as_of`` an instant or Delta
-    version, or the windows of the ``last`` time before each window. ``same_weekday`` leaves of
-    these windows those that begin whole weeks earlier.
+    A split of a training dataset, a version of the group, the group ``as_of`` a timestamp or Delta
+    version, or the windows of the ``last`` duration before each window. ``same_weekday`` keeps only
+    those windows that start a multiple of seven days earlier.
     """
 
     training_dataset: str | None = None
@@ -64,7 +64,7 @@ class Baseline:
 
     @property
     def rolls(self) -> bool:
-        """Whether it moves with the window."""
+        """Whether the baseline moves with the window."""
         return self.last is not None
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Baseline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
-        """Return the baseline that ``to_json`` wrote."""
+        """Parse the output of ``to_json``."""
         as_of: Any = data["as_of"]
         if isinstance(as_of, str):
             as_of = parse_moment(as_of, argument="as_of", warn=False)
@@ -109,10 +109,10 @@ class Baseline:
 
 @dataclass(frozen=True)
 class MonitorSpec:
-    """The monitored properties of a group, with their thresholds.
+    """The monitored properties of a group, and their thresholds.
 
-    An alarm needs ``confirm`` consecutive windows out of bounds. ``limits`` are the lower and upper
-    bounds of metrics; None leaves a side open. ``model`` is set if the group contains a model's
+    An alarm requires ``confirm`` consecutive windows out of bounds. ``limits`` are the lower and
+    upper bounds of metrics; None means unbounded. ``model`` is set if the group contains a model's
     predictions and their quality is monitored.
     """
 
@@ -133,7 +133,7 @@ class MonitorSpec:
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """The names of the custom metrics and of what is measured of a model."""
+        """The names of the custom metrics and of the model measures."""
         if self.model is None:
             return tuple(self.metrics)
         return (*self.metrics, *self.model.names)
@@ -194,7 +194,7 @@ class MonitorSpec:
 
 
 def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
-    """Return the specification if its measures and numbers are valid, else raise InvalidJob."""
+    """Return the specification if it is valid; otherwise raise InvalidJob."""
     for name, value in watched.drift.items():
         if name not in MEASURES:
             suggestion = did_you_mean(name, MEASURES)
@@ -228,9 +228,10 @@ def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
 class MonitoredModel:
     """A registered model whose predictions are joined to labels.
 
-    ``version`` None takes predictions of all versions, ``label`` None the model's own label. A
-    label belongs to the prediction of its key at its time, or at most ``within`` before it.
-    ``measures`` are names of ``MEASURES``, ``metrics`` SQL over ``prediction`` and ``label``.
+    If ``version`` is None, predictions of all versions are monitored; if ``label`` is None, the
+    model's own label is used. A label matches the prediction with the same key and time, or the
+    last one at most ``within`` earlier. ``measures`` are names in ``MEASURES``, ``metrics`` are SQL
+    over ``prediction`` and ``label``.
     """
 
     model: str
@@ -245,7 +246,7 @@ class MonitoredModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all that is measured."""
+        """The names of all measures and metrics."""
         return (*self.measures, *self.metrics, LABELLED)
 
     def to_json(self) -> dict[str, Any]:
@@ -282,7 +283,7 @@ class MonitoredModel:
 
 
 def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
-    """Return the model if its measures and numbers are valid, else raise InvalidJob."""
+    """Return the model if its measures and numbers are valid; otherwise raise InvalidJob."""
     for name in watched.measures:
         if name not in MODEL_MEASURES:
             suggestion = did_you_mean(name, MODEL_MEASURES)

@@ -1,4 +1,4 @@
-"""Reports of monitors: findings of one window, and acceptances of windows as the new normal."""
+"""Monitor reports: findings of one window, and acceptance of windows as the new normal."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ FindingKind = Literal[
 ]
 State = Literal["ok", "suspect", "alarm", "learning"]
 
-# What has a baseline of its own: a feature, a metric, or the number of rows.
+# A subject with its own baseline: a feature, a metric, or the number of rows.
 Subject = tuple[Literal["feature", "metric", "volume"], str]
 _OF_FEATURES = ("drift", "nulls", "values")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One value and its bounds.
+    """A monitored value and its bounds.
 
-    ``subject`` is the feature or metric, "" for all rows of the window. ``out`` is True if this
-    window is out of bounds, ``alarm`` if the required number of consecutive windows is. ``excess``
-    orders findings by the distance of the value from its bound, 1 at the bound.
+    ``subject`` is the feature or metric, or "" for all rows of the window. ``out`` is True if the
+    value is out of bounds in this window; ``alarm`` is True if it is out of bounds in the required
+    number of consecutive windows. ``excess`` is the distance of the value from its bound, and 1 at
+    the bound.
     """
 
     kind: FindingKind
@@ -42,12 +43,12 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the finding is of, the same in every window."""
+        """The identity of the finding, equal in all windows."""
         return self.kind, self.subject, self.measure
 
     @property
     def excess(self) -> float:
-        """How far the value is from its bound: 1 on it, above 1 beyond it."""
+        """The relative distance of the value from its bound: 1 at the bound, more beyond it."""
         if self.value is None:
             return 2.0 if self.out else 0.0
         if self.high:
@@ -69,9 +70,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class BinShares:
-    """Shares of the rows in bins, of the baseline and of the window, to be drawn.
+    """Histograms of the baseline and the window as fractions of rows, for plots.
 
-    ``labels`` name the bins: values of texts, ranges of numbers.
+    ``labels`` name the bins: string values, or ranges of numbers.
     """
 
     feature: str
@@ -82,12 +83,12 @@ class BinShares:
 
 @dataclass(frozen=True, repr=False)
 class MonitorReport:
-    """The findings of a monitor in one window, the worst first.
+    """The findings of a monitor in one window, the most severe first.
 
-    ``state`` is "alarm"; "suspect" if this window is out of bounds, but not yet the required number
-    of consecutive windows; "learning" if the earlier windows do not suffice for a comparison, and
-    no finding is out of bounds; else "ok". Only the report of ``check_monitor`` has ``shares``, the
-    history has none.
+    ``state`` is "alarm"; "suspect" if this window is out of bounds, but not the required number of
+    consecutive windows; "learning" if there are too few earlier windows for a comparison and no
+    finding is out of bounds; otherwise "ok". Only reports of ``check_monitor`` have ``shares``;
+    reports in the history do not.
 
     >>> registered = store.register_jobs("monitors.py")
     >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -108,22 +109,22 @@ class MonitorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing raised an alarm."""
+        """Whether no finding raised an alarm."""
         return not self.alarms
 
     @property
     def alarms(self) -> tuple[Finding, ...]:
-        """What is out of bounds, confirmed."""
+        """The findings that are out of bounds in the required number of consecutive windows."""
         return tuple(each for each in self.findings if each.alarm)
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """What is out of bounds in this window, and not confirmed by those before."""
+        """The findings that are out of bounds in this window, but did not yet raise an alarm."""
         return tuple(each for each in self.findings if each.out and not each.alarm)
 
     @property
     def state(self) -> State:
-        """The state as one word."""
+        """The state in one word."""
         if self.alarms:
             return "alarm"
         if self.suspects:
@@ -133,7 +134,7 @@ class MonitorReport:
         return "ok"
 
     def finding(self, kind: str, subject: str = "", measure: str | None = None) -> Finding | None:
-        """Return one finding, None if the monitor has no such check or no baseline for it.
+        """Return a finding, or None if the monitor has no such check or no baseline for it.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -214,7 +215,7 @@ class MonitorReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
-        """Parse the output of ``to_json``; raise MalformedJson if invalid."""
+        """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
         with parsing("a monitor's report"):
             start = parse_moment(data["start"], warn=False)
             end = parse_moment(data["end"], warn=False)
@@ -232,22 +233,22 @@ class MonitorReport:
 
 
 def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings with alarms first, then by how far they are from their bounds."""
+    """Return the findings with alarms first, then in descending order of excess."""
     return tuple(sorted(findings, key=lambda each: (not each.alarm, not each.out, -each.excess)))
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A decision on windows that were out of bounds.
+    """An acceptance of windows that were out of bounds.
 
     Attributes:
-        monitor: Name of the monitor.
-        window: The only window that was accepted; None: all windows up to ``until``.
-        until: End of the last accepted window.
-        subjects: What was accepted, and where its baseline starts anew. None: the accepted
-            windows join the baseline that is there.
-        note: Why.
-        created: When it was accepted.
+        monitor: The name of the monitor.
+        window: The only accepted window, or None for all windows up to ``until``.
+        until: The end of the last accepted window.
+        subjects: The accepted subjects and the starts of their new baselines. If None, the accepted
+            windows join the existing baseline.
+        note: The reason.
+        created: The time of the acceptance.
     """
 
     monitor: str
@@ -276,7 +277,7 @@ class Acceptance:
         return f"{text}; {self.note}" if self.note else text
 
     def to_json(self) -> dict[str, object]:
-        """Return the acceptance as a JSON object."""
+        """Return a JSON object."""
         window = None
         if self.window is not None:
             window = [self.window.start.isoformat(), self.window.end.isoformat()]
@@ -293,7 +294,7 @@ class Acceptance:
 
 
 def subject_of(finding: Finding) -> Subject | None:
-    """Return the subject whose baseline a finding is judged by, None for one without a baseline.
+    """Return the subject whose baseline a finding is compared with, or None without a baseline.
 
     >>> subject_of(Finding("nulls", "temp", "null_share", 0.5))
     ('feature', 'temp')
@@ -308,7 +309,7 @@ def subject_of(finding: Finding) -> Subject | None:
 
 
 def subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
-    """Return the subjects that are out of bounds by some findings."""
+    """Return the subjects with a finding that is out of bounds."""
     return frozenset(
         subject
         for finding in findings
@@ -319,15 +320,15 @@ def subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
 def acceptable_subjects(
     reports: Collection[MonitorReport], *, confirm: int, restart: bool, last: timedelta | None
 ) -> dict[Subject, datetime | None]:
-    """Return the subjects that are out of bounds in some reports, with their new baselines' starts.
+    """Return the subjects that are out of bounds in the reports, with their new baseline starts.
 
     Args:
-        reports: Reports of the windows to accept, in any order.
-        confirm: So many windows in bounds in a row end a change.
-        restart: Whether a change that lasts until the newest report starts a new baseline. It
-            starts with the first window of the change.
-        last: Width of the moving baseline. A baseline that drifted from its anchor becomes the
-            new anchor: it starts so long before the end of the newest report.
+        reports: The reports of the windows to accept, in any order.
+        confirm: The number of consecutive windows in bounds that ends a change.
+        restart: Whether a change that is ongoing in the newest report starts a new baseline at the
+            first window of the change.
+        last: The width of the moving baseline. If a baseline drifted from its anchor, it becomes
+            the new anchor, and starts this duration before the end of the newest report.
     """
     sorted_reports = sorted(reports, key=lambda report: report.window)
     starts: dict[Subject, datetime | None] = {}
@@ -372,7 +373,7 @@ def _finding(data: Sequence[Any]) -> Finding:
 def _change_start(
     ordered: Iterable[MonitorReport], subject: Subject, confirm: int
 ) -> datetime | None:
-    """Return the start of the change that lasts until the last report; None if it ended before."""
+    """Return when the ongoing change started, or None if it has ended."""
     start, within = None, 0
     for report in ordered:
         findings = [each for each in report.findings if subject_of(each) == subject]

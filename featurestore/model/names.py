@@ -1,4 +1,4 @@
-"""Names in user input: entities of a store, feature references, new column names and secrets."""
+"""Names in user input: store entities, feature references, column renames and secret references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featurestore.model.arguments import parse_version
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HINT = "secret='env:NAME' names an environment variable, secret='file:/run/secrets/name' a file"
 
-# The option of a source, and of a query, that renames columns.
+# The option of sources and queries that renames columns.
 RENAME = "rename"
 SNAKE_CASE = "snake_case"
 
@@ -35,7 +35,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 def check_name(name: str, *, noun: str = "feature group") -> str:
-    """Return ``name`` if it is a valid name of a group, dataset or job.
+    """Return ``name`` if it is a valid name for a group, dataset or job.
 
     >>> check_name("origin_traffic")
     'origin_traffic'
@@ -49,7 +49,7 @@ def check_name(name: str, *, noun: str = "feature group") -> str:
 
 
 def suggest_name(name: str) -> str:
-    """Return the valid name nearest to ``name``.
+    """Return the valid name most similar to ``name``.
 
     >>> suggest_name("../Taxi Trips")
     'taxi_trips'
@@ -64,7 +64,7 @@ def suggest_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FeatureReference:
-    """One feature as a user names it; ``group`` and ``version`` are None where left open."""
+    """A reference to a feature; ``group`` and ``version`` are None if not specified."""
 
     feature: str
     group: str | None = None
@@ -91,7 +91,7 @@ class FeatureReference:
 
 
 def parse_reference(text: str) -> FeatureReference:
-    """Return the reference that ``text`` spells.
+    """Parse a feature reference.
 
     >>> parse_reference("weather@v2.temp as origin_temp")
     FeatureReference(feature='temp', group='weather', version=2, alias='origin_temp')
@@ -116,7 +116,7 @@ def parse_reference(text: str) -> FeatureReference:
 
 
 def format_group_reference(name: str, version: int | None) -> str:
-    """Return the text that ``parse_group_reference`` reads back.
+    """Format a group reference that ``parse_group_reference`` can parse.
 
     >>> format_group_reference("weather", 2), format_group_reference("weather", None)
     ('weather@v2', 'weather')
@@ -127,7 +127,7 @@ def format_group_reference(name: str, version: int | None) -> str:
 
 
 def parse_group_reference(text: str) -> tuple[str, int | None]:
-    """Return name and version of a group reference such as ``weather`` or ``weather@v2``.
+    """Parse a group reference such as ``weather`` or ``weather@v2`` to a name and a version.
 
     >>> parse_group_reference("weather@v2")
     ('weather', 2)
@@ -143,9 +143,9 @@ def parse_group_reference(text: str) -> tuple[str, int | None]:
 def suggest_group(
     name: str, group_names: Iterable[str], *, feature: str | None = None
 ) -> str | None:
-    """Return a suggestion of a similar group; None without one.
+    """Return a suggestion of a similar group, or None.
 
-    A name that ends in its version, ``teams_1``, means ``teams@v1``.
+    A name with a version suffix, such as ``teams_1``, suggests ``teams@v1``.
 
     >>> suggest_group("teams_1", ["teams"], feature="budget")
     "did you mean 'teams@v1.budget'?"
@@ -163,10 +163,10 @@ def suggest_group(
 
 
 def check_rename(rename: object) -> str | None:
-    """Return a renaming as the text of an option, None without a renaming.
+    """Return the option string of a rename argument, or None without one.
 
     Raises:
-        InvalidArgument: It is neither "snake_case" nor a mapping of names.
+        InvalidArgument: The argument is neither "snake_case" nor a mapping of names.
 
     >>> check_rename({"Country Name": "country_name"})
     '{"Country Name": "country_name"}'
@@ -192,10 +192,10 @@ def check_rename(rename: object) -> str | None:
 
 
 def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, str]:
-    """Return the new names of columns by their old names.
+    """Return a mapping of old to new column names.
 
-    ``rename`` is the result of ``check_rename``, and ``owner`` the table or frame of the columns in
-    messages.
+    ``rename`` is the result of ``check_rename``; ``owner`` is the table or dataframe of the
+    columns, for error messages.
 
     Raises:
         InvalidArgument: A renamed column does not exist.
@@ -218,7 +218,7 @@ def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, st
 
 @dataclass(frozen=True)
 class SecretReference:
-    """Where a secret is: in an environment variable ("env"), or in a file ("file")."""
+    """The location of a secret: an environment variable ("env"), or a file ("file")."""
 
     kind: Literal["env", "file"]
     name: str
@@ -228,7 +228,7 @@ class SecretReference:
 
 
 def parse_secret(text: str) -> SecretReference:
-    """Parse a reference. An invalid text may be the secret itself: the error omits it.
+    """Parse a secret reference. An invalid string may be the secret itself, so the error omits it.
 
     >>> parse_secret("env:HOOK")
     SecretReference(kind='env', name='HOOK')

@@ -1,8 +1,8 @@
-"""On-demand features: computed from each row when features are retrieved, stored nowhere.
+"""On-demand features, computed from each row at retrieval and never stored.
 
-The same expression runs for training and for scoring, on every engine. A function of Narwhals is
-converted to DuckDB's SQL once, where the feature is defined; the SQL is then checked and translated
-for every engine like a handwritten expression, and retrieval needs no Python code.
+The same expression runs for training and for scoring, on every engine. A Narwhals function is
+converted to DuckDB SQL once, when the feature is defined; the SQL is then checked and translated
+for each engine like a handwritten expression, so retrieval needs no Python code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from featurestore.arrow.column_names import check_feature_names
 from featurestore.errors import ColumnConflict, InvalidArgument, listing, missing_extra
 from featurestore.model.json_object import JsonObject
 
-# Gets the named inputs as Narwhals expressions and returns one.
+# A function of named inputs as Narwhals expressions that returns an expression.
 RowFunction = Callable[[Mapping[str, Any]], Any]
 
 TYPES = ("int64", "float64", "string", "bool", "date", "timestamp")
@@ -28,9 +28,10 @@ _SELECT = "SELECT "
 
 @dataclass(frozen=True)
 class OnDemandFeature:
-    """A feature that an SQL expression makes of the features and label columns of its row.
+    """A feature that an SQL expression computes from features and label columns of the same row.
 
-    ``source``: the SHA-256 of the function that the expression was made by; None: it was written.
+    ``source`` is the SHA-256 of the function that was converted to SQL, or None for handwritten
+    SQL.
     """
 
     name: str
@@ -39,11 +40,11 @@ class OnDemandFeature:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the expression as it was written."""
+        """The SHA-256 of the SQL expression."""
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
     def to_json(self) -> dict[str, str]:
-        """Return what plans, manifests and feature views write."""
+        """Return the JSON object that plans, manifests and feature views store."""
         data = {"name": self.name, "sql": self.sql, "sha256": self.sha256}
         if self.source is not None:
             data["source"] = self.source
@@ -51,7 +52,7 @@ class OnDemandFeature:
 
     @classmethod
     def from_json(cls, data: JsonObject) -> OnDemandFeature:
-        """Return the feature that ``to_json`` wrote; MalformedJson where it was changed."""
+        """Parse the output of ``to_json``; raise MalformedJson if it was modified."""
         source = None
         if "source" in data:
             source = data.text("source")
@@ -67,13 +68,13 @@ def feature(
     """Return an on-demand feature for ``get_features``, computed from each row at retrieval.
 
     Args:
-        name: Of the column.
-        sql: An expression over the other requested features and the columns of the labels,
-            in the SQL of ``FeatureFrame.filter``: DuckDB's, with what means the same on every
-            engine. It cannot read the clock or aggregate rows. Or a function of
-            ``{input: expression}`` to an expression of Narwhals (extra ``jobs``), which is made
-            SQL here, once; the feature keeps that and the hash of the function's source.
-        inputs: The types of a function's inputs: int64, float64, string, bool, date, timestamp.
+        name: The column name.
+        sql: An expression of the other requested features and the label columns, in the SQL of
+            ``FeatureFrame.filter``: the subset of DuckDB SQL that is equal on every engine. It
+            cannot read the clock or aggregate rows. Alternatively, a function of ``{input:
+            expression}`` that returns a Narwhals expression (extra ``jobs``), which is converted to
+            SQL once; the feature stores the SQL and the hash of the function's source code.
+        inputs: The input types of a function: int64, float64, string, bool, date, timestamp.
 
     Raises:
         InvalidName: The name is not valid for a feature.
@@ -102,7 +103,7 @@ def feature(
 
 
 def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterable[str]) -> None:
-    """Refuse names that other columns of the rows have, ignoring case as the engines do.
+    """Refuse names that other columns of the rows have, ignoring case like the engines.
 
     Raises:
         ColumnConflict: A name is taken.
@@ -119,7 +120,7 @@ def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterabl
 
 
 def features_of_plan(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the on-demand features of a plan's JSON, those of the plans that feed it first."""
+    """Return the on-demand features in a plan's JSON, with those of its input plans first."""
     features = []
     left_plan = plan.get("left_plan")
     if isinstance(left_plan, Mapping):
@@ -131,15 +132,15 @@ def features_of_plan(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: str) -> str:
-    """Return the expression that a function makes of its inputs, in DuckDB's SQL.
+    """Convert a function of its inputs to an expression in DuckDB SQL.
 
     Args:
-        function: Gets ``{input: Narwhals expression}`` and returns an expression.
+        function: Takes ``{input: Narwhals expression}`` and returns an expression.
         inputs: The type of each input, one of ``TYPES``.
-        name: Of the feature, for messages.
+        name: The feature name, for error messages.
 
     Raises:
-        InvalidArgument: The function makes no expression over one row of its inputs.
+        InvalidArgument: The function does not return an expression of one row of its inputs.
         MissingExtra: Narwhals is not installed.
 
     >>> function_to_sql(lambda row: row["distance"] / row["seats"],
@@ -166,7 +167,7 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
         "date": nw.Date,
         "timestamp": nw.Datetime("us", TZ.time_zone),
     }
-    # Narwhals keeps its tables, and none may have the name of another.
+    # Narwhals keeps its tables, so the name of the table must be unique.
     request = f"request_{uuid.uuid4().hex}"
     rows = table(request, {column: types[kind] for column, kind in inputs.items()})
     expression = function({column: nw.col(column) for column in inputs})
@@ -191,10 +192,10 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
 
 
 def source_hash(function: Callable[..., Any]) -> str:
-    """Return the SHA-256 of a function's source.
+    """Return the SHA-256 of a function's source code.
 
     Raises:
-        InvalidArgument: It has none.
+        InvalidArgument: The source code is not available.
     """
     try:
         source = textwrap.dedent(inspect.getsource(function))

@@ -1,7 +1,7 @@
-"""Paths of a store: directories by noun, name and version, and checks of stored paths.
+"""Paths in a store: directories by entity type, name and version, and checks of stored paths.
 
-Every path of a store is made here from a checked name and a checked number, never from stored text,
-so that a store can be moved or copied and a registry from elsewhere leads nowhere else.
+Every path in a store is built here from a valid name and version, never from a stored path, so that
+a store can be moved or copied and a foreign registry cannot refer to other directories.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class StorePaths:
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.json")
 
     def source_decisions(self, name: str) -> str:
-        """Return the directory of what a registered source decided about its tables."""
+        """Return the directory of stored decisions about the tables of a registered source."""
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.decisions")
 
     @property
     def access(self) -> str:
-        """The backup of access rules, for a registry that is lost."""
+        """The backup of access rules, in case the registry is lost."""
         return os.path.join(self.location, "access.json")
 
     @property
@@ -78,17 +78,17 @@ class StorePaths:
 
     @property
     def staging(self) -> str:
-        """The directory of what runs stage."""
+        """The directory of the staging directories of runs."""
         return os.path.join(self.location, STAGING)
 
     @property
     def logs(self) -> str:
-        """The directory of log files of jobs."""
+        """The directory of job log files."""
         return os.path.join(self.location, LOGS)
 
     @property
     def owners(self) -> str:
-        """The directory of the lock files of processes that write."""
+        """The directory of the lock files of writing processes."""
         return os.path.join(self.location, OWNERS)
 
     def featuregroup(self, name: str, version: int) -> str:
@@ -104,19 +104,19 @@ class StorePaths:
         return f"{self.featuregroup(name, version)}_statistics"
 
     def training_dataset(self, name: str, version: int) -> str:
-        """Return the directory of a version of a training dataset."""
+        """Return the directory of a training dataset version."""
         return os.path.join(self.training_dataset_versions(name), f"v{check_version(version)}")
 
     def training_dataset_versions(self, name: str) -> str:
-        """Return the directory that holds all versions of a training dataset."""
+        """Return the parent directory of all versions of a training dataset."""
         return os.path.join(self.training_datasets, check_name(name, noun="training dataset"))
 
     def feature_view(self, name: str, version: int) -> str:
-        """Return the directory of a version of a feature view."""
+        """Return the directory of a feature view version."""
         return os.path.join(self.feature_view_versions(name), f"v{check_version(version)}")
 
     def feature_view_versions(self, name: str) -> str:
-        """Return the directory that holds all versions of a feature view."""
+        """Return the parent directory of all versions of a feature view."""
         return os.path.join(self.feature_views, check_name(name, noun="feature view"))
 
     def experiment(self, name: str) -> str:
@@ -129,18 +129,18 @@ class StorePaths:
         return os.path.join(self.location, MODELS)
 
     def model_versions(self, name: str) -> str:
-        """Return the directory that holds all versions of a model."""
+        """Return the parent directory of all versions of a model."""
         return os.path.join(self.models, check_name(name, noun="model"))
 
     def model(self, name: str, version: int) -> str:
-        """Return the directory of a version of a model."""
+        """Return the directory of a model version."""
         return os.path.join(self.model_versions(name), f"v{check_version(version)}")
 
     def stage(self, run_id: str) -> str:
-        """Return the directory in which one run stages its rows.
+        """Return the staging directory of a run.
 
         Raises:
-            InvalidArgument: ``run_id`` is not the id of a run.
+            InvalidArgument: ``run_id`` is not a valid run ID.
         """
         if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
             raise InvalidArgument(f"run_id={run_id!r} is not the id of a run.")
@@ -148,9 +148,9 @@ class StorePaths:
 
 
 def version_of(directory: str) -> int | None:
-    """Return the version in the name of a directory.
+    """Return the version in a directory name.
 
-    None when it is not the directory of a version.
+    Returns None if it is not a version directory.
 
     >>> version_of("v12"), version_of("v1_quarantine"), version_of("v01")
     (12, None, None)
@@ -160,7 +160,7 @@ def version_of(directory: str) -> int | None:
 
 
 def is_relative_path(text: object) -> bool:
-    """Return whether a stored text is a path below a directory: no root, no ``..``, no ``.``.
+    """Return whether a stored path is below a directory: no root, no ``..``, no ``.``.
 
     >>> is_relative_path("train/parquet-00000-of-00001.parquet"), is_relative_path("../elsewhere")
     (True, False)

@@ -63,11 +63,12 @@ class JobSpec:
     the training dataset. ``inputs`` maps each input name of the transform to a group reference
     (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet files).
     ``input_times`` maps path and source inputs to their time columns; ``sources`` are the tables,
-    queries or files of registered sources (``source:shop`` in ``inputs``). Rows with a true
-    ``tombstone`` column delete their key, and ``delete_missing`` deletes keys that are no longer in
-    the source. With ``on_error`` "wait", later windows wait for a failed one. Failures are sent to
-    the ``alert`` channels, and repeated after ``remind``. ``watched`` is the definition of a
-    monitor, ``stream`` the input of a stream job.
+    queries or files of registered sources (``source:shop`` in ``inputs``). A row whose
+    ``tombstone`` column is true, or non-null if not boolean, deletes its key, and
+    ``delete_missing`` deletes keys that are no longer in the source. With ``on_error`` "wait",
+    later windows wait for a failed one. Failures are sent to the ``alert`` channels, and repeated
+    after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a stream
+    job.
     """
 
     name: str
@@ -288,7 +289,8 @@ class WindowJob:
     def instants(self, window: Window) -> list[datetime]:
         """Return the instants for which a window has rows, in ascending order.
 
-        A day of 23 or 25 hours has one instant an hour, or a single instant if ``every`` is a day.
+        With ``every`` of an hour, a day of 23 or 25 hours has as many instants; with a day, it has
+        one.
 
         >>> from datetime import UTC
         >>> job = WindowJob((), timedelta(hours=6), keep_empty=False)

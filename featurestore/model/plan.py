@@ -1,4 +1,4 @@
-"""Feature plans: the frozen description of one retrieval."""
+"""Feature plans: frozen descriptions of a retrieval."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from featurestore.model.window_features import WindowFunction, micros, value_to_
 
 JoinKind = Literal["left", "inner"]
 
-# The label's position, an int64 column added to the labels; engines sort by it when a plan keeps
-# the order.
+# The label position, an int64 column that is added to the labels; engines sort by it if the plan
+# keeps the order.
 ROW = "__fs_row"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One feature group pinned to a Delta version.
+    """A feature group, pinned to a Delta version.
 
     ``unique`` is True if (primary key, event time, created time) is known to be unique in that
-    version, so no tie can occur. ``corrected`` is False when created time is known never to reorder
-    (not declared). ``rows`` and ``bytes`` come from the Delta log and only inform.
+    version, so that ties are impossible. ``corrected`` is False if created time is known never to
+    change the order, for example because it is not declared. ``rows`` and ``bytes`` come from the
+    Delta log and are informational.
     """
 
     spec: FeatureGroupSpec
@@ -41,7 +42,7 @@ class Source:
     bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the identity of the source, as plans and manifests write it."""
+        """Return the JSON object that identifies the source in plans and manifests."""
         return {
             "featuregroup": self.spec.name,
             "version": self.spec.version,
@@ -50,13 +51,13 @@ class Source:
         }
 
     def known_unique(self) -> Source:
-        """Return the source as one of which it is taken for granted that nothing repeats."""
+        """Return the source with rows that are assumed to be unique."""
         return replace(self, unique=True)
 
 
 @dataclass(frozen=True)
 class Output:
-    """One column of a source: ``column`` there, called ``name`` in the result."""
+    """A source column ``column``, called ``name`` in the result."""
 
     column: str
     name: str
@@ -64,9 +65,9 @@ class Output:
 
 @dataclass(frozen=True)
 class RowSample:
-    """A share of the rows.
+    """A sample of the rows.
 
-    Those whose hash over the columns ``by`` is in the lowest ``fraction`` of all hashes.
+    A row is selected if the hash of its ``by`` columns is in the lowest ``fraction`` of all hashes.
     """
 
     fraction: float
@@ -76,11 +77,11 @@ class RowSample:
 
 @dataclass(frozen=True)
 class Join:
-    """How one source meets the left side.
+    """The join of one source to the left side.
 
-    ``on`` pairs a left column with each primary-key column of the source, in the order of the
-    source's primary key. With ``event_time`` the join is as of the left time
-    (``FeaturePlan.left_time``); without it the source is reduced to one row a key first.
+    ``on`` pairs a left column with each primary-key column of the source, in primary-key order.
+    With ``event_time``, the join is as of the left time (``FeaturePlan.left_time``); without it,
+    the source is first reduced to one row per key.
     """
 
     source: Source
@@ -93,11 +94,11 @@ class Join:
 
 @dataclass(frozen=True)
 class QuerySource:
-    """The result of a user's query over pinned groups, as the left side of a plan.
+    """The result of a user query over pinned groups, as the left side of a plan.
 
-    ``sql`` is DuckDB's SQL as it was written and checked. ``tables`` are the groups under the names
-    that the query has for them. ``varies`` is the reason why another run over the same versions may
-    return other rows; None if it cannot.
+    ``sql`` is the original DuckDB SQL after validation. ``tables`` are the groups by their table
+    names in the query. ``varies`` is the reason why another run over the same versions may return
+    other rows, or None if the result is deterministic.
     """
 
     sql: str
@@ -105,7 +106,7 @@ class QuerySource:
     varies: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the query as plans and manifests write it."""
+        """Return the JSON object of the query in plans and manifests."""
         tables = {}
         for name, source in self.tables:
             tables[name] = source.to_json()
@@ -114,10 +115,10 @@ class QuerySource:
 
 @dataclass(frozen=True)
 class WindowOutput:
-    """One aggregate of a source's column, called ``name`` in the result.
+    """A window aggregate of a source column, called ``name`` in the result.
 
-    It counts the rows in ``(t - offset - over, t - offset]`` that are known at the label's time
-    ``t`` and for which ``where`` (DuckDB's SQL) is true. ``kind`` is the type of the answers.
+    It aggregates the rows in ``(t - offset - over, t - offset]`` that are known at the label time
+    ``t`` and for which ``where`` (DuckDB SQL) is true. ``kind`` is the result type.
     """
 
     column: str
@@ -133,23 +134,23 @@ class WindowOutput:
 
 @dataclass(frozen=True)
 class OnDemandOutput:
-    """A feature that is computed of each row of the left side; ``kind`` is its type."""
+    """A feature computed from each row of the left side; ``kind`` is its type."""
 
     feature: OnDemandFeature
     kind: pa.DataType
 
     @property
     def name(self) -> str:
-        """Its name in the result."""
+        """The column name in the result."""
         return self.feature.name
 
 
 @dataclass(frozen=True)
 class WindowJoin:
-    """How the aggregates of one source meet the left side.
+    """The join of the window aggregates of one source to the left side.
 
-    ``on`` pairs left columns with columns of the source; ``members`` are the other columns of its
-    primary key: rows that agree in both and in event time are versions of one event.
+    ``on`` pairs left columns with source columns; ``members`` are the other primary-key columns of
+    the source: rows with equal ``on`` columns, members and event time are versions of one event.
     """
 
     source: Source
@@ -164,23 +165,23 @@ class WindowJoin:
 class FeaturePlan:
     """The plan of one ``get_features`` call.
 
-    The left side is ``left_source`` (a group, pinned), the result of ``left_plan`` (a retrieval
-    that fed this one) or of ``left_query`` (a user's query over pinned groups), or the caller's
-    labels (all None). Except for a group, the engine gets the rows in addition to the plan.
-    ``left_columns`` are returned first. ``columns`` is the order of all result columns; each is a
-    left column or the name of an output. ``left_time`` names a left column; ``fixed_time`` is one
-    time for all rows instead (batch scoring); both are None if no join needs a time.
-    ``keep_order`` keeps the order of labels in memory: the labels then have the column ``ROW``.
-    ``filters`` (DuckDB's SQL) and ``samples`` reduce the joined rows.
+    The left side is ``left_source`` (a pinned group), the result of ``left_plan`` (a chained
+    retrieval) or of ``left_query`` (a user query over pinned groups), or the caller's labels (all
+    None). The engine gets the left rows in addition to the plan, unless they are a group.
+    ``left_columns`` are the first columns of the result. ``columns`` is the order of all result
+    columns; each is a left column or the name of an output. ``left_time`` is a left column;
+    ``fixed_time`` is one time for all rows instead (batch scoring); both are None if no join needs
+    a time. ``keep_order`` keeps the order of labels in memory: the labels then have the column
+    ``ROW``. ``filters`` (DuckDB SQL) and ``samples`` reduce the joined rows.
 
-    ``asked`` are the columns of the result that were requested by name, in all chained retrievals
-    together; None for all columns of a group.
+    ``asked`` are the result columns that were requested by name in all chained retrievals, or None
+    for all columns of a group.
 
-    ``left_schema`` has the left side's own names; ``left_renames`` are the left columns that have
-    another name in the result. ``left_rows`` is the number of rows of the left side, None if
-    unknown. A plan has ``windows`` or ``joins``; if both were requested, the plan of the windows is
-    the left plan of the other. ``on_demand`` features are computed from the rows of a left plan that
-    has all their inputs.
+    ``left_schema`` has the column names of the left side; ``left_renames`` are the left columns
+    with other names in the result. ``left_rows`` is the number of rows of the left side, or None if
+    it is unknown. A plan has either ``windows`` or ``joins``; if both were requested, the windows
+    are in the left plan. ``on_demand`` features are computed from the rows of a left plan that
+    contains all their inputs.
     """
 
     left_source: Source | None
@@ -218,7 +219,7 @@ class FeaturePlan:
         return display.preformatted(str(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object for manifests: what decides the rows, nothing else."""
+        """Return a JSON object for manifests, with the fields that determine the rows."""
         extra: dict[str, Any] = {}
         if self.left_plan is not None:
             extra["left_plan"] = self.left_plan.to_json()
@@ -259,12 +260,12 @@ class FeaturePlan:
 
     @property
     def every_join(self) -> tuple[Join | WindowJoin, ...]:
-        """Every group that meets the left side, for features or for aggregates."""
+        """All joins to the left side, for features and for window aggregates."""
         return (*self.windows, *self.joins)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Every group that the plan reads, the left side first.
+        """The groups that the plan reads, with the left side first.
 
         >>> plan = store.get_features(["weather.temp"], labels="questions").plan
         >>> [source.spec.name for source in plan.sources]
@@ -282,7 +283,7 @@ class FeaturePlan:
         return tuple(sources)
 
     def left_column(self, name: str) -> str:
-        """Return what the left side itself calls the left column ``name`` of the result."""
+        """Return the left-side name of a left column ``name`` of the result."""
         for each in self.left_renames:
             if each.name == name:
                 return each.column
@@ -290,7 +291,7 @@ class FeaturePlan:
 
     @property
     def left_outputs(self) -> tuple[Output, ...]:
-        """The left columns that the result holds, in its order."""
+        """The left columns in the result, in result order."""
         left_names, outputs = set(self.left_columns), []
         for name in self.columns:
             if name in left_names:
@@ -299,9 +300,9 @@ class FeaturePlan:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Columns of the result that identify its rows.
+        """The result columns that identify its rows.
 
-        The left group's primary key, or what was joined on.
+        These are the left group's primary key, or otherwise the join columns.
 
         >>> store.get_features(["weather.temp"], labels="questions").plan.keys
         ('tailnum', 'origin')
@@ -333,7 +334,7 @@ class FeaturePlan:
 
     @property
     def time(self) -> str | None:
-        """The column of the result that holds the time of each row, if there is one.
+        """The result column with the time of each row, or None.
 
         >>> store.get_features(["weather.temp"], labels="questions").plan.time
         'asked_at'
@@ -347,7 +348,7 @@ class FeaturePlan:
 
     @property
     def rows(self) -> int | None:
-        """How many rows the result has, where planning can know it.
+        """The number of result rows, or None if it is not known at planning time.
 
         >>> store.get_features(["weather.temp"], labels="questions").plan.rows
         4
@@ -358,7 +359,7 @@ class FeaturePlan:
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether filters or samples leave rows out.
+        """Whether filters or samples remove rows.
 
         >>> store.get_featuregroup("weather").filter("temp > 38").plan.cuts_rows
         True
@@ -370,9 +371,9 @@ class FeaturePlan:
         return tuple(names[column] for column in columns if column in names)
 
     def select(self, columns: Sequence[str]) -> FeaturePlan:
-        """Return the plan of some of the columns.
+        """Return the plan with the selected columns only.
 
-        Joins of unused columns are dropped.
+        Joins of unused columns are removed.
 
         >>> plan = store.get_features(["weather.temp"], labels="questions").plan
         >>> plan.select(["temp"]).columns
@@ -401,7 +402,7 @@ class FeaturePlan:
         )
 
     def with_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
-        """Return the plan with each group as another one, which has the same columns."""
+        """Return the plan with ``change`` applied to each group; the columns stay the same."""
         left_source, left_plan, query = self.left_source, self.left_plan, self.left_query
         if left_source is not None:
             left_source = change(left_source)
@@ -422,16 +423,16 @@ class FeaturePlan:
         )
 
     def filter(self, predicate: str) -> FeaturePlan:
-        """Return the plan of the rows for which an SQL predicate (DuckDB's dialect) is true."""
+        """Return the plan filtered by an SQL predicate in DuckDB's dialect."""
         return replace(self, filters=(*self.filters, predicate))
 
     def sample(self, sample: RowSample) -> FeaturePlan:
-        """Return the plan of a share of the rows."""
+        """Return the plan with a sample of its rows."""
         return replace(self, samples=(*self.samples, sample))
 
 
 def plan_of_group(source: Source) -> FeaturePlan:
-    """Return the plan of all rows and columns of one group."""
+    """Return a plan for all rows and columns of a group."""
     schema = source.spec.schema
     columns = tuple(schema.names)
     return FeaturePlan(
@@ -448,7 +449,7 @@ def plan_of_group(source: Source) -> FeaturePlan:
 
 
 def plan_of_query(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
-    """Return the plan of all rows and columns of a query's result."""
+    """Return a plan for all rows and columns of a query result."""
     columns = tuple(schema.names)
     return FeaturePlan(
         left_source=None,
@@ -464,7 +465,7 @@ def plan_of_query(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
 
 
 def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return the SHA-256 of a JSON value written without spaces and with sorted keys.
+    """Return the SHA-256 of a JSON value, serialized without spaces and with sorted keys.
 
     >>> canonical_hash({"a": 1})[:8]
     '015abd7f'

@@ -1,6 +1,6 @@
-"""A feature plan as text for people.
+"""Formatting of a feature plan as text for display.
 
-Sources, Delta versions, keys, rules, expected rows, bytes and memory.
+The text has sources, Delta versions, keys, join rules, and expected rows, bytes and memory.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoi
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import window_text
 
-# What a value of unknown length is taken to need.
+# The assumed size of a variable-size value.
 _TEXT_BYTES = 16
 
 
 def describe(plan: FeaturePlan) -> str:
-    """Return the text of a plan."""
+    """Format a plan for display."""
     lines = [*_head(plan), "", *_left_side(plan)]
     for number, window in enumerate(plan.windows, start=1):
         lines += ["", *_window(plan, window, number)]
@@ -44,10 +44,10 @@ def describe(plan: FeaturePlan) -> str:
 
 
 def expected_bytes(plan: FeaturePlan) -> int | None:
-    """Return how many bytes of data files the plan reads.
+    """Return the number of data file bytes that the plan reads.
 
-    That is each source's share by the width of the columns that are read; None if a source's
-    size is not known.
+    It is each source's size in proportion to the width of the columns that are read, or None if the
+    size of a source is unknown.
     """
     total = 0
     for source, columns in _column_reads(plan):
@@ -59,9 +59,9 @@ def expected_bytes(plan: FeaturePlan) -> int | None:
 
 
 def expected_memory(plan: FeaturePlan) -> int | None:
-    """Return the bytes that the rows of all sides need at once.
+    """Return the memory in bytes that the rows of all sides require together.
 
-    What a join without spilling holds.
+    This is the memory of a join without spilling.
     """
     if plan.left_rows is None:
         return None
@@ -135,7 +135,7 @@ def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]
 
 
 def _aggregate(output: WindowOutput, time: str) -> str:
-    """Return an aggregate in words of intervals."""
+    """Format a window aggregate with its interval."""
     window = window_text(output.over, output.offset, time=time)
     text = f"{output.function}({output.column}) over {window}"
     if output.where is not None:
@@ -202,7 +202,7 @@ def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
 
 
 def _columns_of(join: Join | WindowJoin) -> list[str]:
-    """Return the columns that a join reads of its source: keys, times, features."""
+    """Return the source columns that a join reads: keys, times, features."""
     columns = [key for _, key in join.on]
     for time in (join.event_time, join.created_time):
         if time is not None:
@@ -216,7 +216,7 @@ def _columns_of(join: Join | WindowJoin) -> list[str]:
 
 
 def _columns_of_conditions(window: WindowJoin) -> list[str]:
-    """Return the columns whose names occur in the conditions of aggregates: they are read, too."""
+    """Return the columns in aggregate conditions, which are also read."""
     words: set[str] = set()
     for output in window.outputs:
         words.update(re.findall(r"\w+", (output.where or "").lower()))

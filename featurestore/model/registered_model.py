@@ -1,4 +1,4 @@
-"""Registered models: files, inputs and lineage of a version."""
+"""Registered models: files, inputs and lineage of each version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_FILE = "model.json"
 DESCRIBED_FILE = "described.json"
 TRANSFORMATIONS_FILE = "transformations.json"
 FORMAT = 1
-# The columns that scores add to those of the labels.
+# The columns that scoring adds to the label columns.
 PREDICTION = "prediction"
 MODEL_VERSION = "model_version"
 LABEL_TIME = "label_time"
@@ -33,7 +33,7 @@ Stage = Literal["development", "staging", "production", "archived"]
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One file of a model: path relative to its directory, size, SHA-256."""
+    """A model file: its path relative to the model directory, size, and SHA-256."""
 
     path: str
     bytes: int
@@ -42,10 +42,10 @@ class ModelFile:
 
 @dataclass(frozen=True)
 class ModelInput:
-    """One column that the model takes, as the training dataset had it.
+    """A model input, as a column of the training dataset.
 
     ``type`` is the feature type as JSON. ``narrow``: files store the column as float32. ``masked``:
-    the model takes ``<name>_present``, too. ``fill`` replaces nulls, unless it is None.
+    the model also takes ``<name>_present``. ``fill`` replaces nulls, unless it is None.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ModelInput:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """One column of predictions; ``type`` is the feature type as JSON."""
+    """A prediction column; ``type`` is the feature type as JSON."""
 
     name: str
     type: Any
@@ -70,12 +70,13 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The content of ``model.json``, one version of a model.
+    """The contents of ``model.json``, one model version.
 
-    ``artifact`` is the file or folder that is loaded, of ``flavor``. ``features`` is the retrieval
-    of the training dataset, its groups pinned to versions; ``inputs`` are in the order in which a
-    model of ``arrays`` "matrix" takes them. ``dataset`` is the training dataset, ``run`` the run
-    that trained the model. ``transformations`` is the hash of the file in the same directory.
+    ``artifact`` is the file or folder that is loaded with ``flavor``. ``features`` is the retrieval
+    of the training dataset, with groups pinned to versions; ``inputs`` are in the column order of
+    models with ``arrays`` "matrix". ``dataset`` is the training dataset, ``run`` the run that
+    trained the model. ``transformations`` is the hash of the transformations file in the same
+    directory.
     """
 
     name: str
@@ -98,7 +99,7 @@ class ModelSpec:
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns that labels have to bring: join keys, and inputs that no group has."""
+        """The columns that labels must have: join keys, and inputs that no group has."""
         available: set[str] = set()
         needed: dict[str, None] = {}
         for step in self.features.steps:
@@ -113,7 +114,7 @@ class ModelSpec:
         return tuple(needed)
 
     def to_bytes(self) -> bytes:
-        """Return the content of the model's file."""
+        """Return the contents of the model file."""
         data = {**asdict(self), "format": FORMAT, "features": self.features.to_json()}
         for name in ("files", "inputs", "outputs", "label"):
             data[name] = list(data[name])
@@ -121,10 +122,10 @@ class ModelSpec:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> ModelSpec:
-        """Return the model that ``to_bytes`` wrote.
+        """Parse the output of ``to_bytes``.
 
         Raises:
-            ModelDamaged: The content is not what was written.
+            ModelDamaged: The contents differ from what was written.
         """
         try:
             return _spec(JsonObject.from_value(unseal(content)))
@@ -136,7 +137,7 @@ class ModelSpec:
 
 
 def model_source(name: str) -> str:
-    """Return what lineage calls a model: its folder below the location.
+    """Return the name of a model in lineage: its folder, relative to the store location.
 
     >>> model_source("late_flights")
     'models/late_flights'
@@ -145,7 +146,7 @@ def model_source(name: str) -> str:
 
 
 def _left_columns(join_key: Any) -> list[str]:
-    """Return the left columns of the ``join_key`` that registration writes, one object a group."""
+    """Return the left columns of a stored ``join_key``, which has one object per group."""
     columns: list[str] = []
     for pairs in (join_key or {}).values():
         columns += pairs
@@ -217,7 +218,7 @@ def _input(data: JsonObject) -> ModelInput:
 
 @dataclass(frozen=True)
 class ModelAnnotations:
-    """Editable annotations of a version of a model."""
+    """Editable annotations of a model version."""
 
     stage: Stage = "development"
     description: str = ""
@@ -225,7 +226,7 @@ class ModelAnnotations:
 
     @classmethod
     def from_json(cls, value: object) -> ModelAnnotations:
-        """Parse the output of ``vars``; raise MalformedJson with the problem."""
+        """Parse the output of ``vars``; raise MalformedJson if it is invalid."""
         data = JsonObject.from_value(value)
         tags = data.object("tags").each(JsonObject.text)
         return cls(_one_of(data, "stage", Stage), data.text("description"), tags)

@@ -1,7 +1,7 @@
-"""Requests: frozen arguments of the public calls that have many, and split rules among them.
+"""Requests: frozen arguments of public calls with many parameters, including split rules.
 
-A request is built once at the facade and passed down unchanged. It has the arguments of the call and
-its defaults; the package that serves the request checks it.
+A request is built once at the facade and passed down unchanged. It has the arguments and defaults
+of the call; the package that handles the request validates it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from featurestore.model.times import parse_moment
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingDatasetRequest:
-    """The arguments of ``FeatureStore.create_training_dataset`` without data and progress callback."""
+    """The arguments of ``FeatureStore.create_training_dataset``, except data and callback."""
 
     name: str
     label: str | Sequence[str] | None = None
@@ -51,7 +51,7 @@ class TrainingDatasetRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureJobRequest:
-    """The arguments of ``featurestore.job`` and ``featurestore.sql_job``, which describes them."""
+    """The arguments of ``featurestore.job`` and ``featurestore.sql_job``, which document them."""
 
     featuregroup: str
     schedule: str
@@ -87,7 +87,7 @@ class FeatureJobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJobRequest:
-    """The arguments of ``featurestore.training_job``, which describes them."""
+    """The arguments of ``featurestore.training_job``, which documents them."""
 
     training_dataset: str
     schedule: str
@@ -106,7 +106,7 @@ class TrainingJobRequest:
 
 @dataclass(frozen=True, init=False)
 class TimeSplit:
-    """Splits by time: each split is ``[start, end)`` on ``column``; None leaves an end open.
+    """A split by time: each split is ``[start, end)`` on ``column``; None means unbounded.
 
     >>> october = "2013-10-01T00:00:00Z"
     >>> TimeSplit("hour", {"train": (None, october), "test": (october, None)}).column
@@ -134,7 +134,7 @@ class TimeSplit:
 
 @dataclass(frozen=True)
 class FractionSplit:
-    """Splits by row hash: named fractions that sum to 1, in order."""
+    """A split by row hash: named fractions that sum to 1, in order."""
 
     fractions: tuple[tuple[str, float], ...]
 
@@ -175,7 +175,7 @@ def _check_ranges(split: TimeSplit) -> None:
 
 
 def _scaled(fractions: tuple[tuple[str, float], ...], total: float) -> dict[str, float]:
-    """Return fractions of the same proportions that sum to 1; 80 and 20 become 0.8 and 0.2.
+    """Scale fractions so that they sum to 1; 80 and 20 become 0.8 and 0.2.
 
     >>> _scaled((("train", 80), ("test", 20)), 100)
     {'train': 0.8, 'test': 0.2}

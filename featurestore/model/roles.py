@@ -1,10 +1,10 @@
-"""Roles of the columns of a training dataset: inputs of the model, label, weight, key and time.
+"""Column roles in a training dataset: model input, label, weight, key and time.
 
-One rule for all datasets: **the inputs of a model are the features that were requested by name, in
-all chained retrievals together, and the columns that ``features=`` of the dataset names. All other
-columns of the labels are the label, the weight, a key, the time, or unused.** Rows without a
-retrieval (a dataframe, all rows of a group) have no requested features: unless ``features=`` names
-some, all columns are inputs except label, weight, keys and timestamps. ``exclude=`` removes inputs.
+One rule applies to all datasets: **the model inputs are the features that were requested by name in
+all chained retrievals, and the columns in ``features=`` of the dataset. All other label columns are
+the label, the weight, a key, the time, or unused.** Rows without a retrieval (a dataframe, all rows
+of a group) have no requested features: without ``features=``, all columns are inputs except label,
+weight, keys and timestamps. ``exclude=`` removes inputs.
 
 Unused columns stay in the files and can be read by name.
 """
@@ -25,7 +25,7 @@ from featurestore.model.display import printable_line
 
 Role = Literal["feature", "label", "weight", "key", "time", "unused"]
 ROLES: tuple[Role, ...] = get_args(Role)
-# The columns for statistics, plots and drift: inputs and labels of a model.
+# The columns for statistics, plots and drift: model inputs and labels.
 MODEL_ROLES: tuple[Role, ...] = ("feature", "label")
 
 _HEADINGS: Mapping[Role, str] = {
@@ -43,18 +43,18 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """What is known of the columns before the rule decides.
+    """The information from which the roles are derived.
 
     Args:
         requested_features: The features requested by name; None without a retrieval.
-        keys: Columns that identify rows or that a join looked up.
-        time: The column that is the time of the rows.
-        split_time: The column that a split by time reads.
-        labels: What ``label=`` names.
-        weight: What ``weight=`` names.
-        declared_keys: What ``key=`` names.
-        features: What ``features=`` names.
-        exclude: What ``exclude=`` names.
+        keys: Columns that identify rows or that were joined on.
+        time: The time column of the rows.
+        split_time: The column of a split by time.
+        labels: The columns of ``label=``.
+        weight: The column of ``weight=``.
+        declared_keys: The columns of ``key=``.
+        features: The columns of ``features=``.
+        exclude: The columns of ``exclude=``.
     """
 
     requested_features: tuple[str, ...] | None = None
@@ -72,8 +72,8 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     """Return the role of each column.
 
     Raises:
-        InvalidArgument: ``features=`` or ``exclude=`` contradict the label, the weight or one
-            another; or only keys and times are left.
+        InvalidArgument: ``features=`` or ``exclude=`` conflicts with the label, the weight or each
+        other; or no column other than keys and times remains.
 
     >>> schema = pa.schema([("id", pa.int64()), ("late", pa.bool_()), ("temp", pa.float64())])
     >>> assign_roles(schema, RoleRequest(requested_features=("temp",), keys=("id",), labels=("late",)))
@@ -113,12 +113,12 @@ def _role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None
 
 
 def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
-    """Return what is an input unless it is something else, or is excluded."""
+    """Return the columns that are inputs unless they have another role or are excluded."""
     if request.requested_features is not None:
         return (*request.requested_features, *request.features)
     if request.features:
         return request.features
-    # A timestamp would be fed as microseconds since 1970.
+    # The model would receive a timestamp as microseconds since 1970.
     return [
         field.name
         for field in schema
@@ -127,7 +127,7 @@ def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
 
 
 def _time(schema: pa.Schema, request: RoleRequest) -> str | None:
-    """Return the time of the rows: the one they are joined at, split by, or the only timestamp."""
+    """Return the time column: the join time, the split time, or the only timestamp column."""
     if request.time is not None:
         return request.time
     if request.split_time is not None and request.split_time not in (
@@ -178,7 +178,7 @@ class DatasetRoles(Mapping[str, Role]):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that feed the model."""
+        """The model inputs."""
         return self.named("feature")
 
     @property
@@ -188,7 +188,7 @@ class DatasetRoles(Mapping[str, Role]):
 
     @property
     def weight(self) -> str | None:
-        """The column that weighs rows, if there is one."""
+        """The column of row weights, or None."""
         return next(iter(self.named("weight")), None)
 
     @property
@@ -198,16 +198,16 @@ class DatasetRoles(Mapping[str, Role]):
 
     @property
     def time(self) -> str | None:
-        """The column with the time of each row, if there is one."""
+        """The column with the time of each row, or None."""
         return next(iter(self.named("time")), None)
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """The columns that are stored and not used."""
+        """The columns that are stored but not used."""
         return self.named("unused")
 
     def named(self, role: Role) -> tuple[str, ...]:
-        """Return the columns that have a role."""
+        """Return the columns with a role."""
         return tuple(name for name, each in self.columns.items() if each == role)
 
     def __getitem__(self, name: str) -> Role:

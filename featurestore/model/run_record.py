@@ -1,7 +1,7 @@
-"""The record of an experiment's run: ``run.json`` and ``metrics.jsonl``, as data.
+"""The record of an experiment run: ``run.json`` and ``metrics.jsonl``, as dataclasses.
 
-Both carry checksums, so that a changed byte is noticed: ``run.json`` one over the whole object,
-``metrics.jsonl`` one on each line.
+Both have checksums, which detect changed bytes: ``run.json`` has one checksum for the whole object,
+``metrics.jsonl`` has one on each line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ METRICS_FILE = "metrics.jsonl"
 
 State = Literal["running", "finished", "failed", "stopped", "interrupted"]
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{3,63}")
-# The end of a complete line: a line that a kill truncated does not contain it.
+# The end of a complete line, which a line truncated by a killed process does not contain.
 _LINE_END = re.compile(rf'"{CHECKSUM}": "[0-9a-f]{{{LINE_CHECKSUM_LENGTH}}}"}}')
 _UNSEALED_KEYS = {"step", "time", "metrics"}  # of lines written before format 2
 
@@ -50,7 +50,7 @@ class RunDataset:
 
     @classmethod
     def from_json(cls, data: JsonObject) -> RunDataset:
-        """Return what ``vars`` of one gives."""
+        """Parse the output of ``vars``."""
         return cls(
             check_name(data.text("name"), noun="training dataset"),
             data.number("version", minimum=1),
@@ -63,12 +63,11 @@ class RunDataset:
 class RunRecord:
     """The record of one run.
 
-    ``kind`` is the call that made it; ``parent`` and ``number`` place a trial in its study.
-    ``settings`` are the launcher's (workers, retries, seed ...), ``code`` and ``environment``
-    identify the program, ``attempts`` are the starts with their ends, ``readers`` the state of each
-    reader at the end.
-    ``files`` are SHA-256 checksums of the metrics file and the artifacts of a run that has ended,
-    by path relative to its directory.
+    ``kind`` is the name of the call that started the run; ``parent`` and ``number`` identify a
+    trial in its study. ``settings`` are the launcher settings (workers, retries, seed ...),
+    ``code`` and ``environment`` identify the program, ``attempts`` are the starts and ends,
+    ``readers`` are the final states of the readers. ``files`` are the SHA-256 checksums of the
+    metrics file and the artifacts of a run that has ended, by path relative to the run directory.
     """
 
     id: str
@@ -94,29 +93,29 @@ class RunRecord:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran, from the first start to the end."""
+        """The duration of the run in seconds, from the first start to the end."""
         if self.started is None or self.ended is None:
             return None
         lasted = datetime.fromisoformat(self.ended) - datetime.fromisoformat(self.started)
         return lasted.total_seconds()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that ``run.json`` holds."""
+        """Return the JSON object in ``run.json``."""
         data = {"format": FORMAT, **vars(self)}
         data["dataset"] = None if self.dataset is None else vars(self.dataset)
         data["attempts"], data["readers"] = list(self.attempts), list(self.readers)
         return data
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``run.json``, with its checksum."""
+        """Return the contents of ``run.json``, with a checksum."""
         return seal(self.to_json())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> RunRecord:
-        """Return the record that ``run.json`` contains.
+        """Parse the contents of ``run.json``.
 
         Raises:
-            MalformedJson: The content is not what was written.
+            MalformedJson: The contents differ from what was written.
         """
         with parsing("run.json"):
             data = parse_object(content)
@@ -126,10 +125,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, value: object) -> RunRecord:
-        """Return the record of a JSON value.
+        """Parse the JSON object of a run.
 
         Raises:
-            MalformedJson: Names what is missing or of another type.
+            MalformedJson: Names the value that is missing or has a wrong type.
         """
         with parsing("run.json"):
             data = JsonObject.from_value(value)
@@ -187,7 +186,7 @@ def _parent(data: JsonObject) -> str | None:
 
 
 def check_run_id(run_id: object) -> str:
-    """Return the id of a run, if it is one.
+    """Return a valid run ID.
 
     >>> check_run_id("20130101-063000-1f2e3d")
     '20130101-063000-1f2e3d'
@@ -201,7 +200,7 @@ def check_run_id(run_id: object) -> str:
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A value that a run reported of a metric at a step; ``time`` in seconds since 1970."""
+    """A metric value reported by a run for one step; ``time`` is in seconds since 1970."""
 
     name: str
     step: int
@@ -210,26 +209,28 @@ class MetricValue:
 
 
 def metrics_line(step: int, metrics: Mapping[str, float], *, time: float, begins: bool) -> str:
-    """Return the line of ``metrics.jsonl`` that reports the metrics of a step.
+    """Return the ``metrics.jsonl`` line with the metrics of a step.
 
     Args:
         step: The number of the step.
         metrics: The values by name.
         time: Seconds since 1970.
-        begins: Whether this is the first line of an attempt: the line before it may be truncated.
+        begins: Whether this is the first line of an attempt, so that the line before it may be
+            truncated.
     """
     line = seal_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
     return f"\n{line}\n" if begins else f"{line}\n"
 
 
 def parse_metrics(text: str) -> list[MetricValue]:
-    r"""Return the values of ``metrics.jsonl``, the last one of each metric and step, by step.
+    r"""Parse ``metrics.jsonl``; return the last value of each metric and step, ordered by step.
 
     A killed worker may leave a truncated line at the end of the file, or before the first line of
-    the next attempt. Its values are ignored. Lines without checksums are of earlier releases.
+    the next attempt. Truncated lines are ignored. Lines without checksums are from earlier
+    releases.
 
     Raises:
-        MalformedJson: Names a line that is not what was written.
+        MalformedJson: Names a line that differs from what was written.
 
     >>> parse_metrics('{"step": 1, "metrics": {"loss": 0.5}}\n{"step": 2, "met')
     [MetricValue(name='loss', step=1, value=0.5)]
@@ -258,7 +259,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
 
 
 def _parse_line(line: str, number: int) -> JsonObject | None:
-    """Return the object of a line, None for a line that is truncated or damaged."""
+    """Return the JSON object of a line, or None for a truncated or damaged line."""
     try:
         data = parse_object(line.encode("utf-8", errors="surrogatepass"))
         if not data.keys() <= _UNSEALED_KEYS:

@@ -1,6 +1,6 @@
-"""Limits of this process: a time limit of the present call, and the processor cores it may use.
+"""Limits of this process: the time limit of the current call, and the usable processor cores.
 
-Loops in Python check the time limit: parsing, planning, unpacking, rendering.
+Python loops check the time limit: in parsing, planning, unpacking and rendering.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @contextmanager
 def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> Iterator[None]:
-    """Limit the time of the block; None: without a limit, also inside of another one.
+    """Limit the duration of the block; None removes the limit, including an outer one.
 
     >>> with time_limit(0):
     ...     check_time()
@@ -38,10 +38,10 @@ def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> It
 
 
 def check_time() -> None:
-    """Return while there is time left.
+    """Check that the time limit has not passed.
 
     Raises:
-        QueryEnded: The time of ``time_limit`` is over.
+        QueryEnded: The time limit has passed.
     """
     limit = _limit.get()
     if limit is not None and time.monotonic() >= limit.end:
@@ -51,10 +51,10 @@ def check_time() -> None:
 
 
 def in_time(items: Iterable[T]) -> Iterator[T]:
-    """Yield items as long as there is time.
+    """Yield items until the time limit.
 
     Raises:
-        QueryEnded: The time of ``time_limit`` is over.
+        QueryEnded: The time limit has passed.
 
     >>> list(in_time("ab"))
     ['a', 'b']
@@ -65,10 +65,10 @@ def in_time(items: Iterable[T]) -> Iterator[T]:
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may run on.
+    """Return the number of cores that this process may use.
 
-    A container or a batch system may give it fewer than there are, and so may ``PYTHON_CPU_COUNT``
-    where Python knows it.
+    Containers, batch systems and ``PYTHON_CPU_COUNT`` (where Python supports it) can restrict it to
+    a part of the machine.
 
     >>> usable_cores() >= 1
     True

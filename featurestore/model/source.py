@@ -1,4 +1,4 @@
-"""Registered sources: registration, inputs of jobs, reads and check reports."""
+"""Registered sources: registrations, job inputs, reads and check reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from featurestore.model.arguments import with_suggestions
 from featurestore.model.names import check_name, check_rename, parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
-# The name of a user may contain any words.
+# User names may contain any words.
 _USER_WORD = "access_key_id"
-# A path of this machine without a scheme.
+# A local path without a scheme.
 FOLDER_KIND = "file"
 _ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
 _FOLDER_SCHEMES = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
@@ -28,7 +28,8 @@ class SourceSpec:
     """The registration of a source.
 
     ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` is a reference to
-    the secret ("env:NAME", "file:path"), never its value. ``created`` is in microseconds since 1970.
+    the secret ("env:NAME", "file:path"), never its value. ``created`` is in microseconds since
+    1970.
     """
 
     name: str
@@ -53,7 +54,7 @@ class SourceSpec:
 
     @classmethod
     def from_text(cls, text: str) -> SourceSpec:
-        """Parse a registration from JSON text; raise ValueError if invalid."""
+        """Parse a registration from JSON text; raise ValueError if it is invalid."""
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError("no JSON object")
@@ -78,7 +79,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def kind_of(uri: str) -> str:
-    """Return the kind of source that a URI is of: its scheme, or "file" for a folder anywhere.
+    """Return the source kind of a URI: its scheme, or "file" for local and remote folders.
 
     >>> kind_of("postgresql://shop-db/orders"), kind_of("delta+/data/orders"), kind_of("raw/orders")
     ('postgresql', 'delta', 'file')
@@ -100,7 +101,7 @@ def kind_of(uri: str) -> str:
 
 
 def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
-    """Return the URI of a path of this machine with an absolute path; others as they are.
+    """Make the path of a local URI absolute; other URIs are unchanged.
 
     >>> with_absolute_path("raw/orders", absolute=lambda path: "/data/" + path)
     '/data/raw/orders'
@@ -118,10 +119,10 @@ def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
 
 
 def check_uri(uri: str) -> str:
-    """Return a URI that holds no secret; one that may hold some is refused, and not repeated.
+    """Return a URI without secrets; refuse a URI that may contain one, without showing it.
 
     Raises:
-        InvalidArgument: There is a password in it.
+        InvalidArgument: The URI contains a password.
     """
     hint = "leave the password out, and give secret='env:SHOP_PASSWORD'"
     if not isinstance(uri, str) or not uri.strip() or "\0" in uri:
@@ -139,7 +140,7 @@ def check_uri(uri: str) -> str:
 
 
 def names_secret(word: str) -> bool:
-    """Return True if the name of an option means that its value is a secret.
+    """Return whether an option name indicates a secret value.
 
     >>> names_secret("sslpassword"), names_secret("format"), names_secret("aws_access_key_id")
     (True, False, False)
@@ -150,9 +151,9 @@ def names_secret(word: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceInput:
-    """A registered source as input of a job: a table, a query or files.
+    """A registered source as a job input: a table, a query or files.
 
-    ``time`` is the column that windows filter; None passes all rows to every window.
+    ``time`` is the column for window filters; if None, every window reads all rows.
     """
 
     source: str
@@ -168,7 +169,7 @@ class SourceInput:
 
     @classmethod
     def from_json(cls, data: Any) -> SourceInput:
-        """Return the input that ``to_json`` wrote; ValueError when it is anything else."""
+        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
         source_input = cls(**dict(data))
         for value in vars(source_input).values():
             if not isinstance(value, str | None):
@@ -187,22 +188,22 @@ def source(
     time: str | None = None,
     rename: Mapping[str, str] | str | None = None,
 ) -> SourceInput:
-    """Return a registered source as an input of a job.
+    """Return a registered source as a job input.
 
-    Each run reads one snapshot of the source: the columns that a query of the job names, and the
-    rows whose ``time`` is in its windows (with ``lookback``). The commit records the read.
+    Each run reads one snapshot of the source: the columns that the job query uses, and the rows
+    whose ``time`` is in its windows (with ``lookback``). The commit records the read.
 
     Args:
-        name: The source.
-        table: A table or view of the source.
-        sql: A query in the source's own SQL.
-        path: Files below the source's folder.
-        time: The column that windows filter: the creation or the last change of a row.
-        rename: New names of columns, such as ``{"Country Name": "country_name"}``, or
-            ``"snake_case"`` for every column.
+        name: The name of the source.
+        table: A table or view in the source.
+        sql: A query in the source's SQL dialect.
+        path: Files, relative to the source folder.
+        time: The column for window filters: the creation or last-change time of a row.
+        rename: New column names, such as ``{"Country Name": "country_name"}``, or ``"snake_case"``
+            for all columns.
 
     Raises:
-        InvalidArgument: More than one of ``table``, ``sql`` and ``path``.
+        InvalidArgument: More than one of ``table``, ``sql`` and ``path`` is set.
 
     >>> featurestore.source("shop", table="orders", time="created_at").time
     'created_at'
@@ -218,12 +219,12 @@ def source(
 
 @dataclass
 class SourceRead:
-    """The record of one read of a source, filled while its rows arrive.
+    """The record of a source read, which is updated while rows arrive.
 
-    ``query`` is the SHA-256 of the query, ``snapshot`` the transaction, version or fingerprint of
-    the read. ``high_water_mark`` is the maximum of the time column, ``input`` the job's name for
-    the source. ``quarantined`` is the number of rows of files that were skipped because they cannot
-    be read, and ``bad_rows`` are examples.
+    ``query`` is the SHA-256 of the query, ``snapshot`` the transaction, version or fingerprint that
+    was read. ``high_water_mark`` is the maximum of the time column, ``input`` the job's name for
+    the source. ``quarantined`` is the number of unreadable rows that were skipped in files, and
+    ``bad_rows`` are examples.
     """
 
     source: str
@@ -237,7 +238,7 @@ class SourceRead:
     bad_rows: tuple[Any, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record of the read for commits and lineage."""
+        """Return the JSON object of the read, for commits and lineage."""
         data: dict[str, Any] = {
             "source": f"source:{self.source}",
             "kind": self.kind,
@@ -255,7 +256,7 @@ class SourceRead:
 
 
 class SourceReads(Sequence[SourceRead]):
-    """What several parts of a retrieval read of sources; a part may fill while rows come."""
+    """The source reads of all parts of a retrieval; each part may still grow while rows arrive."""
 
     def __init__(self, *groups: Sequence[SourceRead]) -> None:
         self._groups = groups
@@ -278,7 +279,7 @@ class SourceReads(Sequence[SourceRead]):
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table (or a file, a folder) of a source, and whether it may be read."""
+    """A table, file or folder of a source, and whether it is readable."""
 
     name: str
     readable: bool = True
@@ -286,12 +287,12 @@ class SourceTable:
 
 @dataclass(frozen=True)
 class SourceReport:
-    """The report of a check of a source.
+    """The result of a source check.
 
-    ``server`` is the name and version of the server; None if it did not respond. ``sample`` has the
-    first rows of ``sampled``, the first readable table. For a folder, ``dialect`` is the format of
-    the files of ``sampled``, ``columns`` the inferred types of their columns, and ``unread`` are
-    files that are not read. ``problems`` describe each problem with its remedy.
+    ``server`` is the name and version of the server, or None if it did not respond. ``sample`` has
+    the first rows of ``sampled``, the first readable table. For a folder, ``dialect`` is the format
+    of the ``sampled`` files, ``columns`` are the inferred column types, and ``unread`` are files
+    that are not read. ``problems`` describe each problem and its solution.
     """
 
     name: str
@@ -307,7 +308,7 @@ class SourceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether the check found no problems."""
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:

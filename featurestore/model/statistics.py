@@ -1,7 +1,7 @@
-"""Statistics of tables: counts over all rows, and estimates from a sample.
+"""Table statistics: counts over all rows, and estimates from a sample.
 
-A value that does not exist (the mean of no numbers, the correlation with a constant) is None in
-Python and null in JSON, never 0.
+An undefined value (the mean of an empty column, the correlation with a constant) is None in Python
+and null in JSON, never 0.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from featurestore.model.roles import Role
 STATISTICS_FORMAT = 1
 Kind = Literal["number", "boolean", "time", "text", "binary", "list", "struct"]
 Value = bool | int | float | str
-# Quantiles are kept on this grid, dense enough to compare two distributions.
+# The grid of stored quantiles, dense enough to compare two distributions.
 PROBABILITIES: tuple[float, ...] = tuple(step / 200 for step in range(201))
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths over all rows: characters of texts, bytes of binaries, items of lists."""
+    """Lengths over all rows: characters of strings, bytes of binary values, items of lists."""
 
     minimum: int
     maximum: int
@@ -33,7 +33,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class TopValue:
-    """A frequent value and how many rows of the sample hold it."""
+    """A frequent value, and the number of sample rows that contain it."""
 
     value: Value
     count: int
@@ -41,9 +41,9 @@ class TopValue:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of sample rows between edges, the last bin closed.
+    """Counts of sample rows between edges; the last bin includes its upper edge.
 
-    One more edge than counts. Times are ISO texts.
+    There is one more edge than there are counts. Times are ISO 8601 strings.
     """
 
     edges: tuple[float | str, ...]
@@ -52,18 +52,19 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """What is known of one column.
+    """Statistics of one column.
 
     Over all rows: ``count`` (values that are neither null nor NaN), ``nulls``, ``nan``,
-    ``infinite`` (part of count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
-    ``minimum``, ``maximum``, ``lengths``. Infinite values are left out of sum, mean, std, minimum
-    and maximum. From the sample, or from all rows where at most 1,000 values are different:
-    ``sampled`` (the examined rows with a value; None in statistics of older releases),
+    ``infinite`` (included in count), ``sum``, ``mean``, ``std`` (with n-1; seconds for times),
+    ``minimum``, ``maximum``, ``lengths``. Infinite values are excluded from sum, mean, std, minimum
+    and maximum. From the sample, or from all rows if there are at most 1,000 distinct values:
+    ``sampled`` (the number of examined rows with a value; None in statistics of older releases),
     ``quantiles`` (at ``PROBABILITIES``), ``distinct``, ``top``, ``histogram``. Times are ISO 8601
-    texts in UTC.
+    strings in UTC.
 
-    ``top`` are all values where there are at most 100 (``top_complete``), else the 20 that occur
-    most often, without those that occur once; ``top_share`` is the share of the rows that they cover.
+    ``top`` contains all values if there are at most 100 (``top_complete``); otherwise it contains
+    the 20 most frequent values, except values that occur once. ``top_share`` is the fraction of
+    rows with these values.
     """
 
     name: str
@@ -90,14 +91,14 @@ class ColumnStatistics:
 
     @property
     def missing(self) -> int:
-        """Nulls and NaN."""
+        """The number of nulls and NaN."""
         return self.nulls + self.nan
 
     @property
     def top_share(self) -> float | None:
-        """The share of the sampled values that ``top`` holds; 1.0: ``top`` is complete.
+        """The fraction of the sampled values in ``top``; 1.0 if ``top`` is complete.
 
-        None where values are not counted one by one, or were not when the statistics were made.
+        None if values were not counted individually.
 
         >>> store.get_featuregroup_statistics("weather").column("origin").top_share
         1.0
@@ -111,7 +112,7 @@ class ColumnStatistics:
         return sum(each.count for each in self.top) / max(self.sampled, 1)
 
     def quantile(self, probability: float) -> float | str | None:
-        """Return the stored quantile nearest to a probability, None without values.
+        """Return the stored quantile nearest to a probability, or None if there are no values.
 
         >>> store.get_featuregroup_statistics("weather").column("temp").quantile(0.5)
         37.75
@@ -123,10 +124,10 @@ class ColumnStatistics:
 
 @dataclass(frozen=True)
 class Correlations:
-    """A symmetric matrix over ``columns``.
+    """A symmetric correlation matrix over ``columns``.
 
-    Returns None if a pair has no correlation (constant, or fewer than two rows). ``sampled``: they are
-    over the rows of the sample, and these are not all rows.
+    A value is None if the pair has no correlation (a constant column, or fewer than two rows).
+    ``sampled`` is True if the correlations were computed from a sample, not from all rows.
     """
 
     method: Literal["pearson", "spearman"]
@@ -144,7 +145,7 @@ class Correlations:
         return self.matrix[self.columns.index(left)][self.columns.index(right)]
 
     def top_pairs(self, limit: int = 20) -> list[tuple[str, str, float]]:
-        """Return the pairs of the largest absolute correlation, the strongest first.
+        """Return the pairs with the largest absolute correlation, the strongest first.
 
         >>> two = Correlations("pearson", ("a", "b"), ((1.0, 0.5), (0.5, 1.0)))
         >>> two.top_pairs()
@@ -164,14 +165,14 @@ class Correlations:
 class Statistics:
     """Statistics of one table.
 
-    ``pearson`` is over all rows, each pair over the rows where both values are finite; of more than
-    64 columns it is over the sample. ``spearman`` is the Pearson correlation of ranks within the
-    sample, each column ranked over its own values.
-    ``sample_rows`` counts the rows that the sample stands for; ``exact`` is True if these are all
-    rows. Otherwise the sample holds the ``sample_distinct`` smallest row hashes, a uniform draw of
-    distinct rows: a fraction p of rows is off by about ``error`` = 1 / sqrt(sample_distinct) at
-    most (two standard errors at p = 1/2). ``source`` identifies the table, for titles:
-    featuregroup, version, delta_version, split.
+    ``pearson`` is computed over all rows, for each pair over the rows with finite values in both
+    columns; for more than 64 columns it is computed from the sample. ``spearman`` is the Pearson
+    correlation of ranks in the sample, with the ranks of each column computed over its own values.
+    ``sample_rows`` is the number of rows that the sample represents; ``exact`` is True if these are
+    all rows. Otherwise the sample contains the ``sample_distinct`` smallest row hashes, a uniform
+    sample of distinct rows: the error of a fraction p of rows is at most about ``error`` = 1 /
+    sqrt(sample_distinct) (two standard errors at p = 1/2). ``source`` identifies the table, for
+    titles: featuregroup, version, delta_version, split.
 
     >>> statistics = store.get_featuregroup_statistics("weather")
     >>> (statistics.rows, statistics.exact, [each.name for each in statistics.columns])
@@ -200,7 +201,7 @@ class Statistics:
         return display.records_table(records_of(self), caption=title_of(self))
 
     def column(self, name: str) -> ColumnStatistics:
-        """Return the statistics of one column; FeatureNotFound lists those that exist.
+        """Return the statistics of a column; raise FeatureNotFound with the existing columns.
 
         >>> temp = store.get_featuregroup_statistics("weather").column("temp")
         >>> (temp.minimum, temp.mean, temp.maximum, temp.missing)
@@ -214,7 +215,7 @@ class Statistics:
 
     @property
     def error(self) -> float:
-        """Two standard errors of a fraction of rows at 1/2; 0 when the sample is the table.
+        """Two standard errors of a row fraction of 1/2; 0 if the sample contains all rows.
 
         >>> store.get_featuregroup_statistics("weather").error
         0.0
@@ -247,7 +248,7 @@ class Statistics:
         }
 
     def to_bytes(self) -> bytes:
-        """Return the JSON object as text without spaces.
+        """Return compact JSON.
 
         >>> store.get_featuregroup_statistics("weather").to_bytes()[:10]
         b'{"format":'
@@ -256,10 +257,10 @@ class Statistics:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Statistics:
-        """Return the statistics that ``to_json`` wrote.
+        """Parse the output of ``to_json``.
 
         Raises:
-            MalformedJson: They are not what it writes.
+            MalformedJson: The JSON object is invalid.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> Statistics.from_json(statistics.to_json()) == statistics

@@ -1,4 +1,4 @@
-"""Statistics for people: as a text that fits a screen, and as records for tables."""
+"""Formatting of statistics for display: as text that fits a screen, and as table records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
 
 
 def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
-    """Return statistics as a table of at most 80 columns, one line for each of the first ones."""
+    """Format statistics as a table of at most 80 characters, with one line per column."""
     columns = statistics.columns[:lines]
     text_lines = [title_of(statistics), _line(_HEAD)]
     text_lines += [_column_line(column, statistics.rows) for column in columns]
@@ -26,7 +26,7 @@ def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
 
 
 def records_of(statistics: Statistics) -> list[dict[str, object]]:
-    """Return one record a column, with all that fits a table."""
+    """Return one record per column, with the statistics that fit a table."""
     rows: list[dict[str, object]] = [
         {
             "name": column.name,
@@ -48,7 +48,7 @@ def records_of(statistics: Statistics) -> list[dict[str, object]]:
 
 
 def coverage(column: ColumnStatistics) -> str:
-    """Return how many of its values ``top`` has, and the share of the rows that they cover.
+    """Return the number of values in ``top``, and the fraction of rows with these values.
 
     >>> coverage(store.get_featuregroup_statistics("weather").column("origin"))
     'all 2 values'
@@ -64,7 +64,7 @@ def coverage(column: ColumnStatistics) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a share as per cent; a small one is not shown as zero, a large one not as all.
+    """Format a fraction as a percentage that is never rounded to 0 or 100 percent.
 
     >>> share_text(0.5), share_text(0.00001), share_text(0.99999), share_text(1.0)
     ('50 %', '<0.1 %', '>99.9 %', '100 %')
@@ -77,7 +77,7 @@ def share_text(share: float) -> str:
 
 
 def source_name(source: Mapping[str, Any]) -> str:
-    """Return what was counted, as people call it.
+    """Format a statistics source for display.
 
     >>> source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
     'weather v2 (Delta 7)'
@@ -96,7 +96,7 @@ def source_name(source: Mapping[str, Any]) -> str:
 
 
 def short(name: str, longest: int) -> str:
-    """Return a name cut in its middle: names often differ at their end.
+    """Shorten a name in the middle, since names often differ at the end.
 
     >>> short("temperature_of_the_sea", 11)
     'tempe…e_sea'
@@ -108,7 +108,7 @@ def short(name: str, longest: int) -> str:
 
 
 def title_of(statistics: Statistics) -> str:
-    """Return the counted rows as text, with the sampled share."""
+    """Return the number of rows as text, with the sampled fraction."""
     name = source_name(statistics.source) or "statistics"
     coverage_text = "all rows counted"
     if not statistics.exact:
@@ -139,7 +139,7 @@ def _first_values(column: ColumnStatistics) -> str:
 
 
 def _display_value(value: Value | None, column: ColumnStatistics) -> Value | None:
-    """Return a value as tables have it: times up to the second."""
+    """Round a value for display: times are truncated to seconds."""
     if column.kind == "time" and isinstance(value, str):
         return value[:19].replace("T", " ")
     return value

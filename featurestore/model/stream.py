@@ -1,4 +1,4 @@
-"""Inputs of stream jobs: a topic, the format of its values, and the size of micro-batches."""
+"""Stream job inputs: the topic, the value format, and the size of micro-batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ON_DUPLICATES = ("last", "first", "quarantine")
 STREAM_MODES = ("append", "upsert")
 BEGINNINGS = ("earliest", "latest")
 
-# The metadata fields of each record, with their column types.
+# The record metadata fields and their column types.
 RECORD_FIELDS: Mapping[str, pa.DataType] = {
     "topic": pa.string(),
     "partition": pa.int32(),
     "offset": pa.int64(),
     "timestamp": TIMESTAMP,
     "key": pa.string(),
-    # Of change events: the time of the change, the time of its capture, and the operation.
+    # Fields of change events: change time, capture time, and operation.
     "change_timestamp": TIMESTAMP,
     "capture_timestamp": TIMESTAMP,
     "operation": pa.string(),
@@ -42,15 +42,15 @@ RECORD_FIELDS: Mapping[str, pa.DataType] = {
 class StreamSpec:
     """The registered input of a stream job.
 
-    ``schema`` has the columns of the values, ``fields`` the columns of record metadata (column: one
-    of ``RECORD_FIELDS``). ``avro`` is the reader's schema as JSON text, ``schema_registry`` the
-    address of the registry of the writers' schemas. ``begin`` is the start position in a new topic,
-    ``on_lost`` the policy for records that were deleted before they were read, ``on_duplicates`` the
-    policy for several records of one key. ``batch_records`` limits a micro-batch.
+    ``schema`` contains the value columns, ``fields`` the columns of record metadata (column: one of
+    ``RECORD_FIELDS``). ``avro`` is the reader schema as JSON text, ``schema_registry`` the address
+    of the registry of writer schemas. ``begin`` is the start position in a new topic, ``on_lost``
+    the policy for records that were deleted before they were read, ``on_duplicates`` the policy for
+    several records with the same key. ``batch_records`` limits the size of a micro-batch.
     ``consumer_group`` lets several runners share the partitions. ``generation`` counts the
-    successive topics of this name. In ``mode`` "upsert" a record without a value deletes its key.
-    If more than the fraction ``most_bad`` of at least 100 records is bad, a run fails. ``renames``
-    maps columns to their names in records, where these differ.
+    successive topics with the same name. In ``mode`` "upsert", a record without a value deletes its
+    key. If more than the fraction ``most_bad`` of at least 100 records is bad, the run fails.
+    ``renames`` maps columns to their names in records, if these differ.
     """
 
     source: str
@@ -74,19 +74,19 @@ class StreamSpec:
 
     @property
     def value_schema(self) -> pa.Schema:
-        """The columns of the values under the names that records have for them."""
+        """The value columns, with their names in records."""
         names = [self.renames.get(name, name) for name in self.schema.names]
         fields = zip(names, self.schema.types, strict=True)
         return pa.schema([pa.field(name, kind) for name, kind in fields])
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of the group: those of the values, then those of the records."""
+        """The columns of the group: value columns, then record columns."""
         record_fields = [pa.field(name, RECORD_FIELDS[each]) for name, each in self.fields.items()]
         return pa.schema([*self.schema, *record_fields])
 
     def app(self, partition: int) -> str:
-        """Return the application whose transaction number is a partition's next offset."""
+        """Return the transaction application ID of a partition; its version is the next offset."""
         name = f"stream/{self.source}/{self.topic}/{partition}"
         return name if self.generation == 1 else f"{name}#{self.generation}"
 
@@ -109,10 +109,10 @@ class StreamSpec:
 
 
 def check_stream(spec: StreamSpec) -> StreamSpec:
-    """Return the specification if all its choices are valid.
+    """Return the specification if all its options are valid.
 
     Raises:
-        InvalidJob: A choice is invalid; lists the valid ones.
+        InvalidJob: An option is invalid; lists the valid values.
     """
     check_name(spec.source, noun="source")
     for argument, value, allowed in (

@@ -1,4 +1,4 @@
-"""Times and durations: UTC instants of the years 1 to 9999, texts such as ``"15min"``, and windows."""
+"""UTC timestamps in years 1 to 9999, durations such as ``"15min"``, and windows."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ _UNITS = {
     "d": 86_400_000_000,
 }
 _UNITS["w"] = 7 * _UNITS["d"]
-# Durations are stored as microseconds of 64 bits.
+# Durations are stored as 64-bit microseconds.
 MAX_DURATION = timedelta(days=106_751_991)
-# The ttl of a group whose values answer at their exact event time alone.
+# The ttl of a group whose values are only valid at their exact event time.
 EXACT = "exact"
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(us|ms|s|min|h|d|w)\s*")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = datetime.min.replace(tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=UTC)
-# A year of five digits or more, year 0, or one with a sign, as ISO 8601 writes them.
+# ISO 8601 years with five or more digits or a sign, and year 0.
 _FAR_YEAR = re.compile(r"\s*([+-]?\d{5,}|-\d{4,}|0000)-\d")
 
-# The clock of the library. Tests replace it here, which also affects importers of ``utc_now``.
+# The library's clock. Tests replace it here, which also affects importers of ``utc_now``.
 clock: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 class NaiveTimeWarning(UserWarning):
-    """A time without a zone was taken as UTC."""
+    """A time without a time zone was interpreted as UTC."""
 
 
 class SuspiciousTimeWarning(UserWarning):
-    """Times are so early that they were probably numbers read in a wrong unit."""
+    """Times are so early that they were probably numbers read in the wrong unit."""
 
 
 def parse_moment(
     value: datetime | date | str, *, argument: str = "time", warn: bool = True
 ) -> datetime:
-    """Return an aware UTC datetime; naive input is interpreted as UTC, with an optional warning.
+    """Parse a time to an aware UTC datetime; naive times are UTC, with an optional warning.
 
     >>> parse_moment("2013-01-01T05:00:00-05:00")
     datetime.datetime(2013, 1, 1, 10, 0, tzinfo=datetime.timezone.utc)
@@ -92,7 +92,7 @@ def parse_moment(
 
 
 def to_micros(timestamp: datetime) -> int:
-    """Return microseconds since 1970-01-01 UTC, exactly.
+    """Convert a datetime to microseconds since 1970-01-01 UTC, exactly.
 
     >>> to_micros(datetime(1970, 1, 2, tzinfo=UTC))
     86400000000
@@ -101,7 +101,7 @@ def to_micros(timestamp: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    """Return the aware UTC datetime of microseconds since 1970-01-01.
+    """Convert microseconds since 1970-01-01 UTC to an aware datetime.
 
     >>> from_micros(1)
     datetime.datetime(1970, 1, 1, 0, 0, 0, 1, tzinfo=datetime.timezone.utc)
@@ -115,7 +115,7 @@ def from_micros(micros: int) -> datetime:
 
 
 def shifted(timestamp: datetime, duration: timedelta) -> datetime:
-    """Return an instant a duration later; at most the last of year 9999, at least the first of 1.
+    """Shift a timestamp by a duration, limited to the years 1 to 9999.
 
     >>> shifted(datetime(1970, 1, 2, tzinfo=UTC), -timedelta(days=1))
     datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)
@@ -127,14 +127,14 @@ def shifted(timestamp: datetime, duration: timedelta) -> datetime:
 
 
 def utc_now() -> datetime:
-    """Return the present time."""
+    """Return the current time in UTC."""
     return clock()
 
 
 def has_passed(since: datetime, wait: timedelta, *, now: datetime) -> bool:
-    """Return whether a wait that began at a recorded time is over.
+    """Return whether the duration since a recorded time has passed.
 
-    A recorded time ahead of the clock is one of before the clock was set back: the wait is over.
+    A recorded time in the future means that the clock was set back; the duration counts as passed.
 
     >>> noon = datetime(2024, 3, 1, 12, tzinfo=UTC)
     >>> minute = timedelta(minutes=1)
@@ -145,13 +145,13 @@ def has_passed(since: datetime, wait: timedelta, *, now: datetime) -> bool:
 
 
 def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as dicts; times that Python does not have are texts: those after the year 9999."""
+    """Convert rows to dicts; times after the year 9999, which Python lacks, become strings."""
     values = [_python_values(column) for column in rows.columns]
     return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def parse_duration(value: timedelta | str, *, argument: str = "duration") -> timedelta:
-    """Return a duration that is zero or longer.
+    """Parse a non-negative duration.
 
     >>> parse_duration("15min")
     datetime.timedelta(seconds=900)
@@ -181,7 +181,7 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
 
 
 def format_duration(value: timedelta) -> str:
-    """Return the shortest text that ``parse_duration`` reads back.
+    """Format a duration as the shortest string that ``parse_duration`` can parse.
 
     >>> format_duration(timedelta(hours=36))
     '36h'
@@ -194,9 +194,9 @@ def format_duration(value: timedelta) -> str:
 
 
 def parse_ttl(value: timedelta | str | None) -> timedelta | None:
-    """Return how long a value may be used: None without limit, zero at its exact time only.
+    """Parse the validity of a value: None is unlimited, zero is the exact event time only.
 
-    A zero is refused, since it means "without limit" elsewhere.
+    The duration 0 is refused, since it means "unlimited" in other products.
 
     >>> parse_ttl("exact"), parse_ttl(None), parse_ttl("7d")
     (datetime.timedelta(0), None, datetime.timedelta(days=7))
@@ -215,7 +215,7 @@ def parse_ttl(value: timedelta | str | None) -> timedelta | None:
 
 
 def format_ttl(ttl: timedelta | None) -> str | None:
-    """Return what ``parse_ttl`` reads back.
+    """Format a ttl as ``parse_ttl`` can parse it.
 
     >>> format_ttl(timedelta(0)), format_ttl(timedelta(days=1))
     ('exact', '1d')
@@ -228,18 +228,18 @@ def format_ttl(ttl: timedelta | None) -> str | None:
 
 
 def duration_to_json(value: timedelta | None) -> str | None:
-    """Return a duration as stored records have it."""
+    """Convert a duration to its stored representation."""
     return None if value is None else format_duration(value)
 
 
 def duration_from_json(value: str | None) -> timedelta | None:
-    """Return the duration that ``duration_to_json`` wrote."""
+    """Convert the output of ``duration_to_json`` to a duration."""
     return None if value is None else parse_duration(value)
 
 
 @dataclass(frozen=True, order=True)
 class Window:
-    """The range ``[start, end)`` of aware UTC times that one run computes."""
+    """A time range ``[start, end)`` in UTC that one run computes."""
 
     start: datetime
     end: datetime

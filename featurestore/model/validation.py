@@ -1,4 +1,4 @@
-"""Validation reports: what was expected, what was found."""
+"""Validation reports: expectations and their results."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ REPORT_FORMAT = 1
 
 @dataclass(frozen=True)
 class ExpectationResult:
-    """The outcome of one expectation or built-in check.
+    """The result of an expectation or a built-in check.
 
-    ``row_level`` is True if failing rows can be named; ``unexpected`` counts them; ``samples`` are
-    some of them as plain dicts. ``warning`` marks a check that reports and never refuses.
+    ``row_level`` is True if failing rows can be identified; ``unexpected`` is their number;
+    ``samples`` are examples as plain dicts. ``warning`` marks a check that never refuses data.
     """
 
     expectation: Mapping[str, Any]
@@ -34,7 +34,7 @@ class ExpectationResult:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The result of one audit; ``success`` is False if an expectation other than a warning failed.
+    """The result of an audit; ``success`` is False if an expectation failed, warnings excluded.
 
     >>> report = store.validate_featuregroup("weather")
     >>> report.success, report.failed
@@ -59,12 +59,12 @@ class ValidationReport:
 
     @property
     def success(self) -> bool:
-        """Whether every expectation that may refuse held."""
+        """Whether all expectations succeeded, warnings excluded."""
         return all(result.success or result.warning for result in self.results)
 
     @property
     def failed(self) -> tuple[ExpectationResult, ...]:
-        """The expectations that did not hold, warnings excluded."""
+        """The failed expectations, warnings excluded."""
         return tuple(result for result in self.results if not result.success and not result.warning)
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ class ValidationReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ValidationReport:
-        """Return the report that ``to_json`` wrote; values of samples are as JSON holds them."""
+        """Parse the output of ``to_json``; sample values keep their JSON representation."""
         return cls(
             name=data["name"],
             version=data["version"],
@@ -155,9 +155,10 @@ class ValidationReport:
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value as JSON can hold it.
+    """Convert a value to a JSON value.
 
-    Times as ISO texts, bytes as hex, what is unknown as text.
+    Times become ISO 8601 strings, bytes become hex strings, and values of other types become
+    strings.
 
     >>> plain_json({"a": (date(2020, 1, 2), float("nan"))})
     {'a': ['2020-01-02', None]}
@@ -197,7 +198,7 @@ def _result_json(result: ExpectationResult) -> dict[str, Any]:
 
 
 def describe(expectation: Mapping[str, Any]) -> str:
-    """Return an expectation as people write it.
+    """Format an expectation for display.
 
     >>> describe({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}})
     "expect_column_values_to_not_be_null(column='age')"
@@ -211,7 +212,7 @@ def describe(expectation: Mapping[str, Any]) -> str:
 
 
 def outcome_text(result: ExpectationResult) -> str:
-    """Return one line on what was found.
+    """Format the outcome of an expectation on one line.
 
     >>> outcome_text(ExpectationResult({"type": "x"}, False, 2_000, unexpected=5))
     '5 of 2,000 rows (0.25 %)'

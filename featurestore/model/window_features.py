@@ -1,4 +1,4 @@
-"""Aggregates of a feature over a window before each label's time: requests, JSON and lineage.
+"""Window aggregates of a feature before each label time: requests, JSON and lineage.
 
 Job definitions, feature views, plans and manifests store them as JSON.
 """
@@ -35,7 +35,7 @@ _TEXT = re.compile(
 )
 
 _MICROSECOND = timedelta(microseconds=1)
-# What JSON has no value for is an object of one entry: its kind and its text.
+# Values without a JSON equivalent are objects with one entry: kind and string.
 _KINDS: Mapping[str, Callable[[str], Any]] = {
     "decimal": Decimal,
     "float": float,
@@ -47,9 +47,9 @@ _KINDS: Mapping[str, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class WindowFeature:
-    """One aggregate: ``function`` over the feature's rows in ``(t - over, t]``.
+    """An aggregate ``function`` over the feature rows in ``(t - over, t]``.
 
-    ``t`` is the label's time less ``offset``; ``over`` None has no beginning.
+    ``t`` is the label time minus ``offset``; if ``over`` is None, the window has no start.
     """
 
     reference: FeatureReference
@@ -81,24 +81,24 @@ def window(
     fill_value: object = None,
     n: int | None = None,
 ) -> WindowFeature:
-    """Return an aggregate for ``get_features``, computed as of each label's time.
+    """Return a window aggregate for ``get_features``, computed as of each label time.
 
     Args:
         feature: ``"group.column"``.
         function: "sum", "count", "mean", "min", "max", "std", "var", "first", "last",
             "count_distinct", "any", "all", or "last_n" (a list of the newest values, newest last).
-        over: Rows of ``(t - over, t]`` count, ``t`` being the label's time: a duration, or None for
-            all rows up to then.
-        offset: Ends the window so long before the label's time.
-        where: A condition on the group's rows; the others do not count.
-        name: Of the result; ``amount_sum_7d`` for the sum of ``amount`` over seven days.
-        key: Columns of the group that the labels are matched on, where that is not all of its
-            primary key.
-        fill_value: The value if no row counts, instead of null.
-        n: How many values "last_n" keeps.
+        over: The window length: rows in ``(t - over, t]`` are included, where ``t`` is the label
+            time. None includes all rows up to the label time.
+        offset: The duration by which the window ends before the label time.
+        where: A condition on the group's rows; other rows are excluded.
+        name: The column name; the default for the sum of ``amount`` over seven days is
+            ``amount_sum_7d``.
+        key: The group columns that labels are matched on, if not the complete primary key.
+        fill_value: The value if the window has no rows, instead of null.
+        n: The number of values of "last_n".
 
     Raises:
-        InvalidArgument: The function or the duration means nothing.
+        InvalidArgument: The function or the duration is invalid.
 
     >>> window("transactions.amount", "sum", over="7d").name
     'amount_sum_7d'
@@ -139,7 +139,7 @@ def windows(
     fill_value: object = None,
     n: int | None = None,
 ) -> list[WindowFeature]:
-    """Return one aggregate for each function and each length of the window.
+    """Return one window aggregate for each combination of function and window length.
 
     >>> [each.name for each in windows("transactions.amount", ["mean", "max"], over=["1h", None])]
     ['amount_mean_1h', 'amount_mean', 'amount_max_1h', 'amount_max']
@@ -165,7 +165,7 @@ def windows(
 
 
 def parse_window(text: str) -> WindowFeature:
-    """Return the aggregate that a text such as ``"transactions.amount|sum|7d"`` spells.
+    """Parse a window aggregate such as ``"transactions.amount|sum|7d"``.
 
     >>> parse_window("transactions.amount|count|all as purchases").name
     'purchases'
@@ -201,7 +201,7 @@ def window_to_json(feature: WindowFeature) -> dict[str, Any]:
 
 
 def window_from_json(data: JsonObject) -> WindowFeature:
-    """Parse the output of ``window_to_json``; raise MalformedJson with the problem.
+    """Parse the output of ``window_to_json``; raise MalformedJson if it is invalid.
 
     >>> from featurestore.model.window_features import parse_window
     >>> wanted = parse_window("transactions.amount|sum|7d")
@@ -230,14 +230,14 @@ def window_from_json(data: JsonObject) -> WindowFeature:
 
 
 def micros(duration: timedelta | None) -> int | None:
-    """Return a duration in microseconds."""
+    """Convert a duration to microseconds."""
     if duration is None:
         return None
     return duration // _MICROSECOND
 
 
 def value_to_json(value: Any) -> Any:
-    """Return a value of a feature as JSON.
+    """Convert a feature value to JSON.
 
     >>> value_to_json(Decimal("1.50"))
     {'decimal': '1.50'}
@@ -268,7 +268,7 @@ def value_to_json(value: Any) -> Any:
 
 
 def value_from_json(data: Any) -> Any:
-    """Return the value that ``value_to_json`` wrote; MalformedJson for anything else."""
+    """Parse the output of ``value_to_json``; raise MalformedJson if it is invalid."""
     if isinstance(data, list):
         return list(map(value_from_json, data))
     if not isinstance(data, Mapping):
@@ -280,7 +280,7 @@ def value_from_json(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class WindowLineage:
-    """Where the column ``name`` of a plan, a view, a dataset or a group comes from."""
+    """The origin of a window aggregate column ``name`` of a plan, view, dataset or group."""
 
     name: str
     group: str
@@ -305,7 +305,7 @@ class WindowLineage:
 
     @classmethod
     def from_feature(cls, feature: WindowFeature, *, version: int | None) -> WindowLineage:
-        """Return the lineage of an aggregate over a version of its group."""
+        """Return the lineage of a window aggregate of a group version."""
         return cls(
             name=feature.name,
             group=str(feature.reference.group),
@@ -318,7 +318,7 @@ class WindowLineage:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of one aggregate, without its group."""
+        """Return the JSON object of an aggregate, without its group."""
         return {
             "name": self.name,
             "column": self.column,
@@ -330,7 +330,7 @@ class WindowLineage:
 
 
 def window_text(over: timedelta | None, offset: timedelta, *, time: str) -> str:
-    """Return a window as an interval.
+    """Format a window as an interval.
 
     >>> window_text(timedelta(days=7), timedelta(0), time="asked_at")
     '(asked_at - 7d, asked_at]'
@@ -346,16 +346,16 @@ def window_text(over: timedelta | None, offset: timedelta, *, time: str) -> str:
 
 
 def windows_of_plan(plan: Mapping[str, Any], *, columns: Collection[str]) -> list[WindowLineage]:
-    """Return the aggregates among the columns of a plan's result, by the plan's JSON.
+    """Return the window aggregates among the result columns of a plan in JSON.
 
-    What is not well formed is left out: manifests may come from elsewhere.
+    Malformed entries are omitted: manifests may come from other stores.
     """
     lineages = [each for each in _windows_of(plan) if each.name in columns]
     return lineages
 
 
 def windows_of_inputs(inputs: Collection[object]) -> list[WindowLineage]:
-    """Return the aggregates that the inputs of a commit or a run state."""
+    """Return the window aggregates in the inputs of a commit or a run."""
     lineages = []
     for each in inputs:
         if isinstance(each, Mapping) and isinstance(each.get("windows"), list | tuple):

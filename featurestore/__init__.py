@@ -1,8 +1,8 @@
-"""A feature store for people who train deep-learning models.
+"""A feature store for deep-learning training.
 
-Every method of ``FeatureStore`` is a function of this module, too, and acts on the store last
-connected (or connects the default one at first use). Importing this module loads no other library:
-names arrive when they are first used.
+Every method of ``FeatureStore`` is also a function of this module, which uses the most recently
+connected store (or connects the default store at first use). Importing this module imports no other
+library: names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from featurestore._imports import uninterrupted
 
 __version__ = "0.1.0"
 
-# Where public names that are not methods of FeatureStore live.
+# The modules of public names that are not methods of FeatureStore.
 _HOMES = {
     "FeatureStore": "featurestore.store",
     "connect": "featurestore.store",
@@ -40,7 +40,7 @@ _HOMES = {
     "windows": "featurestore.model.window_features",
 }
 
-# Methods of FeatureStore that exist as functions of this module (a test compares both lists).
+# FeatureStore methods that are also functions of this module (a test compares both lists).
 _FUNCTIONS = (
     "create_featuregroup",
     "get_or_create_featuregroup",
@@ -141,12 +141,12 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-# Functions without a store connect the default one if none is connected.
+# Functions that do not connect the default store.
 _current.connect_default = lambda: __getattr__("connect")()
 
 
 def _function(name: str) -> Any:
-    """Return a method of FeatureStore as a function of the store last connected."""
+    """Return a FeatureStore method as a function of the current store."""
     import functools
     import inspect
 

@@ -1,7 +1,7 @@
-"""The store last connected, for functions that are called without one.
+"""The current store, which functions without a store argument use: the last connected one.
 
-This module only stores the connection: it imports no package, so that every package may import it.
-The package ``featurestore`` supplies the call that connects the default store.
+This module only holds the connection: it imports no package, so that every package may import it.
+The package ``featurestore`` supplies the function that connects the default store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ connect_default: Callable[[], FeatureStore] | None = None
 
 
 def current_store() -> FeatureStore:
-    """Return the store last connected; connect the default one at first use."""
+    """Return the current store; connect the default store at first use."""
     if store is not None:
         return store
     assert connect_default is not None  # importing any module runs featurestore/__init__.py first

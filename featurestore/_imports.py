@@ -1,8 +1,8 @@
-"""Imports that no signal interrupts.
+"""Imports that signals cannot interrupt.
 
-An import that a ``KeyboardInterrupt`` leaves half done stays so for the process: the next import of
-SQLAlchemy finds its submodules and a package without them (``module 'sqlalchemy' has no attribute
-'dialects'``), and one of DuckDB ends the interpreter.
+An import interrupted by ``KeyboardInterrupt`` stays incomplete for the lifetime of the process: the
+next import of SQLAlchemy finds its submodules and an incomplete package (``module 'sqlalchemy' has
+no attribute 'dialects'``), and the next import of DuckDB crashes the interpreter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold signals that Python handles until the block ends; then the first one is handled.
+    """Defer signals that have a Python handler to the end of the block; then handle the first one.
 
-    Signals come in the main thread alone, so nothing is done in others.
+    Python handles signals in the main thread only, so other threads need no protection.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Where the store is: argument, environment, featurestore.toml found upwards, default."""
+"""Store configuration: argument, environment, nearest featurestore.toml, or default."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CONFIG_FILE = "featurestore.toml"
 DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
 DEFAULT_DURABILITY = "full"
-# Engines that work below URIs of some kinds alone.
+# Engines that support only some URI schemes.
 _SCHEMES = {"spark": ("s3", "hdfs")}
 _KEYS = ("location", "engine", "registry", "durability")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration; ``registry`` None means SQLite in the location."""
+    """A resolved configuration; if ``registry`` is None, SQLite in the store location is used."""
 
     location: str
     engine: str
@@ -37,7 +37,7 @@ def resolve(
     registry: str | None = None,
     durability: str | None = None,
 ) -> Config:
-    """Return each setting: the argument, else the environment, featurestore.toml, the default.
+    """Resolve each setting from the argument, the environment, featurestore.toml, or the default.
 
     A relative location in featurestore.toml is relative to that file.
     """
@@ -65,8 +65,8 @@ def check_remote(location: str, settings: Config) -> None:
     """Refuse settings with which a store at a URI cannot be opened.
 
     Raises:
-        ConfigurationError: It has no registry.
-        UnsupportedLocation: The engine cannot write there yet.
+        ConfigurationError: The store has no registry.
+        UnsupportedLocation: The engine cannot write to the location.
     """
     if settings.registry is None:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The exceptions of the feature store: each has a message and a hint."""
+"""The exceptions of the feature store: each has a message and an optional hint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ MANY_FILES_HINT = (
 
 
 class FeatureStoreError(Exception):
-    """Base of every error that the feature store raises on purpose.
+    """Base of all errors that the feature store raises.
 
     Args:
         message: The failed request and the available alternatives, in one or more sentences.
-        hint: The thing to type or do next; shown after ``Hint:``.
-        command: The hint of the command line, in place of the one for Python.
+        hint: The next step for the user, shown after ``Hint:``.
+        command: The hint on the command line, instead of the Python hint.
     """
 
     def __init__(
@@ -31,15 +31,15 @@ class FeatureStoreError(Exception):
 
 
 class InvalidName(FeatureStoreError, ValueError):
-    """A name of a group, dataset, job or feature breaks the naming rule."""
+    """The name of a group, dataset, job or feature violates the naming rules."""
 
 
 class InvalidArgument(FeatureStoreError, ValueError):
-    """An argument has a value that the call cannot take."""
+    """The value of an argument is invalid."""
 
 
 class OutOfRange(InvalidArgument):
-    """A time, duration or integer is outside of the supported range."""
+    """A time, duration or integer is outside the supported range."""
 
 
 class LimitExceeded(InvalidArgument):
@@ -47,7 +47,7 @@ class LimitExceeded(InvalidArgument):
 
 
 class UnknownArgument(FeatureStoreError, TypeError):
-    """A call was given an argument that it does not take, or lacks one that it needs."""
+    """A call has an unknown argument, or lacks a required one."""
 
 
 class InvalidReference(FeatureStoreError, ValueError):
@@ -59,11 +59,11 @@ class InvalidSql(FeatureStoreError, ValueError):
 
 
 class UnsupportedDataframe(FeatureStoreError, TypeError):
-    """A dataframe argument is of a kind that the engine cannot take."""
+    """The engine does not support this kind of dataframe."""
 
 
 class UnsupportedType(FeatureStoreError, TypeError):
-    """Columns have types that cannot be stored or exported; lists all of these columns."""
+    """The types of columns cannot be stored or exported; lists all of these columns."""
 
 
 class UnsupportedLocation(FeatureStoreError, ValueError):
@@ -71,18 +71,18 @@ class UnsupportedLocation(FeatureStoreError, ValueError):
 
 
 class UnsupportedTable(FeatureStoreError, ValueError):
-    """A Delta table uses a feature that the store does not know.
+    """A Delta table uses a feature that the store does not support.
 
-    Reading it would give wrong rows.
+    Reading the table would return wrong rows.
     """
 
 
 class LocationNotWritable(FeatureStoreError, OSError):
-    """The location of the store cannot be written."""
+    """The location of the store is not writable."""
 
 
 class ConfigurationError(FeatureStoreError, ValueError):
-    """A configuration file or environment variable has a wrong value."""
+    """A configuration file or environment variable has an invalid value."""
 
 
 class MissingExtra(FeatureStoreError, ImportError):
@@ -90,25 +90,25 @@ class MissingExtra(FeatureStoreError, ImportError):
 
 
 class MissingJava(FeatureStoreError, RuntimeError):
-    """The Spark engine needs Java 17 or 21 and found none, or another version."""
+    """The Spark engine needs Java 17 or 21, which is missing or has another version."""
 
 
 class EngineError(FeatureStoreError, RuntimeError):
-    """An engine failed at a task that it should be able to do."""
+    """An engine failed in an unexpected way."""
 
 
 class StorageError(FeatureStoreError, OSError):
-    """A file could not be written or read (disk full, permission, damaged file)."""
+    """A file could not be written or read (disk full, no permission, damaged file)."""
 
 
 class FeatureViewWarning(UserWarning):
-    """What is done to a group keeps a feature view from following it, or breaks the view."""
+    """A change to a group breaks a feature view or prevents it from following the group."""
 
 
 class PublicationWarning(UserWarning):
-    """A write landed, and something after it went wrong.
+    """A write was committed, but a later step failed.
 
-    Recovery finishes the rest, nothing is to be repeated.
+    Recovery completes the remaining steps; the write must not be repeated.
     """
 
 
@@ -132,62 +132,62 @@ class RegistryTooNew(RegistryError):
 
 
 class FeatureGroupNotFound(FeatureStoreError, LookupError):
-    """No feature group of this name and version exists."""
+    """No feature group has this name and version."""
 
 
 class FeatureGroupExists(FeatureStoreError, ValueError):
-    """The version of the feature group exists already."""
+    """This version of the feature group already exists."""
 
 
 class DefinitionMismatch(FeatureStoreError, ValueError):
-    """The definition that was given differs from the stored one."""
+    """A definition differs from the stored one."""
 
 
 class SchemaMismatch(FeatureStoreError, ValueError):
-    """Columns of a write do not match the group's; lists all of these columns."""
+    """The columns of a write do not match the group; lists all of these columns."""
 
 
 class KeyRequired(FeatureStoreError, ValueError):
-    """The operation needs a key that the group does not declare."""
+    """The operation requires a key that the group does not declare."""
 
 
 class WriteConflict(FeatureStoreError, RuntimeError):
-    """Concurrent writers kept winning; nothing of this write landed."""
+    """Concurrent writers won repeatedly; nothing was written."""
 
 
 class NotIterable(FeatureStoreError, TypeError):
-    """A reader was passed where its batches are expected."""
+    """A reader was passed instead of its batches."""
 
 
 class VersionNotFound(FeatureStoreError, LookupError):
-    """No Delta version at or before the requested time."""
+    """No Delta version exists at or before the requested time."""
 
 
 class VersionVacuumed(VersionNotFound):
-    """The data files of a Delta version were removed by a vacuum; lists the readable versions."""
+    """A vacuum removed the data files of a Delta version; lists the readable versions."""
 
 
 class PinnedByTrainingDataset(FeatureStoreError, RuntimeError):
-    """A training dataset depends on the data that was to be removed."""
+    """A training dataset depends on the data to be removed."""
 
 
 # --- retrieval ------------------------------------------------------------------------
 
 
 class FeatureNotFound(FeatureStoreError, LookupError):
-    """No feature of this name exists."""
+    """No feature has this name."""
 
 
 class AmbiguousFeature(FeatureStoreError, LookupError):
-    """A plain feature name exists in several groups; the candidates are listed as typed."""
+    """Several groups have a feature of this name; lists the references to use instead."""
 
 
 class ColumnConflict(FeatureStoreError, ValueError):
-    """Two columns of a result would have one name."""
+    """Two result columns would have the same name."""
 
 
 class NoJoinKey(FeatureStoreError, ValueError):
-    """A group's primary key is not in the columns of the left side."""
+    """The left side lacks the primary-key columns of a group."""
 
 
 class LabelTimeRequired(FeatureStoreError, ValueError):
@@ -198,7 +198,7 @@ class LabelTimeRequired(FeatureStoreError, ValueError):
 
 
 class ValidationFailed(FeatureStoreError, ValueError):
-    """Data broke its expectations and was not written.
+    """Data violated its expectations and was not written.
 
     Args:
         report: The validation report (``featurestore.model.validation.ValidationReport``).
@@ -210,11 +210,11 @@ class ValidationFailed(FeatureStoreError, ValueError):
 
 
 class DuplicateKeys(ValidationFailed):
-    """One batch holds a key more than once; the message shows examples."""
+    """A batch contains a key more than once; the message shows examples."""
 
 
 class InvalidExpectation(FeatureStoreError, ValueError):
-    """An expectation cannot be read or names a column that does not exist."""
+    """An expectation cannot be parsed, or names a missing column."""
 
 
 class StatisticsNotFound(FeatureStoreError, LookupError):
@@ -225,23 +225,23 @@ class StatisticsNotFound(FeatureStoreError, LookupError):
 
 
 class TrainingDatasetNotFound(FeatureStoreError, LookupError):
-    """No training dataset of this name and version exists."""
+    """No training dataset has this name and version."""
 
 
 class TrainingDatasetExists(FeatureStoreError, ValueError):
-    """The version of the training dataset exists already."""
+    """This version of the training dataset already exists."""
 
 
 class FeatureViewNotFound(FeatureStoreError, LookupError):
-    """No feature view of this name and version exists."""
+    """No feature view has this name and version."""
 
 
 class FeatureViewExists(FeatureStoreError, ValueError):
-    """The version of the feature view exists already."""
+    """This version of the feature view already exists."""
 
 
 class FeatureViewDamaged(FeatureStoreError, RuntimeError):
-    """The file of a feature view is not what was written."""
+    """The file of a feature view differs from what was written."""
 
 
 class FeatureViewBroken(FeatureStoreError, RuntimeError):
@@ -249,7 +249,7 @@ class FeatureViewBroken(FeatureStoreError, RuntimeError):
 
 
 class UsedByFeatureView(FeatureStoreError, RuntimeError):
-    """Feature views read what is to be deleted."""
+    """Feature views read the data to be deleted."""
 
 
 class InvalidSplit(FeatureStoreError, ValueError):
@@ -261,116 +261,116 @@ class DatasetDamaged(FeatureStoreError, RuntimeError):
 
 
 class ManifestMismatch(FeatureStoreError, ValueError):
-    """A reader state belongs to another manifest; both hashes are named."""
+    """A reader state belongs to another manifest; the message has both hashes."""
 
 
 class ReaderConfigError(FeatureStoreError, ValueError):
-    """Batch, lanes and workers do not fit together; the message lists what does."""
+    """Batch size, lanes and workers are incompatible; the message lists valid combinations."""
 
 
 class NullsInColumns(FeatureStoreError, ValueError):
-    """Columns have nulls and no policy for them was chosen."""
+    """Columns contain nulls, and no null policy was chosen."""
 
 
 class TransformationNotKnown(FeatureStoreError, LookupError):
-    """A dataset's transformation needs a Python function that this process has not named."""
+    """A transformation needs a Python function that is not registered in this process."""
 
 
 class WorkerStalled(FeatureStoreError, RuntimeError):
-    """A worker made no step within the timeout; the message lists each worker's step."""
+    """A worker made no progress within the timeout; the message lists each worker's step."""
 
 
 # --- sources --------------------------------------------------------------------------
 
 
 class SourceNotFound(FeatureStoreError, LookupError):
-    """No source of this name is registered."""
+    """No source with this name is registered."""
 
 
 class SourceExists(FeatureStoreError, ValueError):
-    """A source of this name is registered already."""
+    """A source with this name is already registered."""
 
 
 class SourceUnavailable(FeatureStoreError, ConnectionError):
-    """A source cannot be reached, or refuses the user."""
+    """A source is not reachable, or denies access to the user."""
 
 
 class SourceTableNotFound(FeatureStoreError, LookupError):
-    """A source has no such table, file or version."""
+    """A source does not have this table, file or version."""
 
 
 class ExternalRowsError(FeatureStoreError, ValueError):
-    """The rows of an external feature group are elsewhere, and this needs rows of the store."""
+    """An operation needs stored rows, but the rows of an external feature group are not stored."""
 
 
 class SourceChanged(FeatureStoreError, RuntimeError):
-    """A source was changed while it was read, or no longer has what was registered."""
+    """A source changed while it was read, or no longer has the registered tables."""
 
 
 class InvalidSourceFile(FeatureStoreError, ValueError):
-    """A file of a source does not fit its dialect or its schema; names the file, and where it is."""
+    """A source file does not match its dialect or schema; names the file and the position."""
 
 
 class OffsetsLost(SourceChanged):
-    """Records that a stream has yet to read are gone, or its topic is another one."""
+    """Unread records of a stream were deleted, or its topic was replaced."""
 
 
 class BadRecord(FeatureStoreError, ValueError):
-    """A record of a stream cannot be read, and the job is to fail at those."""
+    """A record of a stream cannot be parsed, and the job's policy is to fail."""
 
 
 class StreamOvertaken(WriteConflict):
-    """Another process committed records of these partitions first; nothing was written."""
+    """Another process already committed records of these partitions; nothing was written."""
 
 
 class SourceError(FeatureStoreError, RuntimeError):
-    """A source failed at a task that it should be able to do."""
+    """A source failed in an unexpected way."""
 
 
 # --- jobs -----------------------------------------------------------------------------
 
 
 class JobNotFound(FeatureStoreError, LookupError):
-    """No job of this name is registered."""
+    """No job with this name is registered."""
 
 
 class InvalidJob(FeatureStoreError, ValueError):
-    """A job definition is wrong."""
+    """A job definition is invalid."""
 
 
 class RowsOutsideWindow(FeatureStoreError, ValueError):
-    """A job returned rows with event times outside of its window."""
+    """A job returned rows with event times outside its window."""
 
 
 class JobLeased(FeatureStoreError, RuntimeError):
-    """Another process runs this job at the moment."""
+    """Another process is currently running this job."""
 
 
 class JobFailed(FeatureStoreError, RuntimeError):
-    """A run of a job failed; the cause is chained and kept in the history."""
+    """A job run failed; the cause is chained and stored in the history."""
 
 
 # --- experiments ----------------------------------------------------------------------
 
 
 class RunNotFound(FeatureStoreError, LookupError):
-    """No run of an experiment has this id."""
+    """No experiment run has this ID."""
 
 
 class RunDamaged(FeatureStoreError, RuntimeError):
-    """The record of a run cannot be read; the message names the file and what is wrong."""
+    """The record of a run cannot be read; the message names the file and the problem."""
 
 
 class RunFailed(FeatureStoreError, RuntimeError):
-    """A training function failed, or its workers died more often than they may."""
+    """A training function failed, or its workers failed more often than allowed."""
 
 
 class RunRunning(FeatureStoreError, RuntimeError):
-    """A run that is to be resumed runs still."""
+    """The run to be resumed is still running."""
 
 
 class InvalidTrainFunction(FeatureStoreError, TypeError):
-    """A training function cannot be pickled, or takes other arguments than it would be given."""
+    """A training function cannot be pickled, or has an incompatible signature."""
 
 
 class InvalidMetric(FeatureStoreError, ValueError):
@@ -378,7 +378,7 @@ class InvalidMetric(FeatureStoreError, ValueError):
 
 
 class MlflowError(FeatureStoreError, RuntimeError):
-    """MLflow does not answer, or did not take a run."""
+    """MLflow does not respond, or rejected a run."""
 
 
 class ModelNotFound(FeatureStoreError, LookupError):
@@ -386,31 +386,31 @@ class ModelNotFound(FeatureStoreError, LookupError):
 
 
 class ModelExists(FeatureStoreError, ValueError):
-    """The version of the model exists already."""
+    """This version of the model already exists."""
 
 
 class ModelDamaged(FeatureStoreError, RuntimeError):
-    """A file of a registered model is not what was written; the message names it."""
+    """A file of a registered model differs from what was written; the message names it."""
 
 
 class UntrustedModel(FeatureStoreError, PermissionError):
-    """Loading the model runs code from its files, which needs permission."""
+    """Loading the model runs code from its files, which requires permission."""
 
 
 class UsedByModel(FeatureStoreError, RuntimeError):
-    """Registered models were trained on what is to be deleted."""
+    """Registered models were trained on the data to be deleted."""
 
 
 class UserNotFound(FeatureStoreError, LookupError):
-    """No user of this name is known to the server."""
+    """The server has no user with this name."""
 
 
 class UserExists(FeatureStoreError, ValueError):
-    """There is a user of this name."""
+    """A user with this name already exists."""
 
 
 class TokenNotFound(FeatureStoreError, LookupError):
-    """No token of this id is known to the server."""
+    """The server has no token with this ID."""
 
 
 class QueryEnded(FeatureStoreError, TimeoutError):
@@ -418,11 +418,11 @@ class QueryEnded(FeatureStoreError, TimeoutError):
 
 
 class ServerUnavailable(FeatureStoreError, ConnectionError):
-    """A served store does not answer, or breaks off."""
+    """A store server does not respond, or closed the connection."""
 
 
 class UnsupportedRemotely(FeatureStoreError, NotImplementedError):
-    """A call needs the files of a store, and only its server can be reached."""
+    """A call needs direct access to the files of a store, which a remote client does not have."""
 
 
 class NotSignedIn(FeatureStoreError, PermissionError):
@@ -430,11 +430,11 @@ class NotSignedIn(FeatureStoreError, PermissionError):
 
 
 class NotAllowed(FeatureStoreError, PermissionError):
-    """The user does not have the permission for the request."""
+    """The user does not have the required permission."""
 
 
 class TooManyAttempts(NotSignedIn):
-    """Sign-in failed too often of late."""
+    """Sign-in failed too often within a short time."""
 
 
 class LauncherNotFound(FeatureStoreError, LookupError):
@@ -442,15 +442,15 @@ class LauncherNotFound(FeatureStoreError, LookupError):
 
 
 class NotEnoughSlots(FeatureStoreError, RuntimeError):
-    """A cluster has fewer free slots than workers are to run at once."""
+    """A cluster has fewer free slots than concurrent workers are requested."""
 
 
 class Stopped(FeatureStoreError):
-    """The search gave this trial up: end the function, what was reported counts."""
+    """The search stopped this trial; the function should end, and its reported metrics are kept."""
 
 
 def listing(names: Iterable[object], *, limit: int = 10) -> str:
-    """Return names as a readable list, cut after ``limit``.
+    """Format names as a readable list, truncated after ``limit``.
 
     >>> listing(["a", "b"])
     "'a', 'b'"
@@ -467,12 +467,12 @@ def listing(names: Iterable[object], *, limit: int = 10) -> str:
 def did_you_mean(
     unknown_name: object, known_names: Iterable[str], *, write: str = "{}", most: int = 3
 ) -> str | None:
-    """Return the hint for a mistyped name; None without a similar known name.
+    """Return the hint for a mistyped name, or None without a similar known name.
 
     Args:
         unknown_name: The mistyped name.
         known_names: The valid names.
-        write: The text of the hint, with ``{}`` for the name.
+        write: The template of the hint, with ``{}`` for the name.
         most: The maximum number of suggestions, at most three.
 
     >>> did_you_mean("Parket", ["parquet", "csv"], write="data_format={!r}")
@@ -485,7 +485,7 @@ def did_you_mean(
 
 
 def names_near(unknown_name: object, known_names: Iterable[str]) -> list[str]:
-    """Return at most three similar known names, the nearest first.
+    """Return at most three similar known names, the most similar first.
 
     >>> names_near("temprature", ["temp", "temperature", "id"])
     ['temperature']
@@ -503,7 +503,7 @@ def names_near(unknown_name: object, known_names: Iterable[str]) -> list[str]:
 
 
 def meaning(suggestions: Iterable[str]) -> str:
-    """Return the question that offers what may be meant.
+    """Return a question that offers suggestions.
 
     >>> meaning(["'csv'", "'parquet'"])
     "did you mean 'csv' or 'parquet'?"
@@ -512,7 +512,7 @@ def meaning(suggestions: Iterable[str]) -> str:
 
 
 def missing_extra(library: str, extra: str) -> MissingExtra:
-    """Return the error for a library whose extra is not installed.
+    """Return the error for a missing library of an optional extra.
 
     >>> print(missing_extra("tensorflow", "tensorflow"))
     This needs the library 'tensorflow', which is not installed.
@@ -525,7 +525,7 @@ def missing_extra(library: str, extra: str) -> MissingExtra:
 
 
 def refusal_hint(error: OSError) -> str | None:
-    """Return what to do about a refusal of the operating system that has one way out, else None.
+    """Return the hint for an operating system error, or None if there is no single solution.
 
     >>> refusal_hint(OSError(errno.ENOSPC, "No space left on device"))
     'free some space and repeat'

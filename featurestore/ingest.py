@@ -1,18 +1,19 @@
-"""What a user hands over: a native frame that the engine adopts, or a stream of feature types.
+"""Conversion of dataframe arguments: to native relations of an engine, or to Arrow streams.
 
-The frame itself is never changed and never copied as a whole; streams stay streams.
-Conversions are those of ``arrow.types``; what they mean for values:
+The dataframe itself is never modified or copied as a whole; streams are not collected. Types are
+converted by ``arrow.types``, with these effects on values:
 
-* times without zone are taken as UTC, with one warning a call; finer than microseconds is refused;
-* dictionaries (categories) become their values; columns without a type (nulls, empty lists) take
-that of the column that they meet (``arrow.untyped``);
-* a pandas index without name is dropped, a named one (after ``groupby``, ``set_index``) becomes
-columns;
+* times without a time zone are interpreted as UTC, with one warning per call; times finer than
+  microseconds are refused;
+* dictionaries (categories) are decoded; untyped columns (nulls, empty lists) adopt the type of the
+  matching column (``arrow.untyped``);
+* an unnamed pandas index is dropped, a named index (after ``groupby``, ``set_index``) becomes
+  columns;
 * 2-D arrays and rows without names have the columns ``col_0``, ``col_1``, ...; arrays with more
-axes are one column ``col_0``;
-* cells that are arrays, and lists of numbers of one length, become fixed-size lists with a shape;
-lists keep any length if lengths differ, or if the frame's own type is of any length (Arrow's and
-polars' lists, DuckDB's ``T[]``). The first frame of an iterator decides.
+  axes become one column ``col_0``;
+* array cells, and lists of numbers of equal length, become fixed-size lists with a shape; lists
+  stay variable-size if lengths differ, or if the dataframe's own type is variable-size (Arrow and
+  polars lists, ``T[]`` of DuckDB). For an iterator, the first dataframe decides.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ if TYPE_CHECKING:
 _BATCH_ROWS = 65_536
 _CHECKED_ROWS = 20
 _PEEK_ROWS = 1000
-# Whose dataframes no engine has for its own: their rows become Arrow here.
+# Libraries whose dataframes are native to no engine: their rows are converted to Arrow here.
 _CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "builtins")
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
@@ -107,18 +108,19 @@ _KINDS = (
 
 
 def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation:
-    """Return a dataframe argument as a relation of feature types.
+    """Convert a dataframe argument to a relation of feature types.
 
     Args:
-        df: Any of the kinds that API lists as a dataframe argument.
-        engine: Adopts its own native frames without copying; takes everything else as an Arrow
-        stream.
-        like: Types to give where values allow it: null columns, and columns that widen into them.
+        df: A dataframe of any supported kind.
+        engine: The engine, which adopts its own native dataframes without copying and reads all
+            other kinds as an Arrow stream.
+        like: Expected types, used where values allow it: for null columns, and for columns that can
+            be widened to them.
 
     Raises:
-        UnsupportedDataframe: Not a dataframe.
+        UnsupportedDataframe: The argument is not a dataframe.
         UnsupportedType: Lists every column that cannot be stored.
-        InvalidName: Lists every column whose name is not a feature name.
+        InvalidName: Lists every column whose name is not a valid feature name.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
@@ -128,12 +130,12 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
 @contextmanager
 def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
-    """Give a dataframe argument as a relation for as long as one call reads it.
+    """Provide a dataframe argument as a relation within a context.
 
-    Arguments as in ``to_relation``.
+    Arguments are the same as in ``to_relation``.
 
     Spooled rows of a stream are removed at the end, so lazy results must not outlive the context. A
-    stream raises LimitExceeded at a cell that is longer than the bound.
+    stream raises LimitExceeded for a cell that exceeds the size limit.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
@@ -154,19 +156,19 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
 
 
 def can_be_native(df: object) -> bool:
-    """Return whether an engine may read the rows itself, without the checks of this module.
+    """Return whether an engine may read the rows directly, without the checks of this module.
 
-    The relation of a lazy frame is not used, since this may open its sources, and the engine does
-    not adopt the rows, since this warns of naive times.
+    This function neither uses the relation of a lazy dataframe, which may open its sources, nor
+    adopts the rows, which may warn of naive times.
     """
     is_checked = library_of(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
     return hasattr(type(df), "relation") or not is_checked
 
 
 def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> pa.Schema:
-    """Return the feature types of a dataframe argument, none of whose rows is read.
+    """Return the feature types of a dataframe argument without reading its rows.
 
-    Arguments as in ``to_relation``.
+    Arguments are the same as in ``to_relation``.
     """
     adopted = _adopted(df, engine, like)
     if adopted is not None:
@@ -175,7 +177,7 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
 
 
 def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
-    """Return a frame that is the engine's own as a relation, None for any other."""
+    """Return a native dataframe of the engine as a relation, or None for other dataframes."""
     lazy: Relation | None = getattr(df, "relation", None)
     if lazy is not None and getattr(lazy, "engine", None) == engine.name:
         check_nesting(lazy.schema)
@@ -187,10 +189,10 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
 
 
 def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Relation | None:
-    """Return a native frame of the engine as a relation, None for any other.
+    """Return a native dataframe of the engine as a relation, or None for other dataframes.
 
-    Arguments as in ``to_relation``. Spark's types have no array lengths: a job determines the
-    lengths of columns that are not in ``like``.
+    Arguments are the same as in ``to_relation``. Spark types have no array lengths: a job
+    determines the lengths of columns that are not in ``like``.
     """
     adopted = engine.adopt(df)
     if adopted is None:
@@ -207,10 +209,10 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
 def refuse_encoded_arrays(
     relation: Relation, df: object, *, engine: Engine, like: pa.Schema | None = None
 ) -> Relation:
-    """Return the rows of a frame of the store; reading them refuses arrays encoded as bytes.
+    """Return a relation that refuses arrays encoded as bytes when it is read.
 
-    Bytes of groups were checked at their write, and columns of ``like`` are bytes on purpose;
-    neither holds for columns from a source.
+    Binary columns of groups were checked when they were written, and binary columns in ``like`` are
+    intended; neither holds for columns from a source.
     """
     names = binary_columns(_new_fields(relation.schema, like))
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
@@ -230,7 +232,7 @@ def _new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
 
 
 def _in_shapes_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the list shapes of ``like`` for types without a length."""
+    """Return a schema in which number lists without a length have the list shapes of ``like``."""
     fields = []
     for field in schema:
         index = -1 if like is None else like.get_field_index(field.name)
@@ -245,7 +247,7 @@ def _in_shapes_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
 def refuse_encoded_bytes(
     relation: Relation, *, engine: Engine, like: pa.Schema | None, language: str
 ) -> None:
-    """Refuse rows that can be read again, where the first bytes of a new column are an array."""
+    """Refuse re-readable rows if the first values of a new binary column are encoded arrays."""
     names = binary_columns(_new_fields(relation.schema, like))
     check = EncodedArrayCheck(names, language=language)
     if names:
@@ -265,7 +267,7 @@ def _check_rows(
 
 
 def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> Relation:
-    """Return a relation whose lists of numbers have a shape where all rows have the same."""
+    """Return a relation in which number lists of uniform shape have fixed-size types."""
     if not lists:
         return relation
     shapes = engine.aggregate(
@@ -290,9 +292,9 @@ def _check_names(schema: pa.Schema, *, language: str) -> None:
 
 
 def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
-    """Return a dataframe argument as an Arrow stream of feature types.
+    """Convert a dataframe argument to an Arrow stream of feature types.
 
-    Arguments as in ``to_relation``.
+    Arguments are the same as in ``to_relation``.
     """
     df, language = with_language(df)
     reader = open_stream(_untyped_where_empty(df, like), like=like)
@@ -316,9 +318,9 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 def _without_encoded_arrays(
     reader: pa.RecordBatchReader, like: pa.Schema | None, *, language: str
 ) -> pa.RecordBatchReader:
-    """Return a stream of the same rows, after a check of the first ones.
+    """Return a stream of the same rows, after checking the first rows.
 
-    Columns of bytes in ``like`` are bytes on purpose.
+    Binary columns in ``like`` are intended.
     """
     check = EncodedArrayCheck(binary_columns(_new_fields(reader.schema, like)), language=language)
     first = next(iter(reader), None) if check.pending_columns else None
@@ -334,9 +336,9 @@ def _without_encoded_arrays(
 
 
 def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
-    """Return a pandas frame whose columns without any value have no type.
+    """Return a pandas dataframe whose columns without values are untyped.
 
-    pandas types them as floats, independent of the group.
+    pandas types them as floats, regardless of the group.
     """
     if like is None or library_of(df) != "pandas" or not hasattr(df, "columns"):
         return df
@@ -351,7 +353,7 @@ def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
 
 
 def known_rows(df: object) -> int | None:
-    """Return how many rows a dataframe in memory has; None for what may be a stream.
+    """Return the number of rows of a dataframe in memory, or None for a possible stream.
 
     >>> known_rows(pa.table({"x": [1, 2]})), known_rows(iter([]))
     (2, None)
@@ -363,7 +365,7 @@ def known_rows(df: object) -> int | None:
 
 @dataclass
 class Chunks:
-    """An iterator of dataframes, with its first one read."""
+    """An iterator of dataframes whose first dataframe was already read."""
 
     frames: Iterator[object]
     language: str
@@ -378,9 +380,10 @@ class Chunks:
 
 
 def with_language(df: object) -> tuple[object, str]:
-    """Return a dataframe argument, and the kind of dataframe whose words hints use.
+    """Return a dataframe argument, and the kind of dataframe that determines the syntax of hints.
 
-    That of an iterator is the kind of its first part, so the iterator returned has to be used.
+    For an iterator, the first dataframe is read to determine the kind, so the caller has to use the
+    returned iterator.
 
     >>> with_language(iter([[{"a": 1}]]))[1]
     'rows'
@@ -395,7 +398,7 @@ def with_language(df: object) -> tuple[object, str]:
 
 
 def library_of(df: object) -> str:
-    """Return the package that a dataframe comes from.
+    """Return the name of the package that defines a dataframe's class.
 
     >>> library_of([{"a": 1}])
     'builtins'
@@ -404,7 +407,7 @@ def library_of(df: object) -> str:
 
 
 def _warn_of_date_texts(df: Any) -> None:
-    """Warn of columns of a pandas frame whose first texts are all dates or times."""
+    """Warn of pandas columns whose first strings are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
         return
     date_columns = []
@@ -434,7 +437,7 @@ def _is_date_text(value: object) -> bool:
 
 
 def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchReader:
-    """Return a dataframe argument as an Arrow stream with the types that it was given with."""
+    """Convert a dataframe argument to an Arrow stream with its original types."""
     if isinstance(df, pa.RecordBatchReader):
         return df
     if isinstance(df, pa.RecordBatch):
@@ -451,8 +454,9 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
     if opener is not None:
         return opener(df)
     if module.endswith("duckdb") and hasattr(df, "fetch_arrow_reader"):
-        # The other name came with DuckDB 1.4, which deprecates the first one.
-        # Refused before its connection has an open result, which would block the caller's next query.
+        # The other name is from DuckDB 1.4, which deprecates the first one.
+        # Refused before the connection has an open result, which would block the caller's next
+        # query.
         check_feature_names(df.columns, language="duckdb")
         rows = with_storable_types(df)
         with query_refusals():
@@ -496,7 +500,7 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
 
 
 def index_holds_values(df: object) -> bool:
-    """Return whether a dataframe of pandas has an index that is more than the numbers of its rows."""
+    """Return whether a pandas dataframe has an index other than the row numbers."""
     index = getattr(df, "index", None)
     names = getattr(index, "names", [""])
     if not hasattr(df, "columns") or set(names) != {None}:
@@ -506,7 +510,7 @@ def index_holds_values(df: object) -> bool:
 
 
 def _check_pandas_names(df: Any) -> None:
-    """Refuse names of columns that are not texts or repeat, and names of the index that clash."""
+    """Refuse column names that are not strings or repeat, and conflicting index names."""
     clashes: dict[Any, str] = {}
     for name in df.index.names:
         if name is not None and (not isinstance(name, str) or name in df.columns):
@@ -601,7 +605,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
 
 
 def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
-    """Return the first part's schema, whose decimals also hold those of ``like``."""
+    """Return the first dataframe's schema, with decimals widened to those of ``like``."""
     if like is None:
         return schema
     fields = []
@@ -617,12 +621,12 @@ def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
 def _match_first(
     batch: pa.RecordBatch, schema: pa.Schema, rows_before: int, *, language: str
 ) -> pa.RecordBatch:
-    """Return rows of a later part of an iterator with the types of the first part.
+    """Cast a later batch of an iterator to the types of the first dataframe.
 
     Raises:
-        UnsupportedDataframe: The part has other columns.
+        UnsupportedDataframe: The batch has other columns.
         UnsupportedType: The arrays of a column have another shape.
-        SchemaMismatch: The values of a column do not fit, by the rule of a later write.
+        SchemaMismatch: The values of a column do not fit, by the same rule as a later write.
     """
     if sorted(batch.schema.names) != sorted(schema.names):
         raise UnsupportedDataframe(
@@ -638,7 +642,7 @@ def _match_first(
 
 
 def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
-    """Return a column of a later part with the type of the first, if each value has an equal."""
+    """Cast a later column to the type of the first dataframe, if all values have an equal."""
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
     column_type, target_type = feature_schema(
@@ -678,7 +682,7 @@ def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> 
 def convert_array(
     array: pa.Array, kind: pa.DataType, *, name: str = "", language: str = "pandas"
 ) -> pa.Array:
-    """Return an array as a feature type that holds all its values.
+    """Cast an array to a feature type without loss.
 
     Raises:
         UnsupportedType: A value does not fit (nanoseconds, a date with a time of day).
@@ -711,7 +715,7 @@ def convert_array(
 
 
 def _target(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
-    """Return feature types for given types, those of ``like`` where the values surely fit."""
+    """Return the feature types of a schema, with the types of ``like`` where values always fit."""
     check_nesting(schema)
     features = feature_schema(schema, language=language)
     if like is None:
@@ -737,7 +741,7 @@ def _converted(
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream; what its query refuses is raised as the refusal."""
+    """Yield the batches of a stream; raise the refusals of its query."""
     with query_refusals():
         yield from reader
 
@@ -775,7 +779,7 @@ def _holds_half(kind: pa.DataType) -> bool:
 
 
 def _cast_by_python(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Older pyarrow cannot cast half floats, alone or inside of lists; Python values can.
+    # Older pyarrow releases cannot cast half floats, alone or in lists; Python values can be cast.
     return pa.array(array.to_pylist(), type=kind)
 
 
@@ -797,7 +801,7 @@ def _not_a_dataframe(df: object) -> UnsupportedDataframe:
 
 
 def _reading(path: str) -> str:
-    """Return the line that reads a file.
+    """Return a code snippet that reads the file.
 
     >>> _reading("trips.parquet")
     "df = pyarrow.parquet.read_table('trips.parquet')"

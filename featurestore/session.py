@@ -1,4 +1,4 @@
-"""The session of a connection, which every handle refers to: location, engine and registry."""
+"""The session of a store connection, shared by all handles: location, engine and registry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FEATUREGROUPS", "STAGING", "TRAININGDATASETS", "Session"]
 
 @dataclass(frozen=True)
 class Session:
-    """One connection to a store."""
+    """A connection to a store."""
 
     location: str
     engine: Engine = field(repr=False)
@@ -28,18 +28,18 @@ class Session:
         return StorePaths(self.location)
 
     def featuregroup_path(self, name: str, version: int) -> str:
-        """Return the directory of a group's Delta table."""
+        """Return the path of a group's Delta table."""
         return self.paths.featuregroup(name, version)
 
     def quarantine_path(self, name: str, version: int) -> str:
-        """Return the directory of a group's quarantine table."""
+        """Return the path of a group's quarantine table."""
         return self.paths.quarantine(name, version)
 
     def training_dataset_path(self, name: str, version: int) -> str:
-        """Return the directory of a training dataset."""
+        """Return the path of a training dataset."""
         return self.paths.training_dataset(name, version)
 
     @property
     def logs_path(self) -> str:
-        """Return the directory of log files of jobs."""
+        """Return the path of the job log directory."""
         return self.paths.logs

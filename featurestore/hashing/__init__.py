@@ -33,10 +33,10 @@ __all__ = [
 def row_hash(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None, seed: int = 0
 ) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit hash of each row's columns, in their order, and the seed.
+    """Return the 64-bit hash of selected columns of each row, dependent on column order and seed.
 
-    Values are hashed, not column names: integers of all widths have the same hash, and so have
-    texts in all encodings. 0.0 and -0.0 are equal, and so are all NaN.
+    Only values are hashed, not column names. Equal integers of different widths have the same hash,
+    and so have equal strings in different encodings. 0.0 and -0.0 are equal, and all NaN are equal.
 
     Args:
         batch: The rows.
@@ -44,8 +44,8 @@ def row_hash(
         seed: Any integer; taken modulo 2**64.
 
     Raises:
-        InvalidArgument: A column does not exist, or none is given.
-        UnsupportedType: Columns of types without canonical form; all are named.
+        InvalidArgument: A column does not exist, or the selection is empty.
+        UnsupportedType: Lists the columns whose types have no canonical form.
 
     >>> [hex(each) for each in row_hash(pa.table({"id": [1, 2]}))]
     ['0xea5243d49eccd4ed', '0x5d8f5d02fc6eea21']
@@ -63,11 +63,10 @@ def row_hash(
 def tie_hash(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
 ) -> npt.NDArray[np.uint64]:
-    """Return the 64-bit hash of each row's non-null columns with their names.
+    """Return the 64-bit hash of the non-null columns of each row, including their names.
 
-    The hash depends neither on the order of columns nor on columns that are null in a row, so
-    adding a nullable column does not change the hashes of existing rows. Floats are hashed by their
-    bits.
+    The hash is independent of column order and of columns that are null in the row, so adding a
+    nullable column does not change the hashes of existing rows. Floats are hashed by their bits.
 
     >>> both = pa.table({"a": [1, 1], "b": pa.array([None, 2])})
     >>> bool(tie_hash(both)[0] == tie_hash(both.select(["a"]))[0])
@@ -91,7 +90,7 @@ def tie_hash(
 def canonical_bytes(
     batch: pa.RecordBatch | pa.Table, *, columns: Sequence[str] | None = None
 ) -> pa.LargeBinaryArray:
-    """Return bytes for each row that are equal if and only if the rows are equal.
+    """Return a byte string per row; the strings are equal if and only if the rows are equal.
 
     They break ties between equal hashes. Floats are encoded by their bits: 0.0 and -0.0 differ, and
     so do NaN with different payloads.
@@ -101,8 +100,8 @@ def canonical_bytes(
         columns: The columns to encode, in order; None for all.
 
     Raises:
-        InvalidArgument: A column does not exist, or none is given.
-        UnsupportedType: Columns of types without canonical form; all are named.
+        InvalidArgument: A column does not exist, or the selection is empty.
+        UnsupportedType: Lists the columns whose types have no canonical form.
 
     >>> canonical_bytes(pa.table({"id": [1]}))[0].as_py().hex()
     '020000000000000001'
@@ -141,7 +140,7 @@ def _to_batches(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> list[
 
 
 def _find_valid(array: Any) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are not null, also in dictionaries and extension types."""
+    """Return a mask of non-null rows, also for dictionaries and extension types."""
     if isinstance(array.type, pa.ExtensionType):
         return _find_valid(array.storage)
     if pat.is_dictionary(array.type) and array.dictionary.null_count:

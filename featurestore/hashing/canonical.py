@@ -1,8 +1,8 @@
-"""Canonical bytes of rows: a prefix-free encoding, so that equal bytes mean equal rows.
+"""Canonical bytes of rows: a prefix-free encoding, in which equal bytes imply equal rows.
 
-A value is encoded as its kind (one byte) and then its words, big-endian; or its length in 8 bytes
-and its bytes; or the number of its elements in 8 bytes and the elements; or its fields. Null is
-nine zero bytes.
+A value is encoded as its kind (one byte), followed by its words in big-endian order, its length in
+8 bytes and its bytes, its number of elements in 8 bytes and the elements, or its fields. Null is
+encoded as nine zero bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from featurestore.hashing.values import (
 
 
 def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
-    """Return the canonical bytes of rows, from their columns."""
+    """Return the canonical bytes of each row, computed from the columns."""
     encoded_columns = [_encode(array) for array in arrays]
     return _join(encoded_columns) if rows else pa.array([], pa.large_binary())
 
@@ -56,7 +56,7 @@ def _encode(array: Any) -> pa.LargeBinaryArray:
 def _encode_words(
     kinds: int | npt.NDArray[np.uint8], words: Sequence[Words], *, valid: Mask | None
 ) -> pa.LargeBinaryArray:
-    """Encode kind and words of each row."""
+    """Encode the kind and the words of each row."""
     rows, width = len(words[0]), 1 + 8 * len(words)
     table = np.zeros((rows, width), dtype=np.uint8)
     table[:, 0] = kinds
@@ -77,9 +77,9 @@ def _encode_bytes(
 
 
 def _mask_nulls(array: Any, valid: Mask | None) -> Any:
-    """Set the null rows of a struct to null in a field.
+    """Set a struct field to null in the rows where the struct is null.
 
-    The fields of a null struct have arbitrary values.
+    The field values of a null struct are arbitrary.
     """
     if valid is None:
         return array

@@ -1,4 +1,4 @@
-"""The 64-bit hash of every value of an Arrow array, and constants for engines that hash rows."""
+"""The 64-bit hash of Arrow values, and constants for engines that hash rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ _SIGN, _INFINITY, _NAN = np.uint64(1 << 63), np.uint64(0x7FF << 52), np.uint64(0
 
 
 def hash_array(array: Any, *, exact: bool) -> Words:
-    """Return the hash of each value as a new array.
+    """Return the hash of each value in a new array.
 
     Args:
         array: An Arrow array.
-        exact: Hash floats by their bits; otherwise 0.0 equals -0.0, and all NaN are equal.
+        exact: Whether floats are hashed by their bits; otherwise 0.0 equals -0.0, and all NaN are
+            equal.
     """
     if isinstance(array.type, pa.ExtensionType):
         return hash_array(array.storage, exact=exact)
@@ -99,7 +100,7 @@ def _with_nulls(hashes: Words, valid: Mask | None) -> Words:
 
 
 def row_hash_start(seed: int) -> int:
-    """Return the initial state of a row hash, into which the columns are folded.
+    """Return the initial state of a row hash, before columns are folded in.
 
     >>> hex(row_hash_start(0))
     '0x35104951996a6762'
@@ -119,9 +120,9 @@ def tie_hash_salt(name: str) -> int:
 
 
 def value_kind(kind: pa.DataType) -> int | None:
-    """Return the kind of a type whose values are one word or bytes.
+    """Return the kind of a type whose values are one word or a byte string.
 
-    None for other types, and for uint64 and nanoseconds, whose values have two kinds.
+    Returns None for other types, and for uint64 and nanosecond types, whose values have two kinds.
 
     >>> value_kind(pa.int16()), value_kind(pa.string()), value_kind(pa.list_(pa.int16()))
     (2, 5, None)

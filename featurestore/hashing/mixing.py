@@ -1,7 +1,7 @@
-"""Arithmetic modulo 2**64 on whole arrays: the mixer, folds in order and sums by position.
+"""Arithmetic modulo 2**64 on arrays: the mixer, ordered folds, and position-dependent sums.
 
 The mixer is the finalizer of SplitMix64 (Steele, Lea, Flood 2014; constants by Stafford, variant
-13), a bijection of 64-bit words. Arrays are processed in blocks that fit the processor's cache.
+13), a bijection on 64-bit words. Arrays are processed in blocks that fit the processor cache.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Int64s = npt.NDArray[np.int64]
 GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-# Masks of the first 0 to 8 bytes of a little-endian word.
+# Masks for the first 0 to 8 bytes of a little-endian word.
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
 _BLOCK = 8192
 _BLOCK_WORDS = 32_768
 
 
 def mix(word: int) -> int:
-    """Return the mixed word of one integer.
+    """Mix a single integer.
 
     >>> hex(mix(1))
     '0x5692161d100b05e5'
@@ -36,7 +36,7 @@ def mix(word: int) -> int:
 
 
 def tag(code: int) -> int:
-    """Return the word that separates the hash domains of value kinds.
+    """Return the word that separates the hash domain of a value kind.
 
     >>> tag(0)
     0
@@ -45,7 +45,7 @@ def tag(code: int) -> int:
 
 
 def mix_all(words: Words) -> Words:
-    """Mix every word in place and return the array."""
+    """Mix all words in place and return the array."""
     scratch = np.empty(min(_BLOCK, len(words)), dtype=np.uint64)
     for block in _blocks(words):
         _mix_block(block, scratch[: len(block)])
@@ -53,7 +53,7 @@ def mix_all(words: Words) -> Words:
 
 
 def fold(state: Words, words: Words | int) -> Words:
-    """Set ``state = mix(state + words)`` in place and return it; the order of folds matters."""
+    """Set ``state = mix(state + words)`` in place and return it; the fold order matters."""
     if isinstance(words, int):
         state += np.uint64(words)
         return mix_all(state)
@@ -66,9 +66,10 @@ def fold(state: Words, words: Words | int) -> Words:
 
 
 def sums_by_position(words: Words, lengths: Int64s) -> Words:
-    """Return for each sequence the sum of ``mix(word + (j + 1) * GOLDEN)`` over its words j.
+    """Return ``sum(mix(word + (j + 1) * GOLDEN))`` over the words j of each sequence.
 
-    ``words`` are the concatenated words of all sequences (overwritten), ``lengths`` their counts.
+    ``words`` are the concatenated words of all sequences and are overwritten; ``lengths`` are the
+    word counts.
     """
     ends = np.cumsum(lengths)
     positions = np.arange(1, len(words) + 1, dtype=np.int64) - np.repeat(ends - lengths, lengths)
@@ -79,7 +80,7 @@ def sums_by_position(words: Words, lengths: Int64s) -> Words:
 
 
 def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> Words:
-    """Return ``sums_by_position`` of byte strings as little-endian words, padded with zeros."""
+    """Return ``sums_by_position`` for byte strings, as zero-padded little-endian words."""
     sums = np.zeros(len(starts), dtype=np.uint64)
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):
@@ -97,7 +98,7 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
 
 
 def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uint64:
-    """Return ``byte_sums`` of one long byte string, with copies of single blocks only."""
+    """Return ``byte_sums`` of one long byte string, copying only one block at a time."""
     aligned = length - length % 8
     words = data[start : start + aligned].view("<u8")
     total = np.zeros(1, dtype=np.uint64)
@@ -115,7 +116,7 @@ def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uin
 def _split_words(
     data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s, counts: Int64s
 ) -> Words:
-    """Return the concatenated words of byte strings."""
+    """Return the concatenated words of all byte strings."""
     first_words = np.cumsum(counts) - counts
     word_offsets = 8 * (
         np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(first_words, counts)
@@ -130,7 +131,7 @@ def words_at(data: npt.NDArray[np.uint8], starts: Int64s, remaining: Int64s) -> 
     low, high = 0, 0
     if len(starts):
         low, high = int(starts.min()), int((starts + np.minimum(remaining, 8)).max())
-    # A padded copy, so that no word is read beyond the end of Arrow's buffer.
+    # A padded copy, so that no word is read beyond the end of the Arrow buffer.
     padded = np.zeros(high - low + 8, dtype=np.uint8)
     padded[: high - low] = data[low:high]
     overlapping_words: Words = np.ndarray(high - low + 1, dtype="<u8", buffer=padded, strides=(1,))
@@ -157,7 +158,7 @@ def _blocks(words: Words) -> Iterator[Words]:
 
 
 def _row_blocks(counts: Int64s) -> Iterator[slice]:
-    """Yield slices of rows with about ``_BLOCK_WORDS`` words."""
+    """Yield row slices with about ``_BLOCK_WORDS`` words."""
     ends = np.cumsum(counts + 1)
     start, previous_end = 0, 0
     while start < len(counts):

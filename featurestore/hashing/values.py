@@ -1,7 +1,8 @@
-"""Canonical values of Arrow arrays, the input of the row hash and of canonical bytes.
+"""Canonical values of Arrow arrays, the input of row hashes and canonical bytes.
 
-Types with the same values have one kind: integers of every width, texts in every encoding, lists
-of every layout. A value consists of its kind and its 64-bit words, bytes, elements or fields.
+Types that represent the same values have the same kind: integers of every width, strings in every
+encoding, lists in every layout. A value consists of a kind and 64-bit words, bytes, elements or
+fields.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class WordValues:
-    """Values of one to three 64-bit words; ``kinds`` is a single kind, or one per row."""
+    """Values of one to three 64-bit words; ``kinds`` is a single kind, or one kind per row."""
 
     valid: Mask | None
     kinds: int | npt.NDArray[np.uint8]
@@ -65,7 +66,7 @@ class ByteValues:
 
 @dataclass(frozen=True)
 class ListValues:
-    """Lists of ``lengths[i]`` elements each, concatenated in ``elements``.
+    """Lists with ``lengths[i]`` elements each, concatenated in ``elements``.
 
     Null rows have length 0.
     """
@@ -77,7 +78,7 @@ class ListValues:
 
 @dataclass(frozen=True)
 class StructValues:
-    """Structs: one array per field, in order."""
+    """Structs, with one array per field, in field order."""
 
     valid: Mask | None
     fields: tuple[Any, ...]
@@ -87,7 +88,7 @@ Values: TypeAlias = WordValues | ByteValues | ListValues | StructValues
 
 
 def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raise UnsupportedType with all columns whose type has no canonical form."""
+    """Raise UnsupportedType with all columns whose types have no canonical form."""
     unsupported = [
         f"{name}: {schema.field(name).type}"
         for name in columns
@@ -101,7 +102,7 @@ def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 
 def values_of(array: Any) -> Values:
-    """Return the values of an Arrow array (dictionaries are decoded)."""
+    """Return the canonical values of an Arrow array, after decoding dictionaries."""
     kind = array.type
     if isinstance(kind, pa.ExtensionType):
         return values_of(array.storage)
@@ -125,7 +126,7 @@ def values_of(array: Any) -> Values:
 
 
 def valid_rows(array: Any) -> Mask | None:
-    """Return which rows are not null, or None if all are valid."""
+    """Return a mask of non-null rows, or None if no row is null."""
     if array.null_count == 0:
         return None
     return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
@@ -156,7 +157,7 @@ def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
 
 
 def _numbers(array: Any) -> npt.NDArray[Any]:
-    """Return the values buffer of a primitive array; the numbers of null rows are arbitrary."""
+    """Return the values buffer of a primitive array; values of null rows are arbitrary."""
     dtype = numpy_type(array.type)
     buffer = array.buffers()[1]
     if buffer is None or len(array) == 0:
@@ -169,7 +170,7 @@ def _numbers(array: Any) -> npt.NDArray[Any]:
 def _float_words(numbers: npt.NDArray[Any]) -> Words:
     """Return the bits of the numbers as float64.
 
-    Sign and payload of NaN are preserved, which a cast would change.
+    The sign and payload of NaN are preserved; a cast would change them.
     """
     if numbers.dtype == np.float64:
         return numbers.view(np.uint64)
@@ -202,7 +203,7 @@ def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
 
 
 def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
-    """Return magnitude (low, high word) without trailing zeros, and scale with sign in bit 8."""
+    """Return the magnitude (low, high word) without trailing zeros, and the scale with sign bit 8."""
     scale = array.type.scale
     if not pat.is_decimal128(array.type):
         array = array.cast(pa.decimal128(array.type.precision, scale))
@@ -231,7 +232,7 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
 
 
 def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
-    """Return 128-bit quotients by ten (low, high) and remainders, by long division of limbs."""
+    """Return 128-bit quotients by ten (low, high) and remainders, by long division."""
     limbs = [
         high >> np.uint64(32),
         high & np.uint64(0xFFFFFFFF),
@@ -293,9 +294,9 @@ def _list_values(array: Any) -> ListValues:
 
 
 def _list_view_values(array: Any, valid: Mask | None) -> ListValues:
-    """Return the lists of a list view from its buffers.
+    """Read the lists of a list view from its buffers.
 
-    A cast is not an option: pyarrow 26 casts views with nulls to invalid lists.
+    A cast is not possible: pyarrow 26 casts views with nulls to invalid lists.
     """
     dtype = np.dtype(np.int64 if str(array.type).startswith("large") else np.int32)
     if len(array) == 0:

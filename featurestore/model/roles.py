@@ -73,7 +73,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
 
     Raises:
         InvalidArgument: ``features=`` or ``exclude=`` conflicts with the label, the weight or each
-        other; or no column other than keys and times remains.
+            other; or no column other than keys and times remains.
 
     >>> schema = pa.schema([("id", pa.int64()), ("late", pa.bool_()), ("temp", pa.float64())])
     >>> assign_roles(schema, RoleRequest(requested_features=("temp",), keys=("id",), labels=("late",)))

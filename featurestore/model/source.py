@@ -14,9 +14,9 @@ from featurestore.model.arguments import with_suggestions
 from featurestore.model.names import check_name, check_rename, parse_secret
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
-# User names may contain any words.
+# Access key IDs are user names, not secrets.
 _USER_WORD = "access_key_id"
-# A local path without a scheme.
+# The kind of local paths without a scheme.
 FOLDER_KIND = "file"
 _ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
 _FOLDER_SCHEMES = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")

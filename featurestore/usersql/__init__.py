@@ -1,4 +1,4 @@
-"""User SQL in DuckDB's dialect, checked against allow-lists and translated for an engine.
+"""User SQL in DuckDB's dialect, validated against allow-lists and translated for an engine.
 
 ``conditions`` are predicates on rows (filters, deletes), ``queries`` read tables (SQL jobs). Syntax
 and functions that are not on an allow-list are rejected.

@@ -1,8 +1,9 @@
 """Conditions on rows, translated from DuckDB's SQL to the SQL of an engine.
 
-A condition is parsed, every node gets a kind (text, integer, timestamp ...) from the types of the
-columns, and is written for the engine from the templates of ``functions``. So a condition has the
-same meaning on every engine, and only names and constants of the user's text reach an engine.
+A condition is parsed, each node gets a kind (text, integer, timestamp ...) from the column
+types, and the engine's SQL is written from the templates in ``functions``. A condition therefore
+has the same meaning on every engine, and only names and constants of the user's SQL reach an
+engine.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _TYPE_KINDS: dict[str, Kind] = {
 
 
 def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
-    """Translate a condition on the rows of a schema to the SQL of an engine.
+    """Translate a row condition to the SQL of an engine.
 
     >>> schema = pa.schema([("speed", pa.float64()), ("zone", pa.string())])
     >>> predicate("speed >= 10 and zone = 'A'", schema=schema, dialect="spark")
@@ -85,9 +86,9 @@ def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
 
 
 def fix_clock(text: str, *, now: datetime) -> str:
-    """Replace ``now()`` and other clock functions of a condition by constants.
+    """Replace ``now()`` and other clock functions of a condition with constants.
 
-    A text without clock functions is returned unchanged.
+    A condition without clock functions is returned unchanged.
 
     >>> fix_clock("seen > now() - interval 1 day", now=datetime(2024, 1, 1, tzinfo=UTC))
     "seen > CAST('2024-01-01 00:00:00+00:00' AS TIMESTAMPTZ) - INTERVAL '1' DAY"
@@ -111,7 +112,7 @@ def fix_clock(text: str, *, now: datetime) -> str:
 
 
 def _clock_name(node: exp.Expr) -> str | None:
-    """Return the name of a clock function, None for other nodes."""
+    """Return the name of a clock function, or None for other nodes."""
     from sqlglot import exp
 
     if isinstance(node, exp.Anonymous):
@@ -129,7 +130,7 @@ def _clock_name(node: exp.Expr) -> str | None:
 
 @dataclass(frozen=True)
 class TypedSql:
-    """A node in the SQL of an engine, with its kind; ``constant`` is its value if it is constant."""
+    """The engine SQL and the kind of a node; ``constant`` is its value if it is constant."""
 
     sql: str
     kind: Kind
@@ -138,7 +139,7 @@ class TypedSql:
 
 
 def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
-    """Translate an expression over the columns of a row; raises like ``predicate``."""
+    """Translate an expression of row columns to the SQL of an engine; raise like ``predicate``."""
     tree = parse_statement(text, what="condition", calls_by_name=True)
     try:
         return _Writer(text, schema, dialect).write(tree)
@@ -147,7 +148,7 @@ def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
 
 
 class _Writer:
-    """Writes the nodes of a condition in the SQL of an engine."""
+    """Writes the nodes of a condition as the SQL of an engine."""
 
     def __init__(self, text: str, schema: pa.Schema, dialect: str) -> None:
         from sqlglot import exp
@@ -156,7 +157,7 @@ class _Writer:
         self._dialect = dialect
         self._schema = schema
         self._columns = {name.lower(): name for name in schema.names}
-        # Only these nodes are supported; all others are rejected.
+        # Only these nodes are supported; all other nodes are rejected.
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedSql]] = {
             exp.Paren: lambda node: self.write(node.this),
             exp.Column: self._column,
@@ -197,7 +198,7 @@ class _Writer:
         }
 
     def write(self, node: exp.Expr) -> TypedSql:
-        """Write a node of the tree in the SQL of the engine."""
+        """Write a node as the SQL of the engine."""
         check_time()
         kind = type(node)
         if kind in self._comparisons:
@@ -212,9 +213,9 @@ class _Writer:
     # -- columns and constants ------------------------------------------------------------
 
     def _column(self, node: exp.Expr) -> TypedSql:
-        """Return a column, or a field of a struct.
+        """Return the SQL of a column or a struct field.
 
-        A condition has no tables, so ``a.b`` is a field.
+        A condition has no tables, so ``a.b`` is a struct field.
         """
         from sqlglot import exp
 
@@ -301,7 +302,7 @@ class _Writer:
 
     def _junction(self, node: exp.Expr) -> TypedSql:
         word = type(node).__name__.upper()
-        # Long chains of AND are deep trees: they are written without recursion.
+        # Long AND chains are deep trees, so they are written without recursion.
         operands = []
         while type(node).__name__.upper() == word:
             operands.append(self._condition(node.expression))
@@ -428,7 +429,7 @@ class _Writer:
     def _apply(
         self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
     ) -> TypedSql:
-        """Return a call of the first overload that accepts the kinds of the arguments."""
+        """Return a call of the first overload that accepts the argument kinds."""
         for function in functions:
             if len(function.arguments) != len(arguments):
                 continue
@@ -444,7 +445,7 @@ class _Writer:
         raise self._wrong_kinds(name, arguments, functions)
 
     def _as_argument(self, argument: TypedSql, kind: Kind) -> str | None:
-        """Convert an argument to a kind; return None if it is not convertible."""
+        """Convert an argument to a kind; return None if it cannot be converted."""
         if kind == "count":
             if isinstance(argument.constant, int) and argument.constant >= 1:
                 return argument.sql
@@ -471,7 +472,7 @@ class _Writer:
     # -- kinds ----------------------------------------------------------------------------
 
     def _unify(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
-        """Return the common kind of values, and the values converted to it."""
+        """Return the common kind of values, and the converted values."""
         kinds = {value.kind for value in values}
         if kinds <= {"integer"}:
             return "integer", [f"CAST({value.sql} AS BIGINT)" for value in values]
@@ -482,7 +483,7 @@ class _Writer:
         raise self._wrong_kinds("these", values)
 
     def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
-        """Convert the operands of a comparison to kinds that can be compared."""
+        """Convert the operands of a comparison to comparable kinds."""
         kinds = {operand.kind for operand in operands}
         times = {"date", "timestamp"}
         if kinds & times and kinds <= {*times, "text"}:
@@ -515,7 +516,7 @@ class _Writer:
             if operand.kind == "text":
                 if not isinstance(operand.constant, str):
                     raise self._wrong_kinds("a comparison", operands)
-                # One text with a time of day: all operands are compared as timestamps.
+                # If one string has a time of day, all operands are compared as timestamps.
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
         for operand in operands:
             if operand.kind == "text":
@@ -575,7 +576,7 @@ class _Writer:
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
     def _binary(self, text: str) -> TypedSql:
-        r"""Parse bytes in DuckDB's notation, with ``\xFF`` for bytes that are not ASCII."""
+        r"""Parse DuckDB's binary notation, with ``\xFF`` for bytes that are not ASCII."""
         matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
         value = bytearray()
         for code, char in matches:
@@ -592,7 +593,7 @@ class _Writer:
         return TypedSql(f"unhex('{value.hex()}')", "binary", constant=bytes(value))
 
     def _shift_time(self, operator: str, time: TypedSql, interval: exp.Expr) -> TypedSql:
-        """Return a time plus or minus an interval, computed now for constants."""
+        """Return a time plus or minus an interval, evaluated immediately for constants."""
         step = self._interval(interval)
         if operator == "-":
             step = -step
@@ -662,7 +663,7 @@ class _Writer:
 
 
 def _parenthesize(node: exp.Expr) -> str:
-    """Return the text of an operand, in parentheses if it is compound."""
+    """Return the SQL of an operand, in parentheses if it is compound."""
     sql: str = node.sql(dialect=DIALECT)
     is_whole = re.fullmatch(r"\w+|\(.*\)", sql) is not None
     return sql if is_whole else f"({sql})"

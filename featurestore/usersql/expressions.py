@@ -1,7 +1,7 @@
-"""SQL expressions over columns: features of one row, and metrics of the rows of a window.
+"""SQL expressions: features computed from one row, and metrics aggregated over a window.
 
-An expression has the same value on every engine. A metric is an aggregate, and a number; a mean is
-computed with its parts (rows, total, squares), so that windows can be merged.
+An expression has the same value on every engine. A metric is a numeric aggregate; a mean is
+computed together with its components (rows, total, squares), so that windows can be merged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featurestore.usersql.text import DIALECT, parse_statement, short
 if TYPE_CHECKING:
     from sqlglot import exp
 
-# The feature type, and the SQL type in each dialect, of the kinds that a column can have.
+# The feature type of each column kind, and its SQL type in each dialect.
 _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
     "boolean": (pa.bool_(), "BOOLEAN", "BOOLEAN"),
     "integer": (pa.int64(), "BIGINT", "BIGINT"),
@@ -41,9 +41,9 @@ MEAN_PARTS = ("rows", "total", "squares")
 
 
 def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[str, pa.DataType]:
-    """Translate an expression over the columns of a row to the SQL of an engine, with its type.
+    """Translate an expression of row columns to the SQL of an engine; return the SQL and its type.
 
-    Whole numbers are int64, other numbers float64, times microseconds in UTC.
+    Integers are int64, other numbers float64, and times microseconds in UTC.
 
     >>> schema = pa.schema([("distance", pa.int64()), ("seats", pa.int64())])
     >>> column_expression("distance > seats", schema=schema, dialect="duckdb")
@@ -65,7 +65,7 @@ def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[st
 
 
 def check_column_expression(text: str) -> None:
-    """Raise InvalidSql for texts that are invalid independently of the columns."""
+    """Raise InvalidSql for expressions that are invalid regardless of the columns."""
     parse_statement(text, what="expression", calls_by_name=True)
     if fix_clock(text, now=_ANY_TIME) != text:
         raise InvalidSql(
@@ -91,15 +91,15 @@ def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
 
 
 def part_name(metric: str, part: str) -> str:
-    """Return the column of one of ``MEAN_PARTS`` of a metric."""
+    """Return the column name of a metric component in ``MEAN_PARTS``."""
     return f"{RESERVED_PREFIX}{part}_of_{metric}"
 
 
 @lru_cache(maxsize=256)
 def merge_of(name: str, text: str) -> Merge | None:
-    """Return how the metric of several windows is merged: "mean", "sum", "min", "max".
+    """Return how a metric is merged across windows: "mean", "sum", "min" or "max".
 
-    None if it cannot be computed from the metrics of the windows.
+    Returns None if the metric cannot be computed from the metrics of the windows.
 
     >>> merge_of("late", "avg(late)"), merge_of("n", "count(*)"), merge_of("x", "median(late)")
     ('mean', 'sum', None)

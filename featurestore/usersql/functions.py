@@ -1,12 +1,12 @@
-"""Functions and operators of conditions that are equal on every engine.
+"""Functions and operators of conditions that have equal results on every engine.
 
-``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for every entry, runs it
-over a table of edge values on both engines and compares all values, also with DuckDB's own
+``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for every entry, evaluates
+it on a table of edge cases with both engines, and compares all values, also with DuckDB's own
 evaluation. Other functions are rejected on both engines, so the meaning of a condition does not
 depend on the engine. To add a function, add it here and run that test.
 
-Templates are SQL of the engine; ``{0}`` is the first argument. Whole numbers are computed with 64
-bits, others in double precision; a result out of range and a division by zero are null.
+Templates are engine SQL; ``{0}`` is the first argument. Integers are computed with 64 bits, other
+numbers with double precision; results out of range and divisions by zero are null.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which supports
-# comparisons only; "unit" and "count" are constants in the text.
+# "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which only supports
+# comparisons; "unit" and "count" are constants in the SQL.
 Kind = Literal[
     "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date",
     "timestamp", "list", "struct", "interval", "null", "unit", "count",
@@ -24,7 +24,7 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Function:
-    """An overload of a function: kinds of arguments and result, and its SQL for each engine."""
+    """An overload of a function: argument kinds, result kind, and the SQL for each engine."""
 
     arguments: tuple[Kind, ...]
     result: Kind
@@ -191,7 +191,7 @@ CASTS_OF_NULL: dict[Kind, Function] = {
     ),
 }  # fmt: skip
 
-# Alternative names of functions.
+# Function aliases.
 ALIASES = {
     "len": "length",
     "char_length": "length",
@@ -226,7 +226,7 @@ _CASES = "name the spellings: zone in ('a', 'A')"
 _PATTERN = "use starts_with, ends_with, contains or like"
 _DIFFERENCE = "compare epoch_us(a) - epoch_us(b) with a number of microseconds"
 
-# Alternatives to common functions that differ between engines, for hints.
+# Suggested alternatives to common functions that differ between engines.
 REPLACEMENTS: dict[str, str] = {
     **dict.fromkeys(
         ("random", "hash", "md5", "sha256", "uuid", "gen_random_uuid", "setseed"), _SAMPLE
@@ -257,7 +257,7 @@ REPLACEMENTS: dict[str, str] = {
     "list_contains": "store what is asked for as a column of its own",
 }
 
-# Functions that queries may call on Spark: sqlglot translates them to equal results.
+# Functions that queries may call on Spark; sqlglot translates them to functions with equal results.
 _ON_SPARK = """
     count sum avg min max row_number rank dense_rank lag lead
     coalesce ifnull nullif greatest least abs length char_length starts_with ends_with contains

@@ -1,15 +1,15 @@
-"""User queries: one SELECT over named tables, checked against allow-lists.
+"""User queries: one SELECT over named tables, validated against allow-lists.
 
-Three checks isolate a query. Its tree may contain listed nodes only, and every table name is
-resolved in its scope: it is a table of the query, or of a visible WITH. Its functions are listed:
-on DuckDB those that depend on their arguments only, on Spark those that were compared with DuckDB
-(``tests/usersql``). And DuckDB runs the query in a separate database without access to files,
-network or settings (``Engine.user_sql``).
+Three checks isolate a query. Its syntax tree may only contain listed nodes, and every table name is
+resolved in its scope: it is a table of the query, or of a visible WITH clause. Its functions are
+listed: for DuckDB, functions that only depend on their arguments; for Spark, functions that were
+compared with DuckDB (``tests/usersql``). In addition, DuckDB runs the query in a separate database
+without access to files, network or settings (``Engine.user_sql``).
 
-A fourth check decides whether a query returns the same rows at each run over the same tables.
-Engines read tables with several threads, so that results that depend on the order of rows (the
-first of several rows, a limit between equal rows, the last bits of a sum of floats) may differ.
-Only functions that are listed as independent of the order are repeatable.
+A fourth check decides whether a query returns the same rows in every run over the same tables.
+Engines read tables with several threads, so results that depend on row order (the first of several
+rows, a limit between equal rows, the last bits of a sum of floats) may differ. Only functions that
+are listed as order-independent are repeatable.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from featurestore.usersql.text import DIALECT, parse_statement, plain, short
 if TYPE_CHECKING:
     from sqlglot import exp
 
-# DuckDB's aggregates and window functions (a test compares them with DuckDB's list): independent of
-# the order, independent for integers and decimals only, and all others.
+# DuckDB's aggregate and window functions (a test compares them with DuckDB's list):
+# order-independent, order-independent only for integers and decimals, and all others.
 _REPEATABLE_LISTED = """
     bit_and bit_or bit_xor bitstring_agg bool_and bool_or count count_if count_star countif
     dense_rank cume_dist mad max median min percent_rank quantile quantile_cont quantile_disc
@@ -54,14 +54,14 @@ _CLAUSES = {
     "Offset": "an offset may cut between equal rows",
     "TableSample": "a sample takes other rows each time",
 }
-# Nodes allowed in the argument of a sum: they keep integers and decimals exact.
+# Nodes allowed in the argument of a sum, which keep integers and decimals exact.
 _EXACT_LISTED = """
     Column Identifier Literal Boolean Null Add Sub Mul Neg Paren Distinct Case If And Or Not Is In
     EQ NEQ LT LTE GT GTE Between
 """
 _EXACT = frozenset(_EXACT_LISTED.split())
 
-# Allowed nodes of a query, by the names of sqlglot's classes.
+# Allowed nodes of a query, by sqlglot class name.
 _NODE_NAMES = """
     Select From Join Where Group Having Qualify Order Ordered Limit Offset Distinct Union Except
     Intersect Subquery CTE With Table TableAlias Values Tuple Lateral Unnest Cube Rollup
@@ -76,7 +76,7 @@ _NODE_NAMES = """
     RespectNulls
 """
 _NODES = frozenset(_NODE_NAMES.split())
-# Nodes that were not shown to be equal on Spark, and the target types of casts that were.
+# Nodes that were not verified to be equal on Spark, and the cast target types that were.
 _NOT_ON_SPARK_LISTED = """
     Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv
     Pow
@@ -94,7 +94,7 @@ _IN_PYTHON = "take Spark DataFrames: frame.to_spark(), or a job in Python"
 def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     """Translate a SELECT over named tables to the SQL of an engine.
 
-    ``$name`` parameters stay parameters.
+    ``$name`` parameters are preserved.
 
     >>> query("select max(fare) as fare from trips", tables=["trips"], dialect="duckdb")
     'select max(fare) as fare from trips'
@@ -123,13 +123,13 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     scopes.check(tree, frozenset())
     scopes.check_read(tables)
     if dialect == DIALECT:
-        # DuckDB parses its own dialect best: the checked text is passed on unchanged.
+        # DuckDB parses its own dialect best, so the validated query is returned unchanged.
         return text.strip().rstrip(";").rstrip()
     return _transpile(text, dialect)
 
 
 def tables_read(text: str) -> tuple[str, ...]:
-    """Return the tables that a query reads, each once, in order, without a check for existence.
+    """Return the tables that a query reads, without duplicates, in order; they may not exist.
 
     >>> tables_read("with late as (from trips) select * from late join zones using (zone)")
     ('trips', 'zones')
@@ -145,9 +145,9 @@ def tables_read(text: str) -> tuple[str, ...]:
 
 
 def columns_read(text: str, columns: Sequence[str]) -> list[str]:
-    """Return the columns of a table that a query may read, at least one.
+    """Return the table columns that a query may read, at least one.
 
-    All columns are returned if the query does not list them.
+    Returns all columns if the query does not list its columns.
 
     >>> columns_read("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
     ['zone']
@@ -175,7 +175,7 @@ def columns_read(text: str, columns: Sequence[str]) -> list[str]:
 
 
 def parameters(text: str) -> tuple[str, ...]:
-    """Return the names of the parameters of a query, each once, in order.
+    """Return the parameter names of a query, without duplicates, in order.
 
     >>> parameters("select * from trips where t >= $window_start and t < $window_end")
     ('window_start', 'window_end')
@@ -191,7 +191,7 @@ def parameters(text: str) -> tuple[str, ...]:
 
 
 def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
-    """Return why the rows of a query may differ between runs; None if they cannot.
+    """Return why the rows of a query may differ between runs, or None if they cannot.
 
     >>> trips = pa.schema([("zone", pa.string()), ("fare", pa.float64())])
     >>> why_rows_vary("select zone, count(*) as n from trips group by zone", [trips])
@@ -251,7 +251,7 @@ def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
 
 
 def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
-    """Reject nodes that were not shown to be equal on another engine."""
+    """Reject nodes that were not verified to be equal on another engine."""
     from sqlglot import exp
 
     for node in tree.walk():
@@ -285,7 +285,7 @@ def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
 
 @lru_cache(maxsize=1)
 def _duckdb_functions() -> frozenset[str]:
-    """Return DuckDB's functions that depend on their arguments only.
+    """Return the DuckDB functions that only depend on their arguments.
 
     A test compares the list with DuckDB.
     """
@@ -294,14 +294,14 @@ def _duckdb_functions() -> frozenset[str]:
 
 
 class _Scopes:
-    """Resolves table names: a query reads each name that is not a visible WITH clause."""
+    """Resolves table names: a name that is not a visible WITH clause is a table that is read."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self.read: dict[str, None] = {}
 
     def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
-        """Check a subtree in which the names of ``visible`` refer to WITH clauses."""
+        """Check a subtree in which the names in ``visible`` are WITH clauses."""
         from sqlglot import exp
 
         clause = node.args.get("with_") or node.args.get("with")
@@ -364,7 +364,7 @@ def _transpile(text: str, dialect: str) -> str:
 
 
 def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
-    """Return the types of the columns of each name in all tables."""
+    """Return the column types in all tables by column name."""
     types: dict[str, list[pa.DataType]] = {}
     for schema in schemas:
         for field in schema:
@@ -373,7 +373,7 @@ def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:
 
 
 def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -> bool:
-    """Return True if a sum is over integers and decimals only."""
+    """Return whether a sum is over integers and decimals only."""
     from sqlglot import exp
 
     for argument in call.expressions:
@@ -390,5 +390,5 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
 
 
 def _have_exact_sums(types: list[pa.DataType]) -> bool:
-    """Return True if sums of all columns of a name are exact."""
+    """Return whether sums are exact for all column types."""
     return bool(types) and all(pat.is_integer(each) or pat.is_decimal(each) for each in types)

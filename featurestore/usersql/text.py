@@ -1,4 +1,4 @@
-"""Parsing, quoting and display of SQL text in DuckDB's dialect."""
+"""Parsing, quoting and formatting of SQL in DuckDB's dialect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 DIALECT = "duckdb"
-# Calls with special syntax; all others are parsed as a name with arguments.
+# Calls with special syntax; other calls are parsed as a name with arguments.
 _SPECIAL_CALLS = ("CAST", "TRY_CAST", "EXTRACT")
 
 
 def quote(name: str, *, dialect: str = DIALECT) -> str:
-    """Return an identifier quoted for a dialect.
+    """Quote an identifier for a dialect.
 
     >>> quote("a column")
     '"a column"'
@@ -31,15 +31,15 @@ def quote(name: str, *, dialect: str = DIALECT) -> str:
 
 
 def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp.Expr:
-    """Parse a text with a single statement or condition.
+    """Parse a single statement or condition.
 
     Args:
-        text: DuckDB's SQL.
-        what: The expected kind of statement, for the error.
-        calls_by_name: Parse all function calls as a name and its arguments.
+        text: DuckDB SQL.
+        what: The expected kind of statement, for error messages.
+        calls_by_name: Whether all function calls are parsed as a name and its arguments.
 
     Raises:
-        InvalidSql: The text cannot be parsed, or does not contain exactly one statement.
+        InvalidSql: The SQL cannot be parsed, or does not contain exactly one statement.
     """
     import sqlglot
     from sqlglot.errors import SqlglotError
@@ -64,7 +64,7 @@ def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp
 
 @lru_cache(maxsize=1)
 def _calls_by_name() -> Any:
-    """Return DuckDB's dialect without function definitions."""
+    """Return a DuckDB dialect without function definitions."""
     from sqlglot.dialects.duckdb import DuckDB
 
     class CallsByName(DuckDB):
@@ -78,7 +78,7 @@ def _calls_by_name() -> Any:
 
 
 def plain(error: Exception) -> str:
-    """Return the first line of sqlglot's message without terminal colors."""
+    """Return the first line of a sqlglot error message, without terminal colors."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     if not lines:
         return type(error).__name__
@@ -86,7 +86,7 @@ def plain(error: Exception) -> str:
 
 
 def short(text: str) -> str:
-    """Return a text for messages: quoted, on one line, shortened to 80 characters."""
+    """Format SQL for error messages: quoted, on one line, truncated to 80 characters."""
     words = " ".join(text.split())
     if len(words) > 80:
         words = words[:77] + "..."

@@ -33,10 +33,10 @@ from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
     UniformShapes,
     combine_chunks,
-    first_shape_mismatch,
+    find_shape_mismatch,
     from_tensors,
     is_list_of_numbers,
-    with_uniform_shape,
+    to_uniform_shape,
 )
 from featurestore.arrow.batches import take_values
 from featurestore.arrow.bounds import (
@@ -48,8 +48,8 @@ from featurestore.arrow.bounds import (
 )
 from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.column_lines import language_of, nanoseconds_line
-from featurestore.arrow.column_names import check_feature_names, feature_names_for, is_valid_text
+from featurestore.arrow.column_lines import detect_language, nanoseconds_line
+from featurestore.arrow.column_names import check_feature_names, to_feature_names, is_utf8_string
 from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, with_wider_decimals
 from featurestore.arrow.frames import (
     table_from_array,
@@ -184,7 +184,7 @@ def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | N
         return refuse_encoded_arrays(lazy, df, engine=engine, like=like)
     adopted = adopt_native(df, engine=engine, like=like)
     if adopted is not None:
-        _check_names(adopted.schema, language=language_of(df))
+        _check_names(adopted.schema, language=detect_language(df))
     return adopted
 
 
@@ -199,7 +199,7 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
         return None
     check_nesting(adopted.schema)
     new = _new_fields(adopted.schema, like)
-    refuse_encoded_bytes(adopted, engine=engine, like=like, language=language_of(df))
+    refuse_encoded_bytes(adopted, engine=engine, like=like, language=detect_language(df))
     if library_of(df) != "pyspark":
         return adopted
     lists = [field.name for field in new if is_list_of_numbers(field.type)]
@@ -218,9 +218,9 @@ def refuse_encoded_arrays(
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
         return relation
     if engine.is_distributed:  # whose rows are files of the cluster, read again at little cost
-        refuse_encoded_bytes(relation, engine=engine, like=like, language=language_of(df))
+        refuse_encoded_bytes(relation, engine=engine, like=like, language=detect_language(df))
         return relation
-    check = EncodedArrayCheck(names, language=language_of(df))
+    check = EncodedArrayCheck(names, language=detect_language(df))
     return engine.map_batches(relation, check, schema=relation.schema)
 
 
@@ -391,9 +391,9 @@ def with_language(df: object) -> tuple[object, str]:
     if isinstance(df, Chunks):
         return df, df.language
     if not isinstance(df, Iterator) or hasattr(df, "__arrow_c_stream__"):
-        return df, language_of(df)
+        return df, detect_language(df)
     first = list(itertools.islice(df, 1))
-    language = language_of(first[0]) if first else "pandas"
+    language = detect_language(first[0]) if first else "pandas"
     return Chunks(itertools.chain(first, df), language), language
 
 
@@ -514,13 +514,13 @@ def _check_pandas_names(df: Any) -> None:
     clashes: dict[Any, str] = {}
     for name in df.index.names:
         if name is not None and (not isinstance(name, str) or name in df.columns):
-            clashes[name] = f"index_{feature_names_for([name])[0].removeprefix('col_')}"
+            clashes[name] = f"index_{to_feature_names([name])[0].removeprefix('col_')}"
     if clashes:
         raise InvalidName(
             f"The index has names that are not texts or are columns as well: {listing(clashes)}.",
             hint=f"df = df.rename_axis(index={clashes!r})",
         )
-    wrong = [name for name in df.columns if not is_valid_text(name)]
+    wrong = [name for name in df.columns if not is_utf8_string(name)]
     if wrong:
         raise InvalidName(
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
@@ -535,7 +535,7 @@ def _check_pandas_names(df: Any) -> None:
 
 
 def _new_columns(df: Any) -> str:
-    return f"df.columns = {feature_names_for(df.columns)!r}"
+    return f"df.columns = {to_feature_names(df.columns)!r}"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
@@ -559,7 +559,7 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
         )
     table = df.toArrow()
     for index, name in enumerate(table.column_names):
-        shaped = with_uniform_shape(combine_chunks(table.column(index)))
+        shaped = to_uniform_shape(combine_chunks(table.column(index)))
         if shaped is not None:
             table = table.set_column(index, name, shaped)
     return _reader(table)
@@ -590,7 +590,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
             hint="hand over all rows at once: list(rows)",
         )
     readers = open_stream(first)
-    schema, language = _with_decimals_of(like, readers.schema), language_of(first)
+    schema, language = _with_decimals_of(like, readers.schema), detect_language(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
@@ -665,7 +665,7 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
-    mismatch = first_shape_mismatch(column, field.type)
+    mismatch = find_shape_mismatch(column, field.type)
     if mismatch is not None:
         row, shape = mismatch
         raise UnsupportedType(

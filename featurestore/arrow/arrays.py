@@ -76,7 +76,7 @@ def to_cells(column: pa.Array) -> list[Any]:
     [array([[0, 1, 2],
            [3, 4, 5]])]
     """
-    items = flat_items(column).to_numpy(zero_copy_only=False)
+    items = flatten_items(column).to_numpy(zero_copy_only=False)
     cells: list[Any] = list(items.reshape(len(column), *shape_of(column.type)))
     if column.null_count:
         for row in np.flatnonzero(np.asarray(column.is_null())):
@@ -97,10 +97,10 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks)
 
 
-def flat_items(column: pa.Array) -> pa.Array:
+def flatten_items(column: pa.Array) -> pa.Array:
     """Return the values of fixed-size lists, including the values of null rows.
 
-    >>> flat_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
+    >>> flatten_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
     [3, 4]
     """
     for size in shape_of(column.type):
@@ -108,23 +108,23 @@ def flat_items(column: pa.Array) -> pa.Array:
     return column
 
 
-def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
+def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     """Convert numeric arrays and lists to a column of one shape.
 
     Returns None if items are not numbers or vectors have different lengths.
 
-    >>> str(column_of_arrays([np.array([1, 2]), None, [3, 4]], name="x").type)
+    >>> str(to_shaped_column([np.array([1, 2]), None, [3, 4]], name="x").type)
     'fixed_size_list<item: int64>[2]'
 
     Raises:
         UnsupportedType: Arrays of two or more dimensions differ in shape; names the rows.
     """
-    arrays = _arrays_by_row(cells)
+    arrays = _index_arrays_by_row(cells)
     if any(array.ndim == 0 for array in arrays.values()):
         return None
     if not all(map(_is_plain, arrays.values())):
         return None
-    shape = _common_shape(arrays, name=name)
+    shape = _find_common_shape(arrays, name=name)
     if shape is None or 0 in shape:
         return None
     dtypes = {array.dtype for array in arrays.values()}
@@ -135,17 +135,17 @@ def column_of_arrays(cells: Sequence[Any], *, name: str) -> pa.Array | None:
         valid[row] = True
         if array.dtype.kind in "iu" and values.dtype.kind == "f":
             _check_not_rounded(array, values[row], row=row)
-    return from_numpy(plain_array(values), valid=valid)
+    return from_numpy(to_plain_array(values), valid=valid)
 
 
-def first_shape_mismatch(
+def find_shape_mismatch(
     column: pa.Array, target_type: pa.DataType
 ) -> tuple[int, tuple[int, ...]] | None:
     """Return the first row whose array does not have the shape of a type, and that array's shape.
 
     Returns None if all rows match, or if the type has no shape.
 
-    >>> first_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
+    >>> find_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
     (1, (1,))
     """
     target_shape = shape_of(target_type)
@@ -156,7 +156,7 @@ def first_shape_mismatch(
         sizes = np.asarray(pc.fill_null(pc.list_value_length(column), target_shape[0]))
         rows = np.flatnonzero(sizes != target_shape[0])
     for row in rows:
-        row_shape = _shape_of_row(column[int(row)])
+        row_shape = _infer_row_shape(column[int(row)])
         if row_shape != target_shape:
             return int(row), row_shape
     return None
@@ -167,20 +167,20 @@ def from_tensors(column: Any) -> pa.Array:
     kind = column.type
     shape = tuple(kind.shape)
     storage = column.storage
-    flat = flat_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    flat = flatten_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
     if kind.permutation is not None:
         flat = flat.transpose([0, *(axis + 1 for axis in kind.permutation)])
     return from_numpy(flat, valid=np.asarray(storage.is_valid()))
 
 
-def plain_array(array: Any) -> Any:
+def to_plain_array(array: Any) -> Any:
     """Convert an array to a type that Arrow reads without loss, with equal values.
 
     Masks are preserved. Arrays of objects and strings are unchanged, for conversion cell by cell.
 
-    >>> plain_array(np.array([1, 2], ">i4")).dtype
+    >>> to_plain_array(np.array([1, 2], ">i4")).dtype
     dtype('int32')
-    >>> plain_array(np.array(["2024-03"], "M8[M]")).dtype
+    >>> to_plain_array(np.array(["2024-03"], "M8[M]")).dtype
     dtype('<M8[D]')
 
     Raises:
@@ -194,20 +194,20 @@ def plain_array(array: Any) -> Any:
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if kind == "f" and array.dtype.itemsize > _DOUBLE_BYTES:
-        return _exact(array, np.dtype(np.float64))
+        return _cast_without_loss(array, np.dtype(np.float64))
     if kind == "M":
-        return _with_unit_of_arrow(array)
+        return _to_arrow_unit(array)
     return array
 
 
-def cells_of_array(array: Any) -> Any:
+def to_python_cells(array: Any) -> Any:
     """Convert an array to nested Python lists, one level per axis.
 
-    >>> cells_of_array(np.array(["2024-03-01T12"], "M8[h]"))
+    >>> to_python_cells(np.array(["2024-03-01T12"], "M8[h]"))
     [datetime.datetime(2024, 3, 1, 12, 0)]
 
     Raises:
-        Unstorable: As ``plain_array``; times finer than a microsecond or outside years 1 to 9999.
+        Unstorable: As ``to_plain_array``; times finer than a microsecond or outside years 1 to 9999.
     """
     if array.dtype.kind in _REFUSED_CELLS:
         raise Unstorable(
@@ -216,11 +216,11 @@ def cells_of_array(array: Any) -> Any:
             missing="not isinstance({v}, np.ndarray)",
         )
     try:
-        plain = plain_array(array)
+        plain = to_plain_array(array)
         if plain.dtype.kind != "M":
             return plain.tolist()
         if np.datetime_data(plain.dtype)[0] == "ns":
-            plain = _exact(plain, np.dtype("M8[us]"))
+            plain = _cast_without_loss(plain, np.dtype("M8[us]"))
     except Unstorable as error:
         raise Unstorable(
             error.problem,
@@ -233,10 +233,10 @@ def cells_of_array(array: Any) -> Any:
     return plain.tolist()
 
 
-def array_of_numbers(array: Any, *, nan_is_null: bool = False) -> pa.Array:
+def numbers_to_arrow(array: Any, *, nan_is_null: bool = False) -> pa.Array:
     """Convert a one-dimensional array of numbers, booleans or times; masked values become null.
 
-    >>> array_of_numbers(np.ma.masked_equal([1, 2], 2)).to_pylist()
+    >>> numbers_to_arrow(np.ma.masked_equal([1, 2], 2)).to_pylist()
     [1, None]
     """
     mask = None
@@ -256,12 +256,12 @@ def is_list_of_numbers(kind: pa.DataType) -> bool:
     return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
 
 
-def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
+def find_uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
     """Return the common shape of lists of numbers that have equal lengths at each depth.
 
     Returns None if lengths differ, items are missing, or items are not numbers.
 
-    >>> uniform_shape(pa.array([[[1, 2], [3, 4]], None])), uniform_shape(pa.array([[1], [2, 3]]))
+    >>> find_uniform_shape(pa.array([[[1, 2], [3, 4]], None])), find_uniform_shape(pa.array([[1], [2, 3]]))
     ((2, 2), None)
     """
     shape: list[int] = []
@@ -279,13 +279,13 @@ def uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
     return tuple(shape) or None
 
 
-def with_uniform_shape(column: pa.Array) -> pa.Array | None:
+def to_uniform_shape(column: pa.Array) -> pa.Array | None:
     """Convert lists of numbers of equal length to fixed-size lists; return None for other lists.
 
-    >>> str(with_uniform_shape(pa.array([[1, 2], None])).type)
+    >>> str(to_uniform_shape(pa.array([[1, 2], None])).type)
     'fixed_size_list<item: int64>[2]'
     """
-    shape = uniform_shape(column)
+    shape = find_uniform_shape(column)
     if shape is None:
         return None
     kind = column.type
@@ -311,7 +311,7 @@ class UniformShapes:
         """Return the state updated with a batch of lists."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if column.null_count < len(column):
-                self.merge(state, {name: uniform_shape(column)})
+                self.merge(state, {name: find_uniform_shape(column)})
         return state
 
     def merge(self, first: Shapes, second: Shapes) -> Shapes:
@@ -330,7 +330,7 @@ class UniformShapes:
         return shapes
 
 
-def _arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
+def _index_arrays_by_row(cells: Sequence[Any]) -> dict[int, Any]:
     """Return the arrays by row number, without missing cells."""
     arrays = {}
     for row, cell in enumerate(cells):
@@ -346,7 +346,7 @@ def _is_plain(array: Any) -> bool:
     return array.dtype.kind in "biuf" and not isinstance(array, np.ma.MaskedArray)
 
 
-def _common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
+def _find_common_shape(arrays: Mapping[int, Any], *, name: str) -> tuple[int, ...] | None:
     """Return the common shape, or None if vectors have different lengths."""
     first = next(iter(arrays))
     shape: tuple[int, ...] = arrays[first].shape
@@ -372,7 +372,7 @@ def _check_not_rounded(array: Any, rounded: Any, *, row: int) -> None:
         )
 
 
-def _shape_of_row(scalar: Any) -> tuple[int, ...]:
+def _infer_row_shape(scalar: Any) -> tuple[int, ...]:
     """Return the shape of a nested list, from the lengths of the first item at each level."""
     shape = []
     while is_nested(scalar.type) and not pat.is_struct(scalar.type):
@@ -383,7 +383,7 @@ def _shape_of_row(scalar: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _exact(array: Any, dtype: Any) -> Any:
+def _cast_without_loss(array: Any, dtype: Any) -> Any:
     """Cast an array to a dtype that represents all its values exactly."""
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
@@ -399,12 +399,12 @@ def _exact(array: Any, dtype: Any) -> Any:
     return converted
 
 
-def _with_unit_of_arrow(array: Any) -> Any:
+def _to_arrow_unit(array: Any) -> Any:
     unit, count = np.datetime_data(array.dtype)
     if unit in _ARROW_UNITS and count == 1:
         return array
     if unit == "generic":
         return array.astype("M8[us]")  # nothing but NaT
     if unit in _ARROW_UNITS:
-        return _exact(array, np.dtype(f"M8[{unit}]"))
-    return _exact(array, np.dtype(f"M8[{_OTHER_UNITS.get(unit, 'us')}]"))
+        return _cast_without_loss(array, np.dtype(f"M8[{unit}]"))
+    return _cast_without_loss(array, np.dtype(f"M8[{_OTHER_UNITS.get(unit, 'us')}]"))

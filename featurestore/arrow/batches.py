@@ -32,7 +32,7 @@ def select_rows(batch: pa.RecordBatch, positions: Any) -> pa.RecordBatch:
     >>> select_rows(pa.RecordBatch.from_pydict({"a": [1, 2, 3]}), [2, 0]).to_pydict()
     {'a': [3, 1]}
     """
-    indices = _indices(positions)
+    indices = _to_indices(positions)
     columns = [take_values(column, indices) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
@@ -45,14 +45,14 @@ def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None
     >>> take_values(pa.array([1, 2, 3]).slice(1), [1, 0]).to_pylist()
     [3, 2]
     """
-    indices = _indices(positions)
-    rows = _as_matrix(array)
+    indices = _to_indices(positions)
+    rows = _to_matrix(array)
     if rows is None or indices.null_count:
         if array.offset and _has_nested_fixed_lists(array.type):
-            array = _copy(array)
+            array = _copy_array(array)
         return pc.take(array, indices, memory_pool=pool)
     # pyarrow takes fixed-size lists item by item, which is slower.
-    return _lists_from_matrix(np.take(rows, indices.to_numpy(), axis=0), array.type)
+    return _matrix_to_lists(np.take(rows, indices.to_numpy(), axis=0), array.type)
 
 
 def concat_arrays(arrays: Sequence[Any]) -> Any:
@@ -82,9 +82,9 @@ def coalesce_batches(batches: Iterable[pa.RecordBatch], *, rows: int) -> Iterato
         buffered_rows += batch.num_rows
         buffered_bytes += batch.nbytes
         if buffered_rows >= rows or buffered_bytes >= _BATCH_BYTES:
-            yield from _combined(buffered_batches)
+            yield from _combine_batches(buffered_batches)
             buffered_batches, buffered_rows, buffered_bytes = [], 0, 0
-    yield from _combined(buffered_batches)
+    yield from _combine_batches(buffered_batches)
 
 
 def copy_sliced_structs(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -99,7 +99,7 @@ def copy_sliced_structs(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = list(batch.columns)
     for index, column in enumerate(columns):
         if _has_nested_structs(column.type):
-            columns[index] = _copy(column)
+            columns[index] = _copy_array(column)
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
@@ -122,13 +122,13 @@ def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator
     yield _drain(buffer)
 
 
-def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def create_item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return a structured array of ``rows`` empty lists with room for ``max_items`` items each.
 
     ``length`` is the number of valid ``items`` in a row; the remaining items are arbitrary. Rows
     can be selected, concatenated and assigned like those of any array.
 
-    >>> lists = item_rows(2, 3, np.dtype(np.int64))
+    >>> lists = create_item_rows(2, 3, np.dtype(np.int64))
     >>> lists[0] = 2, [7, 8, 0]
     >>> lists["length"].tolist(), lists["items"].shape
     ([2, 0], (2, 3))
@@ -137,18 +137,18 @@ def item_rows(rows: int, max_items: int, dtype: np.dtype[Any]) -> npt.NDArray[An
 
 
 def is_item_rows(rows: npt.NDArray[Any]) -> bool:
-    """Return whether an array was created by ``item_rows``."""
+    """Return whether an array was created by ``create_item_rows``."""
     return rows.dtype.names is not None
 
 
-def items_and_lengths(
+def split_item_rows(
     rows: npt.NDArray[Any],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the concatenated items of all rows, and the number of items in each row.
 
-    >>> lists = item_rows(2, 3, np.dtype(np.int64))
+    >>> lists = create_item_rows(2, 3, np.dtype(np.int64))
     >>> lists[0] = 2, [7, 8, 0]
-    >>> items_and_lengths(lists)[0].tolist()
+    >>> split_item_rows(lists)[0].tolist()
     [7, 8]
     """
     lengths: npt.NDArray[np.int64] = np.ascontiguousarray(rows["length"])
@@ -156,13 +156,13 @@ def items_and_lengths(
     return items[np.arange(items.shape[1]) < lengths[:, None]], lengths
 
 
-def _indices(positions: Any) -> pa.Array:
+def _to_indices(positions: Any) -> pa.Array:
     if isinstance(positions, pa.Array):
         return positions
     return pa.array(positions)
 
 
-def _as_matrix(array: Any) -> Any | None:
+def _to_matrix(array: Any) -> Any | None:
     """Return fixed-size lists of numbers as a matrix (rows, items), or None."""
     if not isinstance(array, pa.FixedSizeListArray) or array.null_count:
         return None
@@ -184,13 +184,13 @@ def _has_nested_fixed_lists(kind: pa.DataType) -> bool:
     return any(_has_nested_fixed_lists(kind.field(index).type) for index in range(kind.num_fields))
 
 
-def _copy(array: Any) -> Any:
+def _copy_array(array: Any) -> Any:
     """Copy an array so that it has no offset."""
     # Arrow returns a single array unchanged: a second, empty array forces the copy.
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
-def _lists_from_matrix(rows: Any, kind: pa.DataType) -> Any:
+def _matrix_to_lists(rows: Any, kind: pa.DataType) -> Any:
     """Convert a matrix (rows, items) to nested fixed-size lists of a type."""
     kinds = []
     while pat.is_fixed_size_list(kind):
@@ -237,21 +237,21 @@ def _concat_binaries(arrays: Sequence[Any]) -> Any:
     data, end = np.empty(int(lengths.sum()), np.uint8), 0
     for array in arrays:
         begin, end = end, end + _data_bytes(array)
-        data[begin:end] = _data(array)
+        data[begin:end] = _data_buffer(array)
     valid = None
     if any(array.null_count for array in arrays):
         valid = pa.concat_arrays([array.is_valid() for array in arrays])
-    return _binary(lengths, data, valid)
+    return _build_binary(lengths, data, valid)
 
 
-def _data(array: Any) -> npt.NDArray[np.uint8]:
+def _data_buffer(array: Any) -> npt.NDArray[np.uint8]:
     first, data = int(_offsets(array)[0]), array.buffers()[2]
     if data is None:
         return np.zeros(0, np.uint8)
     return np.frombuffer(data, np.uint8, _data_bytes(array), first)
 
 
-def _binary(
+def _build_binary(
     lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], valid: pa.Array | None
 ) -> Any:
     """Build a binary array from the concatenated values."""
@@ -264,7 +264,7 @@ def _binary(
     return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
 
 
-def _combined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+def _combine_batches(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if len(batches) < 2:
         return batches
     # Columns of more than 2 GiB remain in several chunks.

@@ -32,26 +32,26 @@ OUT_OF_RANGE_HINT = (
 
 def time_columns(schema: pa.Schema) -> tuple[str, ...]:
     """Return the columns that contain times, also nested in lists and structs."""
-    return tuple(field.name for field in schema if holds_times(field.type))
+    return tuple(field.name for field in schema if contains_times(field.type))
 
 
-def holds_times(kind: pa.DataType) -> bool:
+def contains_times(kind: pa.DataType) -> bool:
     """Return whether a type is, or contains, a timestamp or date type.
 
-    >>> holds_times(pa.list_(pa.date32())), holds_times(pa.int64())
+    >>> contains_times(pa.list_(pa.date32())), contains_times(pa.int64())
     (True, False)
     """
     if pat.is_dictionary(kind):
-        return holds_times(kind.value_type)
+        return contains_times(kind.value_type)
     if is_nested(kind):
-        return any(holds_times(kind.field(index).type) for index in range(kind.num_fields))
+        return any(contains_times(kind.field(index).type) for index in range(kind.num_fields))
     return bool(pat.is_timestamp(kind) or pat.is_date(kind))
 
 
-def first_out_of_range(array: pa.Array) -> int | None:
+def find_out_of_range(array: pa.Array) -> int | None:
     """Return the first row with a time outside the years 1 to 9999, or None if there is none.
 
-    >>> first_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
+    >>> find_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
     1
     """
     if not _has_out_of_range(array):
@@ -78,13 +78,13 @@ def out_of_range_mask(array: pa.Array) -> pa.Array | None:
     if is_nested(array.type) or pat.is_dictionary(array.type):
         return pa.array([_has_out_of_range(array.slice(row, 1)) for row in range(len(array))])
     marks = np.zeros(len(array), dtype=np.bool_)
-    marks[np.asarray(array.is_valid())] = _leaves_out_of_range(array)
+    marks[np.asarray(array.is_valid())] = _mask_out_of_range(array)
     return pa.array(marks)
 
 
 def out_of_range_error(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
     """Return the error for a time out of range; ``shown`` is the row's display name."""
-    value = next(_out_of_range_texts(array.slice(row, 1)))
+    value = next(_format_out_of_range(array.slice(row, 1)))
     return OutOfRange(
         f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.",
         hint=OUT_OF_RANGE_HINT,
@@ -101,7 +101,7 @@ def check_time_range(
     """
     for name in columns:
         array = batch.column(batch.schema.get_field_index(name))
-        row = first_out_of_range(array)
+        row = find_out_of_range(array)
         if row is not None:
             raise out_of_range_error(array, row, column=name, shown=f"Row {rows_before + row}")
 
@@ -144,16 +144,16 @@ def variable_size_columns(schema: pa.Schema, *, max_bytes: int) -> tuple[str, ..
     """
     names = []
     for field in schema:
-        width = _type_bytes(field.type)
+        width = _fixed_cell_bytes(field.type)
         if width is None or width > max_bytes:
             names.append(field.name)
     return tuple(names)
 
 
-def oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
+def find_oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
     """Return the rows whose cells exceed ``max_bytes``.
 
-    >>> oversized_rows(pa.array(["abc", "ab", "abc"]), max_bytes=2)
+    >>> find_oversized_rows(pa.array(["abc", "ab", "abc"]), max_bytes=2)
     [0, 2]
     """
     # Most batches are below the limit in total, which is cheaper to check.
@@ -162,15 +162,15 @@ def oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
     if len(array) == 1:
         return [0] if cell_bytes(array) > max_bytes else []
     half = len(array) // 2
-    later_rows = oversized_rows(array.slice(half), max_bytes=max_bytes)
-    return oversized_rows(array.slice(0, half), max_bytes=max_bytes) + [
+    later_rows = find_oversized_rows(array.slice(half), max_bytes=max_bytes)
+    return find_oversized_rows(array.slice(0, half), max_bytes=max_bytes) + [
         half + row for row in later_rows
     ]
 
 
-def first_oversized(array: pa.Array, *, max_bytes: int) -> int | None:
+def find_oversized(array: pa.Array, *, max_bytes: int) -> int | None:
     """Return the first row whose cell exceeds ``max_bytes``, or None if all cells fit."""
-    return next(iter(oversized_rows(array, max_bytes=max_bytes)), None)
+    return next(iter(find_oversized_rows(array, max_bytes=max_bytes)), None)
 
 
 def cell_bytes(array: pa.Array) -> int:
@@ -207,7 +207,7 @@ def check_cell_sizes(
     for batch in batches:
         for name in columns:
             array = batch.column(batch.schema.get_field_index(name))
-            row = first_oversized(array, max_bytes=max_bytes)
+            row = find_oversized(array, max_bytes=max_bytes)
             if row is not None:
                 raise oversized_error(
                     array, row, column=name, row_name=f"Row {rows + row}", max_bytes=max_bytes
@@ -217,10 +217,10 @@ def check_cell_sizes(
 
 
 def _has_out_of_range(array: pa.Array) -> bool:
-    return any(_leaves_out_of_range(leaves).any() for leaves in _time_leaves(array))
+    return any(_mask_out_of_range(leaves).any() for leaves in _iter_time_leaves(array))
 
 
-def _leaves_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _mask_out_of_range(leaves: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Mark the non-null times that are out of range."""
     numbers, (first, last) = _integers_and_bounds(leaves)
     return (numbers < first) | (numbers > last)
@@ -247,31 +247,31 @@ def _integers_and_bounds(
     return numbers.astype(np.int64), (first, last)
 
 
-def _time_leaves(array: pa.Array) -> Iterator[pa.Array]:
+def _iter_time_leaves(array: pa.Array) -> Iterator[pa.Array]:
     """Yield the times of an array, flattened from lists and structs."""
     kind = array.type
-    if not holds_times(kind):
+    if not contains_times(kind):
         return
     if pat.is_dictionary(kind):
-        yield from _time_leaves(array.dictionary_decode())
+        yield from _iter_time_leaves(array.dictionary_decode())
     elif pat.is_struct(kind):
         for field in array.flatten():
-            yield from _time_leaves(field)
+            yield from _iter_time_leaves(field)
     elif is_nested(kind):
-        yield from _time_leaves(array.flatten())
+        yield from _iter_time_leaves(array.flatten())
     else:
         yield array
 
 
-def _out_of_range_texts(array: pa.Array) -> Iterator[str]:
+def _format_out_of_range(array: pa.Array) -> Iterator[str]:
     """Yield the times out of range as strings."""
-    for leaves in _time_leaves(array):
+    for leaves in _iter_time_leaves(array):
         numbers, _ = _integers_and_bounds(leaves)
-        for number in numbers[_leaves_out_of_range(leaves)]:
-            yield _time_text(int(number), leaves.type)
+        for number in numbers[_mask_out_of_range(leaves)]:
+            yield _format_time(int(number), leaves.type)
 
 
-def _time_text(number: int, kind: pa.DataType) -> str:
+def _format_time(number: int, kind: pa.DataType) -> str:
     unit = "D" if pat.is_date32(kind) else "ms"
     if pat.is_timestamp(kind):
         unit = kind.unit
@@ -281,13 +281,13 @@ def _time_text(number: int, kind: pa.DataType) -> str:
     return text
 
 
-def _type_bytes(kind: pa.DataType) -> int | None:
+def _fixed_cell_bytes(kind: pa.DataType) -> int | None:
     """Return the fixed cell size of a type in bytes, or None for variable-size types."""
     if pat.is_fixed_size_list(kind):
-        width = _type_bytes(kind.value_type)
+        width = _fixed_cell_bytes(kind.value_type)
         return None if width is None else kind.list_size * width
     if pat.is_struct(kind):
-        widths = [_type_bytes(kind.field(index).type) for index in range(kind.num_fields)]
+        widths = [_fixed_cell_bytes(kind.field(index).type) for index in range(kind.num_fields)]
         known_widths = [width for width in widths if width is not None]
         return sum(known_widths) if len(known_widths) == len(widths) else None
     if is_nested(kind):

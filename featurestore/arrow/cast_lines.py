@@ -103,23 +103,23 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     language = _LANGUAGES.get(library)
     if language is not None and pat.is_date32(target):
         if language.to_date:
-            return _line(language.to_date, column) if pat.is_string(source) else None
+            return _format_line(language.to_date, column) if pat.is_string(source) else None
         language = None
     has_decimals = pat.is_decimal(source) or pat.is_decimal(target)
     if language is None or (language is _PANDAS and has_decimals):
-        expression = _expression(source, target)
+        expression = _cast_expression(source, target)
         return None if expression is None else cell_line(library, column, expression)
     if pat.is_timestamp(target):
         line = {True: language.to_timestamp, False: language.from_date}[bool(pat.is_string(source))]
-        return _line(line, column) if pat.is_string(source) or pat.is_date(source) else None
+        return _format_line(line, column) if pat.is_string(source) or pat.is_date(source) else None
     if shape_of(target):
         return _array_line(language, column, target)
     name = language.types.get(str(target))
     if name is None or not _is_castable(source, target):
         return None
     low, high = integer_range(target) if pat.is_integer(target) else (0, 0)
-    line = _template(language, source, target)
-    return _line(line, column, t=name, T=name.capitalize(), low=low, high=high)
+    line = _select_template(language, source, target)
+    return _format_line(line, column, t=name, T=name.capitalize(), low=low, high=high)
 
 
 def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
@@ -134,19 +134,19 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
         return cast_line(library, column, source, target)
     language = _LANGUAGES.get(library)
     if language is None:
-        return cell_line(library, column, _in_range(_EXACT_INTEGER, target))
+        return cell_line(library, column, _clip_to_range(_EXACT_INTEGER, target))
     low, high = integer_range(target)
-    return _line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
+    return _format_line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
 
 
-def epoch_unit(values: Iterable[float | None]) -> str | None:
+def infer_epoch_unit(values: Iterable[float | None]) -> str | None:
     """Return the unit ("s", "ms", "us", "ns") of epoch numbers, derived from their magnitude.
 
     Returns None if no unit puts the maximum between 1980 and 2100.
 
-    >>> epoch_unit([1618491906000, 1618491907000])
+    >>> infer_epoch_unit([1618491906000, 1618491907000])
     'ms'
-    >>> epoch_unit([20240131]) is None
+    >>> infer_epoch_unit([20240131]) is None
     True
     """
     largest = max((abs(value) for value in values if value is not None), default=0)
@@ -157,14 +157,14 @@ def epoch_unit(values: Iterable[float | None]) -> str | None:
     return None
 
 
-def misread_unit(times: Iterable[datetime]) -> str | None:
+def infer_misread_unit(times: Iterable[datetime]) -> str | None:
     """Return the actual unit of epoch numbers that were interpreted as nanoseconds.
 
-    >>> misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
+    >>> infer_misread_unit([datetime(1970, 1, 1, 0, 26, 58, 491906, tzinfo=UTC)])
     'ms'
     """
     nanoseconds = [time.timestamp() * 1e9 for time in times]
-    unit = epoch_unit(nanoseconds)
+    unit = infer_epoch_unit(nanoseconds)
     if unit == "ns":
         return None
     return unit
@@ -181,7 +181,7 @@ def misread_advice(times: Iterable[datetime]) -> str:
     >>> misread_advice([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
     "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
     """
-    unit = misread_unit(times)
+    unit = infer_misread_unit(times)
     if unit is None:
         return "numbers since 1970 become times with their unit: pd.to_datetime(numbers, unit='s')"
     return (
@@ -205,7 +205,7 @@ def conversion_hint(
         if library == "duckdb":  # where double quotes are SQL's
             return line
         return line.replace(f'"{column}"', repr(column))
-    unit = epoch_unit(values)
+    unit = infer_epoch_unit(values)
     if unit is not None:
         return _epoch_line(library, column, unit)
     line = _epoch_line(library, column, "s")
@@ -299,11 +299,11 @@ _DUCKDB = _Language(
 _LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB}
 
 
-def _line(template: str, column: str, **values: object) -> str:
+def _format_line(template: str, column: str, **values: object) -> str:
     return template.format(c=column, q=quoted(column), **values)
 
 
-def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
+def _cast_expression(source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the expression that casts a Python object, or None if no such cast exists."""
     if pat.is_date32(target):
         return _DATE if pat.is_string(source) else None
@@ -311,7 +311,7 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
         midnight = _MIDNIGHT if pat.is_date(source) else None
         return _TIME if pat.is_string(source) else midnight
     if shape_of(target):
-        return _array_expression(items_of(target))
+        return _cast_array_expression(items_of(target))
     if not _is_castable(source, target):
         return None
     if pat.is_string(target):
@@ -326,17 +326,17 @@ def _expression(source: pa.DataType, target: pa.DataType) -> str | None:
     if pat.is_boolean(source):
         return "int({v})"
     expression = _RANGED if pat.is_integer(source) else _ROUNDED
-    return _in_range(_PARSED if pat.is_string(source) else expression, target)
+    return _clip_to_range(_PARSED if pat.is_string(source) else expression, target)
 
 
-def _array_expression(items: pa.DataType) -> str:
+def _cast_array_expression(items: pa.DataType) -> str:
     name = numpy_type(items).name
     if pat.is_integer(items):
-        return _in_range(_ROUNDED_ITEMS, items).replace("{t}", name)
+        return _clip_to_range(_ROUNDED_ITEMS, items).replace("{t}", name)
     return _ITEMS.replace("{t}", name)
 
 
-def _in_range(expression: str, target: pa.DataType) -> str:
+def _clip_to_range(expression: str, target: pa.DataType) -> str:
     if not pat.is_integer(target):
         return expression
     low, high = integer_range(target)
@@ -362,11 +362,11 @@ def _array_line(language: _Language, column: str, target: pa.DataType) -> str | 
         return None
     if pat.is_integer(items_of(target)) and language.whole_items:
         low, high = integer_range(items_of(target))
-        return _line(language.whole_items, column, t=name.lower(), low=low, high=high)
-    return _line(language.items, column, t=name.lower())
+        return _format_line(language.whole_items, column, t=name.lower(), low=low, high=high)
+    return _format_line(language.items, column, t=name.lower())
 
 
-def _template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
+def _select_template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
     if pat.is_boolean(source):
         return language.from_boolean or language.plain
     if pat.is_boolean(target):

@@ -65,10 +65,10 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_decimal(array.type) and is_exact(kind):
         return _cast_decimals(array, kind)
     if pat.is_integer(array.type) and pat.is_decimal(kind):
-        return _rescale(_integers_as_decimals(array), kind)
+        return _rescale(_integers_to_decimals(array), kind)
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
-        return pa.array(wider, mask=_mask(array)).cast(kind)
+        return pa.array(wider, mask=_null_mask(array)).cast(kind)
     return cast_bytes(array, kind)
 
 
@@ -83,7 +83,7 @@ def cast_bytes(array: Any, kind: pa.DataType) -> Any:
     >>> cast_bytes(letters.slice(1), pa.large_binary()).to_pylist()
     [b'cd', b'ef']
     """
-    if _holds_fixed_bytes(array.type):
+    if _contains_fixed_binary(array.type):
         array = pa.concat_arrays([array, array.slice(0, 0)])
     return array.cast(kind)
 
@@ -141,11 +141,11 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
-        kind, len(array), [_bitmap(array)], array.null_count, children=[values.take(indices)]
+        kind, len(array), [_validity_bitmap(array)], array.null_count, children=[values.take(indices)]
     )
 
 
-def _bitmap(array: pa.Array) -> pa.Buffer | None:
+def _validity_bitmap(array: pa.Array) -> pa.Buffer | None:
     if not array.null_count:
         return None
     return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little").tobytes())
@@ -158,7 +158,7 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
         lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
     values = cast_array(array.flatten(), kind.value_type)
-    buffers = [_bitmap(array), pa.py_buffer(offsets)]
+    buffers = [_validity_bitmap(array), pa.py_buffer(offsets)]
     return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[values])
 
 
@@ -204,15 +204,15 @@ def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
     valid = np.asarray(array.is_valid())
     if words[valid, 1:].any():
         raise pa.ArrowInvalid("a value is outside the range of unsigned 64-bit integers")
-    integers = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_mask(array))
+    integers = pa.array(np.where(valid, words[:, 0], 0).astype("u8"), mask=_null_mask(array))
     return integers.cast(kind)
 
 
-def _mask(array: pa.Array) -> Any:
+def _null_mask(array: pa.Array) -> Any:
     return np.asarray(array.is_null()) if array.null_count else None
 
 
-def _integers_as_decimals(array: pa.Array) -> pa.Array:
+def _integers_to_decimals(array: pa.Array) -> pa.Array:
     """Convert integers to decimals of scale 0."""
     if not pat.is_uint64(array.type):
         return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
@@ -221,12 +221,12 @@ def _integers_as_decimals(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         pa.decimal128(20, 0),
         len(array),
-        [_bitmap(array), pa.py_buffer(words)],
+        [_validity_bitmap(array), pa.py_buffer(words)],
         array.null_count,
     )
 
 
-def _holds_fixed_bytes(kind: pa.DataType) -> bool:
+def _contains_fixed_binary(kind: pa.DataType) -> bool:
     if pat.is_fixed_size_binary(kind):
         return True
-    return any(_holds_fixed_bytes(kind.field(number).type) for number in range(kind.num_fields))
+    return any(_contains_fixed_binary(kind.field(number).type) for number in range(kind.num_fields))

@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.arrays import (
-    cells_of_array,
-    column_of_arrays,
-    plain_array,
-    with_uniform_shape,
+    to_python_cells,
+    to_shaped_column,
+    to_plain_array,
+    to_uniform_shape,
 )
 from featurestore.arrow.column_lines import TEXT
 from featurestore.arrow.unstorable import Unstorable, conversion_errors
@@ -95,7 +95,7 @@ _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def array_of_cells(
+def cells_to_array(
     cells: Sequence[Any], *, name: str, language: str, nan_is_null: bool = False
 ) -> pa.Array:
     """Convert cells to an Arrow array of equal values; arrays and lists keep their shape.
@@ -110,78 +110,78 @@ def array_of_cells(
         UnsupportedType: The cells have incompatible kinds, or cannot be stored.
 
     >>> noon = dt.datetime(2024, 1, 1, 12)
-    >>> days = array_of_cells([dt.date(2024, 1, 1), noon], name="t", language="rows")
+    >>> days = cells_to_array([dt.date(2024, 1, 1), noon], name="t", language="rows")
     >>> days.to_pylist() == [dt.datetime(2024, 1, 1), noon]
     True
     """
     with conversion_errors(name, cells, language=language):
-        if _present_types(cells) in _PLAIN:
-            return _array(cells, nan_is_null=nan_is_null)
-        plain = _without_scalars(cells)
-        kinds = _kinds(plain)
+        if _find_types(cells) in _PLAIN:
+            return _build_array(cells, nan_is_null=nan_is_null)
+        plain = _unwrap_scalars(cells)
+        kinds = _find_kinds(plain)
         if "array" in kinds and kinds <= {"array", "list"}:
-            column = column_of_arrays(plain, name=name)
+            column = to_shaped_column(plain, name=name)
             if column is not None:
                 return column
-        plain = normal_cells(plain)
-        is_list = _kinds(plain) == {"list"}
-        column = _array(plain, nan_is_null=nan_is_null and not is_list)
-        shaped = with_uniform_shape(column) if is_list else None
+        plain = normalize_cells(plain)
+        is_list = _find_kinds(plain) == {"list"}
+        column = _build_array(plain, nan_is_null=nan_is_null and not is_list)
+        shaped = to_uniform_shape(column) if is_list else None
         return column if shaped is None else shaped
 
 
-def _array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
+def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
     try:
         return pa.array(cells, from_pandas=nan_is_null)
     except OverflowError:
-        if _present_types(cells) != {int}:
+        if _find_types(cells) != {int}:
             raise
         return pa.array(cells, pa.uint64())
 
 
-def normal_cells(cells: Sequence[Any]) -> Sequence[Any]:
+def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert cells, also nested in lists and dicts, to objects that Arrow reads without loss.
 
-    >>> normal_cells([np.datetime64("2024-01-01T12"), None])
+    >>> normalize_cells([np.datetime64("2024-01-01T12"), None])
     [datetime.datetime(2024, 1, 1, 12, 0), None]
 
     Raises:
         Unstorable: Cells of incompatible kinds, or that cannot be stored.
     """
-    if _present_types(cells) in _PLAIN:
+    if _find_types(cells) in _PLAIN:
         return cells
-    cells = _without_scalars(cells)
-    kinds = _kinds(cells)
+    cells = _unwrap_scalars(cells)
+    kinds = _find_kinds(cells)
     for kind in kinds:
         if kind in _UNSUPPORTED:
-            first = _first_of_kind(cells, kind)
+            first = _find_first_of_kind(cells, kind)
             raise Unstorable(
                 f"holds {type(first).__name__} values, which cannot be stored",
                 expression=_UNSUPPORTED[kind],
                 cells=[first],
-                line=None if _has_text(first) else _SUPPORTED_VALUES,
+                line=None if _has_meaningful_string(first) else _SUPPORTED_VALUES,
             )
     if len(kinds) > 1 and not any(kinds <= compatible for compatible in _COMPATIBLE_KINDS):
         raise _mixed_kinds_error(cells, kinds)
     if "datetime" in kinds:
-        return _as_datetimes(cells)
+        return _dates_to_datetimes(cells)
     if "dict" in kinds:
-        return _normal_dicts(cells)
+        return _normalize_dicts(cells)
     if "list" in kinds or "array" in kinds:
-        return _normal_lists(cells)
+        return _normalize_lists(cells)
     return cells
 
 
-def _present_types(cells: Sequence[Any]) -> frozenset[Any]:
+def _find_types(cells: Sequence[Any]) -> frozenset[Any]:
     return frozenset(map(type, cells)) - {NoneType}
 
 
-def _kinds(cells: Sequence[Any]) -> set[str]:
-    return set(map(_kind_of, _present_types(cells))) - {"missing"}
+def _find_kinds(cells: Sequence[Any]) -> set[str]:
+    return set(map(_classify_type, _find_types(cells))) - {"missing"}
 
 
 @lru_cache(maxsize=1024)
-def _kind_of(cell_type: Any) -> str:
+def _classify_type(cell_type: Any) -> str:
     name = cell_type.__name__
     if name in ("NAType", "NaTType", "NoneType"):
         return "missing"
@@ -198,13 +198,13 @@ def _kind_of(cell_type: Any) -> str:
     return "collection" if issubclass(cell_type, Collection) else "object"
 
 
-def _without_scalars(cells: Sequence[Any]) -> Sequence[Any]:
+def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert library scalars to Python objects, and missing values to None."""
-    types = _present_types(cells)
-    kinds = _kinds(cells)
+    types = _find_types(cells)
+    kinds = _find_kinds(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
-        kind = _kind_of(cell_type)
+        kind = _classify_type(cell_type)
         if kind in _SIMPLE:
             simple[cell_type] = _SIMPLE[kind]
         elif kind in ("numpy int", "numpy float") and len(types) > 1:
@@ -231,22 +231,22 @@ def _float_from_longdouble(cell: Any) -> float:
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
     "missing": lambda cell: None,
     "longdouble": _float_from_longdouble,
-    "datetime64": lambda cell: cells_of_array(np.array([cell]))[0],
+    "datetime64": lambda cell: to_python_cells(np.array([cell]))[0],
     "Arrow scalar": lambda cell: cell.as_py(),
     "Arrow array": lambda cell: cell.to_pylist(),
     "Interval": lambda cell: {"left": cell.left, "right": cell.right},
 }
 
 
-def _has_text(cell: object) -> bool:
+def _has_meaningful_string(cell: object) -> bool:
     """Return whether the string of an object is more than its memory address."""
     return hex(id(cell)) not in str(cell) and not callable(cell)
 
 
-def _first_of_kind(cells: Sequence[Any], kind: str) -> Any:
+def _find_first_of_kind(cells: Sequence[Any], kind: str) -> Any:
     for cell in cells:
         cell_type: Any = type(cell)
-        if _kind_of(cell_type) == kind:
+        if _classify_type(cell_type) == kind:
             return cell
     return None
 
@@ -255,7 +255,7 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     firsts: dict[str, Any] = {}
     for cell in cells:
         cell_type: Any = type(cell)
-        kind = _kind_of(cell_type)
+        kind = _classify_type(cell_type)
         if kind != "missing" and kind not in firsts:
             firsts[kind] = cell
     expression = TEXT
@@ -274,12 +274,12 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
     )
 
 
-def _as_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
+def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert dates to midnight; refuse times with a precision finer than a microsecond."""
     for cell in cells:
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
-    if "date" not in _kinds(cells):
+    if "date" not in _find_kinds(cells):
         return cells
     instants: list[Any] = []
     for cell in cells:
@@ -289,18 +289,18 @@ def _as_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
     return instants
 
 
-def _normal_lists(cells: Sequence[Any]) -> Sequence[Any]:
+def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     """Normalize the items of lists; columns of numeric vectors remain arrays."""
-    kinds = _kinds(cells)
+    kinds = _find_kinds(cells)
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
-    lists = [_as_list(cell) for cell in cells]
+    lists = [_to_list(cell) for cell in cells]
     items = list(itertools.chain.from_iterable(each for each in lists if each is not None))
     try:
-        normal = normal_cells(items)
+        normal = normalize_cells(items)
     except Unstorable as error:
         raise Unstorable(
-            _inside_of(error.problem, "lists"),
+            _describe_nested(error.problem, "lists"),
             expression=f"[None if item is None else {error.expression.replace('{v}', 'item')} "
             "for item in {v}]",
             missing=f"not isinstance({{v}}, {'(list, tuple)' if kinds == {'list'} else 'np.ndarray'})",
@@ -316,7 +316,7 @@ def _normal_lists(cells: Sequence[Any]) -> Sequence[Any]:
     return rebuilt
 
 
-def _normal_dicts(cells: Sequence[Any]) -> Sequence[Any]:
+def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
     """Normalize the values of dicts, key by key."""
     present = [cell for cell in cells if cell is not None]
     keys = dict.fromkeys(itertools.chain.from_iterable(present))
@@ -330,11 +330,11 @@ def _normal_dicts(cells: Sequence[Any]) -> Sequence[Any]:
             )
         values = [cell.get(key) for cell in present]
         try:
-            columns[key] = normal_cells(values)
+            columns[key] = normalize_cells(values)
         except Unstorable as error:
             raise Unstorable(
-                _inside_of(error.problem, f"dicts, as {key!r}"),
-                expression=_changed_key(key, error.expression),
+                _describe_nested(error.problem, f"dicts, as {key!r}"),
+                expression=_convert_key(key, error.expression),
                 cells=error.cells,
                 line=error.line,
             ) from error
@@ -351,24 +351,24 @@ def _normal_dicts(cells: Sequence[Any]) -> Sequence[Any]:
     return rebuilt
 
 
-def _inside_of(problem: str, container: str) -> str:
+def _describe_nested(problem: str, container: str) -> str:
     return problem if " inside " in problem else f"{problem}, inside of {container}"
 
 
-def _changed_key(key: str, expression: str) -> str:
+def _convert_key(key: str, expression: str) -> str:
     """Return the expression that converts the value of one key of a dict."""
     inner = expression.replace("{v}", f"{{v}}[{key!r}]")
     return f"{{v}} if {{v}}.get({key!r}) is None else {{**{{v}}, {key!r}: {inner}}}"
 
 
-def _as_list(cell: Any) -> Any:
+def _to_list(cell: Any) -> Any:
     if cell is None or isinstance(cell, list | tuple):
         return cell
-    return cells_of_array(np.asanyarray(cell))
+    return to_python_cells(np.asanyarray(cell))
 
 
 def _is_vector_of_numbers(cell: Any) -> bool:
     if cell is None:
         return True
     is_vector = isinstance(cell, np.ndarray) and cell.ndim == 1 and cell.dtype.kind in "biuf"
-    return is_vector and plain_array(cell) is cell
+    return is_vector and to_plain_array(cell) is cell

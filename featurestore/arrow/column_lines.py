@@ -123,10 +123,10 @@ _NANOSECONDS = {
 }
 
 
-def language_of(df: object) -> str:
+def detect_language(df: object) -> str:
     """Return the kind of dataframe that determines the syntax of hints.
 
-    >>> language_of([{"a": 1}]), language_of({"a": [1]}), language_of([(1, 2)])
+    >>> detect_language([{"a": 1}]), detect_language({"a": [1]}), detect_language([(1, 2)])
     ('rows', 'columns', 'tuples')
     """
     library = type(df).__module__.split(".")[0].lstrip("_")
@@ -151,7 +151,7 @@ def cell_line(
     """Return the code snippet that replaces the cells of a column by an expression of ``{v}``.
 
     Args:
-        language: A kind returned by ``language_of``.
+        language: A kind returned by ``detect_language``.
         column: The column name.
         expression: The replacement of a cell that has a value.
         missing_condition: The condition for missing cells.
@@ -168,7 +168,7 @@ def cell_line(
         return None
     if not missing_condition:
         missing_condition = "pd.isna({v})" if language == "pandas" else "{v} is None"
-    null_safe = unless_missing(expression, missing_condition)
+    null_safe = preserve_missing(expression, missing_condition)
     number = column.removeprefix("col_")
     return template.format(c=column, i=number, e=null_safe.replace("{v}", _CELL))
 
@@ -215,10 +215,10 @@ def quoted(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""'))
 
 
-def unless_missing(expression: str, missing_condition: str) -> str:
+def preserve_missing(expression: str, missing_condition: str) -> str:
     """Return an expression that preserves missing cells as null.
 
-    >>> unless_missing("str({v})", "{v} is None")
+    >>> preserve_missing("str({v})", "{v} is None")
     'None if {v} is None else str({v})'
     """
     return f"None if {missing_condition} else {expression}"
@@ -236,7 +236,7 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
     """
     if pat.is_map(kind) and language in _MAPS:
         return _MAPS[language].format(c=column, q=quoted(column))
-    if language == "polars" and _holds_numbers_only(kind):
+    if language == "polars" and _contains_only_numbers(kind):
         return _POLARS_NUMBERS.format(c=column)
     extension = getattr(kind, "extension_name", "")
     if extension in _OF_PANDAS:
@@ -248,7 +248,7 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
         return _CASTS[language].format(c=column, t=name)
     if language in ("duckdb", "pyspark"):
         return None if pat.is_nested(kind) else cell_line(language, column, TEXT)
-    expression = _expression(kind)
+    expression = _cell_expression(kind)
     if expression is None:
         return None
     return cell_line(language, column, expression)
@@ -263,15 +263,15 @@ def nanoseconds_line(language: str, column: str) -> str:
     return _NANOSECONDS.get(language, _NANOSECONDS["pandas"]).format(c=column)
 
 
-def _holds_numbers_only(kind: pa.DataType) -> bool:
+def _contains_only_numbers(kind: pa.DataType) -> bool:
     if pat.is_time(kind) or pat.is_duration(kind):
         return True
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return _holds_numbers_only(kind.value_type)
+        return _contains_only_numbers(kind.value_type)
     return False
 
 
-def _expression(kind: pa.DataType) -> str | None:
+def _cell_expression(kind: pa.DataType) -> str | None:
     """Return the lossless expression for a Python object, or None if there is none."""
     if pat.is_time(kind):
         return "{v}.isoformat()"
@@ -282,24 +282,24 @@ def _expression(kind: pa.DataType) -> str | None:
     if pat.is_map(kind):
         return "[{'key': key, 'value': value} for key, value in {v}]"
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return _around(kind.value_type, "[None if item is None else {e} for item in {v}]", "item")
+        return _wrap_item(kind.value_type, "[None if item is None else {e} for item in {v}]", "item")
     if pat.is_union(kind) or pat.is_decimal(kind):
         return TEXT
-    return _of_struct(kind) if pat.is_struct(kind) else None
+    return _struct_expression(kind) if pat.is_struct(kind) else None
 
 
-def _around(kind: pa.DataType, template: str, item: str) -> str | None:
-    inner = _expression(kind)
+def _wrap_item(kind: pa.DataType, template: str, item: str) -> str | None:
+    inner = _cell_expression(kind)
     if inner is None:
         return None
     return template.replace("{e}", inner.replace("{v}", item))
 
 
-def _of_struct(kind: pa.StructType) -> str | None:
+def _struct_expression(kind: pa.StructType) -> str | None:
     changes = []
     for index in range(kind.num_fields):
         field = kind.field(index)
-        inner = _expression(field.type)
+        inner = _cell_expression(field.type)
         if inner is not None:
             value = f"{{v}}[{field.name!r}]"
             changed = inner.replace("{v}", value)

@@ -34,7 +34,7 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
             duplicates.append(f"{names_by_lower_case[folded]!r} and {name!r}")
         names_by_lower_case.setdefault(folded, name)
     if invalid_names or duplicates:
-        line = rename_line(language, names, feature_names_for(names))
+        line = rename_line(language, names, to_feature_names(names))
     if invalid_names:
         invalid_list = ", ".join(map(repr, dict.fromkeys(invalid_names)))
         raise InvalidName(
@@ -54,10 +54,10 @@ def _is_feature_name(name: str) -> bool:
     return bool(_FEATURE.fullmatch(name)) and not name.lower().startswith(RESERVED_PREFIX)
 
 
-def renames_to_features(names: Iterable[str]) -> dict[str, str]:
+def suggest_renames(names: Iterable[str]) -> dict[str, str]:
     """Return new names for invalid feature names and for names that repeat, ignoring case.
 
-    >>> renames_to_features(["id", "Country Name", "1978"])
+    >>> suggest_renames(["id", "Country Name", "1978"])
     {'Country Name': 'Country_Name', '1978': 'f_1978'}
     """
     names = tuple(names)
@@ -65,7 +65,7 @@ def renames_to_features(names: Iterable[str]) -> dict[str, str]:
     used_names: set[str] = set()
     for name in names:
         if not _is_feature_name(name) or name.lower() in used_names:
-            renames[name] = _unused_name(suggest_feature_name(name), {*names, *renames.values()})
+            renames[name] = _make_unique_name(suggest_feature_name(name), {*names, *renames.values()})
         used_names.add(name.lower())
     return renames
 
@@ -83,16 +83,16 @@ def snake_case_names(names: Iterable[str]) -> dict[str, str]:
         if name in snakes:
             continue
         words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name)
-        renames[name] = _unused_name(
+        renames[name] = _make_unique_name(
             suggest_feature_name(words).lower(), {*snakes, *renames.values()}
         )
     return renames
 
 
-def feature_names_for(names: Iterable[object]) -> list[str]:
+def to_feature_names(names: Iterable[object]) -> list[str]:
     """Return feature names for all columns of a dataframe; unique valid names are unchanged.
 
-    >>> feature_names_for(["a", "a", "wind speed", 0, ("mean", "x")])
+    >>> to_feature_names(["a", "a", "wind speed", 0, ("mean", "x")])
     ['a', 'a_2', 'wind_speed', 'col_0', 'mean_x']
     """
     names = list(names)
@@ -100,24 +100,24 @@ def feature_names_for(names: Iterable[object]) -> list[str]:
     used_names: set[str] = set()
     new_names = []
     for name in names:
-        new_name = _feature_name_for(name)
+        new_name = _to_feature_name(name)
         if new_name != name or new_name.lower() in used_names:
-            new_name = _unused_name(new_name, {*valid_names, *used_names})
+            new_name = _make_unique_name(new_name, {*valid_names, *used_names})
         used_names.add(new_name.lower())
         new_names.append(new_name)
     return new_names
 
 
-def is_valid_text(name: object) -> bool:
+def is_utf8_string(name: object) -> bool:
     """Return whether a column label is a string that UTF-8 can encode.
 
-    >>> is_valid_text("a"), is_valid_text(0), is_valid_text(chr(0xD800))
+    >>> is_utf8_string("a"), is_utf8_string(0), is_utf8_string(chr(0xD800))
     (True, False, False)
     """
     return isinstance(name, str) and not _SURROGATES.search(name)
 
 
-def _feature_name_for(name: object) -> str:
+def _to_feature_name(name: object) -> str:
     """Return the feature name most similar to a column label."""
     if isinstance(name, str):
         return name if _is_feature_name(name) else suggest_feature_name(name)
@@ -128,7 +128,7 @@ def _feature_name_for(name: object) -> str:
     return suggest_feature_name(f"col_{name}")
 
 
-def _unused_name(name: str, used_names: set[str]) -> str:
+def _make_unique_name(name: str, used_names: set[str]) -> str:
     """Return an unused name, with a numeric suffix if needed."""
     used_lower = {each.lower() for each in used_names}
     number, candidate = 1, name

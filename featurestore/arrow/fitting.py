@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.arrays import first_shape_mismatch
+from featurestore.arrow.arrays import find_shape_mismatch
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.types import (
     _fields,
@@ -110,7 +110,7 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
         Misfit: A value has no equal there; the text names the first.
     """
     if not widens(array.type, target):
-        mismatch = first_shape_mismatch(array, target)
+        mismatch = find_shape_mismatch(array, target)
         if mismatch is not None:
             raise Misfit(f"an array of shape {mismatch[1]} does not fit")
         value = first_misfit(array, target)

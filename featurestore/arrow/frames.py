@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrays import array_of_numbers, from_numpy, plain_array
-from featurestore.arrow.cells import array_of_cells
-from featurestore.arrow.column_lines import language_of, rename_line
-from featurestore.arrow.column_names import feature_names_for, is_valid_text
+from featurestore.arrow.arrays import numbers_to_arrow, from_numpy, to_plain_array
+from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.column_lines import detect_language, rename_line
+from featurestore.arrow.column_names import to_feature_names, is_utf8_string
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     Unstorable,
@@ -121,7 +121,7 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
             f"A list of {kinds} is not a dataframe.",
             hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
         )
-    return _table_from_columns(columns, language=language_of(rows))
+    return _table_from_columns(columns, language=detect_language(rows))
 
 
 def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
@@ -203,7 +203,7 @@ def array_from_values(
         return _array_from_numpy(values, name=name, language=language, nan_is_null=nan_is_null)
     if type(values).__module__.split(".")[0] == "pandas":
         return _array_from_pandas(values, name=name, language=language)
-    return array_of_cells(list(values), name=name, language=language, nan_is_null=nan_is_null)
+    return cells_to_array(list(values), name=name, language=language, nan_is_null=nan_is_null)
 
 
 def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
@@ -216,7 +216,7 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
     """
     kind = str(series.dtype)
     if kind == "Object":
-        return array_of_cells(series.to_list(), name=name, language=language)
+        return cells_to_array(series.to_list(), name=name, language=language)
     with conversion_errors(name, (), language=language):
         if kind not in _LONG_INTEGERS:
             return series.to_arrow()
@@ -284,12 +284,12 @@ def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _table_from_columns(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
-    wrong = [title for title in columns if not is_valid_text(title)]
+    wrong = [title for title in columns if not is_utf8_string(title)]
     if wrong:
         names = list(columns)
         raise InvalidName(
             f"Column names must be texts; {wrong[0]!r} is not.",
-            hint=rename_line(language, names, feature_names_for(names)),
+            hint=rename_line(language, names, to_feature_names(names)),
         )
     arrays = {}
     for title, values in columns.items():
@@ -312,9 +312,9 @@ def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: boo
         # Arrow truncates fixed-width strings and bytes at the first NUL; numpy's cells are
         # complete.
         cells = values.tolist()
-        return array_of_cells(cells, name=name, language=language, nan_is_null=nan_is_null)
+        return cells_to_array(cells, name=name, language=language, nan_is_null=nan_is_null)
     with conversion_errors(name, (), language=language):
-        return array_of_numbers(plain_array(values), nan_is_null=nan_is_null)
+        return numbers_to_arrow(to_plain_array(values), nan_is_null=nan_is_null)
 
 
 def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
@@ -327,9 +327,9 @@ def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
         )
     is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
     if values.dtype.kind not in "biuf" or is_masked:
-        return array_of_cells(list(values), name=name, language=language)
+        return cells_to_array(list(values), name=name, language=language)
     with conversion_errors(name, (), language=language):
-        return from_numpy(plain_array(np.asarray(values)))
+        return from_numpy(to_plain_array(np.asarray(values)))
 
 
 def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
@@ -347,7 +347,7 @@ def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | p
             options = array_from_values(categories, name=name, language=language)
         except UnsupportedType:
             # The message can name rows only for the original cells.
-            return array_of_cells(values.tolist(), name=name, language=language, nan_is_null=True)
+            return cells_to_array(values.tolist(), name=name, language=language, nan_is_null=True)
         if isinstance(options, pa.ExtensionArray):
             options = options.storage
         codes = np.asarray(getattr(values, "array", values).codes)

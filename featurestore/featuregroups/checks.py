@@ -17,8 +17,8 @@ import pyarrow.types as pat
 
 from featurestore.arrow.bounds import (
     DEFAULT_CELL_BYTES,
-    first_out_of_range,
-    first_oversized,
+    find_out_of_range,
+    find_oversized,
     max_cell_bytes,
     out_of_range_error,
     oversized_error,
@@ -139,7 +139,7 @@ class ValueRules:
         """Return the error of the first unsupported value; None if all are supported."""
         for name in self.cells:
             array = _column(batch, name)
-            row = first_oversized(array, max_bytes=self.most_bytes)
+            row = find_oversized(array, max_bytes=self.most_bytes)
             if row is not None:
                 shown = self._row_title(batch, row)
                 return oversized_error(
@@ -151,7 +151,7 @@ class ValueRules:
                 return error
         for name in self.times:
             array = _column(batch, name)
-            row = first_out_of_range(array)
+            row = find_out_of_range(array)
             if row is not None:
                 return out_of_range_error(
                     array, row, column=name, shown=self._row_title(batch, row)

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featurestore.arrow import schemas
 from featurestore.arrow.column_names import (
     check_feature_names,
-    renames_to_features,
+    suggest_renames,
     snake_case_names,
 )
 from featurestore.arrow.schemas import parse_type
@@ -238,7 +238,7 @@ def _renamed(
             hint=did_you_mean(missing[0], columns.names, write="rename={{{!r}: '...'}}"),
         )
     renamed = [names.get(name, name) for name in columns.names]
-    invalid_names = renames_to_features(renamed)
+    invalid_names = suggest_renames(renamed)
     if invalid_names:
         mapping = {}
         for foreign, column in zip(columns.names, renamed, strict=True):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import combine_chunks
-from featurestore.arrow.batches import is_item_rows, items_and_lengths
+from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import numpy_type
@@ -288,7 +288,7 @@ def item_dtype(kind: pa.DataType) -> np.dtype[Any] | None:
 def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
     """Convert an object array of arrays to ``Ragged``; elements that are not arrays become empty.
 
-    The result of ``item_rows`` is accepted as well.
+    The result of ``create_item_rows`` is accepted as well.
 
     >>> rows = np.empty(3, object)
     >>> rows[:] = [np.array([1, 2]), b"", np.array([3])]
@@ -296,7 +296,7 @@ def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
     Ragged(values=array([1, 2, 3]), row_splits=array([0, 2, 2, 3]))
     """
     if is_item_rows(rows):
-        items, lengths = items_and_lengths(rows)
+        items, lengths = split_item_rows(rows)
         return Ragged(items.astype(dtype, copy=False), np.cumsum(np.append(0, lengths)))
     item_arrays = [np.empty(0, dtype=dtype)]
     row_splits = np.zeros(len(rows) + 1, dtype=np.int64)

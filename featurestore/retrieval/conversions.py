@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrays import combine_chunks, flat_items, to_cells
+from featurestore.arrow.arrays import combine_chunks, flatten_items, to_cells
 from featurestore.arrow.types import describe, is_number, items_of, shape_of
 from featurestore.errors import (
     InvalidArgument,
@@ -160,7 +160,7 @@ def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
                 f"Column {name!r} has missing lists, which a 2-D array cannot hold.",
                 hint="use to_arrow()",
             )
-        return _to_float_array(flat_items(array)).reshape(len(array), -1)
+        return _to_float_array(flatten_items(array)).reshape(len(array), -1)
     if is_number(kind):
         return _to_float_array(array).reshape(-1, 1)
     result = np.empty((len(array), 1), dtype=object)

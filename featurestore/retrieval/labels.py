@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.bounds import first_out_of_range, out_of_range_error, time_columns
+from featurestore.arrow.bounds import find_out_of_range, out_of_range_error, time_columns
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.types import is_nested
@@ -191,7 +191,7 @@ class OutOfRangeFinder(Accumulator["OutOfRange | None", "OutOfRange | None"]):
         if state is not None:
             return state
         for name, array in zip(self.columns, batch.columns, strict=True):
-            row = first_out_of_range(array)
+            row = find_out_of_range(array)
             if row is not None:
                 return out_of_range_error(array, row, column=name, shown="A row")
         return None

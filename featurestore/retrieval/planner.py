@@ -9,7 +9,7 @@ from datetime import date, datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, epoch_unit
+from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, infer_epoch_unit
 from featurestore.errors import (
     ColumnConflict,
     FeatureNotFound,
@@ -352,7 +352,7 @@ def _find_epoch_column(labels: LabelSide) -> str | None:
     for field in labels.schema:
         if pat.is_integer(field.type):
             values = rows.column(field.name).drop_null().to_pylist()
-            if values and epoch_unit(values) == epoch_unit([min(values)]) is not None:
+            if values and infer_epoch_unit(values) == infer_epoch_unit([min(values)]) is not None:
                 return str(field.name)
     return None
 

@@ -15,7 +15,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.column_names import check_feature_names, renames_to_features
+from featurestore.arrow.column_names import check_feature_names, suggest_renames
 from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.groups import new_scratch_directory
 from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_parts
@@ -249,7 +249,7 @@ def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> N
         rename_text = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
         renames = {} if rename_text == SNAKE_CASE else dict(json.loads(rename_text))
         originals = {new: old for old, new in renames.items()}
-        for name, new in renames_to_features(names).items():
+        for name, new in suggest_renames(names).items():
             renames[originals.get(name, name)] = new
         arguments.append(f"rename={renames!r}")
         raise InvalidName(

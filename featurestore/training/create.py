@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import InvalidArgument, WriteConflict
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import Manifest
@@ -97,7 +97,7 @@ def create(
     check_name(options.name, noun="training dataset")
     rows = export_data(session, data)
     # A frame does not know the dataframe library of its labels, so assume the most frequent one.
-    language = "pandas" if isinstance(data, FeatureFrame) else language_of(data)
+    language = "pandas" if isinstance(data, FeatureFrame) else detect_language(data)
     refuse_untyped_columns(rows.schema, language=language)
     request = check_request(
         options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key

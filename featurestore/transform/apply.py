@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.arrow.batches import is_item_rows, items_and_lengths
+from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType, listing
 from featurestore.readers.columns import PRESENT, Ragged, to_numpy
 from featurestore.transform.ops import LEAST_FLOAT32, Lists, Ops, Value, flush_to_float32
@@ -211,7 +211,7 @@ def to_value(column: pa.Array, *, name: str) -> Value:
 def to_lists(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
     """Convert an object array of arrays to ``Lists``; elements that are not arrays become empty.
 
-    The result of ``item_rows`` is accepted as well.
+    The result of ``create_item_rows`` is accepted as well.
 
     >>> rows = np.empty(2, object)
     >>> rows[:] = [np.array([1, 2]), b""]
@@ -220,7 +220,7 @@ def to_lists(rows: npt.NDArray[Any], item: Kind | None) -> Lists:
     """
     dtype = _ITEM_TYPES.get(item, object)
     if is_item_rows(rows):
-        items, counts = items_and_lengths(rows)
+        items, counts = split_item_rows(rows)
         return Lists(items.astype(dtype, copy=False), counts)
     item_arrays = [np.empty(0, dtype=dtype)]
     lengths = np.zeros(len(rows), dtype=np.int64)

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from featurestore.arrow.bounds import (
     CELL_BYTES_VARIABLE,
     cell_bytes,
-    first_oversized,
+    find_oversized,
     variable_size_columns,
 )
 from featurestore.errors import ConfigurationError, LimitExceeded
@@ -72,7 +72,7 @@ def test_the_first_cell_above_a_bound_is_named(
     if "cell" not in variable_size_columns(pa.schema([("cell", array.type)]), max_bytes=most):
         assert not too_long or kind == "array"  # whose mask of nulls is no part of a cell
         return
-    assert first_oversized(array, max_bytes=most) == (too_long[0] if too_long else None)
+    assert find_oversized(array, max_bytes=most) == (too_long[0] if too_long else None)
 
 
 FORMS = {

@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.cast_lines import conversion_hint, epoch_unit
+from featurestore.arrow.cast_lines import conversion_hint, infer_epoch_unit
 from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
 from featurestore.jobs import sql_job
 from featurestore.model.times import SuspiciousTimeWarning
@@ -68,7 +68,7 @@ def test_numeric_time_hint_uses_spark_functions_for_spark(
 
 
 def test_numeric_time_hint_for_ambiguous_numbers_requests_unit() -> None:
-    assert epoch_unit([20240131]) is None
+    assert infer_epoch_unit([20240131]) is None
     assert "where they count 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
     assert "unit" not in conversion_hint("day", pa.string(), [])
 

@@ -17,7 +17,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.column_lines import detect_language
 from featurestore.arrow.types import shape_of
 from featurestore.errors import UnsupportedType
 from featurestore.ingest import to_reader
@@ -77,7 +77,7 @@ def pasted(line: str, df: Any) -> Any:
     """Return what a line makes of a dataframe; other frames of Arrow are made a table before."""
     if isinstance(df, Iterator) and not isinstance(df, pa.RecordBatchReader):
         df = pa.concat_tables(df)
-    language = language_of(df)
+    language = detect_language(df)
     if isinstance(df, ds.Dataset):
         df = df.to_table()
     elif isinstance(df, pa.RecordBatch):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import DuplicateKeys, InvalidArgument, LabelTimeRequired, NoJoinKey
 from tests.ingest.value_kinds import NAMES
 
@@ -69,7 +69,7 @@ def in_library(table: pa.Table, library: str) -> Any:
 
 def pasted(df: Any, hint: str) -> Any:
     """Return the dataframe after its hint was pasted."""
-    name = NAMES[language_of(df)]
+    name = NAMES[detect_language(df)]
     names = {"pd": pd, "pl": pl, "pa": pa, "np": np, "datetime": datetime, name: df}
     exec(hint, names)
     return names[name]

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featurestore.arrow.column_lines import language_of
+from featurestore.arrow.column_lines import detect_language
 from featurestore.arrow.types import feature_type
 from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType
 from featurestore.ingest import to_reader
@@ -50,7 +50,7 @@ def _without_warnings() -> Iterator[None]:
 
 def after_hint(df: Any, hint: str) -> Any:
     """Return the dataframe after its hint was pasted."""
-    name = NAMES[language_of(df)]
+    name = NAMES[detect_language(df)]
     known = {"pd": pd, "pl": pl, "pa": pa, "pc": pc, "np": np, "datetime": datetime, name: df}
     exec(hint, known)
     return known["columns"] if name == "array" else known[name]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.arrow.bounds import first_out_of_range, out_of_range_mask, time_columns
+from featurestore.arrow.bounds import find_out_of_range, out_of_range_mask, time_columns
 from featurestore.errors import OutOfRange
 from featurestore.ingest import to_reader
 from featurestore.model.times import FIRST, LAST, to_micros
@@ -70,13 +70,13 @@ def test_first_out_of_range_returns_row_for_every_type(
     array, row = drawn
     column = nested(array, how)
     assert time_columns(pa.schema([("t", column.type)])) == ("t",)
-    assert first_out_of_range(column) == row
+    assert find_out_of_range(column) == row
     marks = out_of_range_mask(column)
     marked = [] if marks is None else np.flatnonzero(marks)
     assert list(marked) == ([] if row is None else [row])
     if row is not None:
-        assert first_out_of_range(column.slice(row + 1)) is None
-        assert first_out_of_range(column.slice(row)) == 0
+        assert find_out_of_range(column.slice(row + 1)) is None
+        assert find_out_of_range(column.slice(row)) == 0
 
 
 @pytest.mark.filterwarnings("ignore:times without a zone")

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.bounds import (
     max_cell_bytes,
     out_of_range_mask,
-    oversized_rows,
+    find_oversized_rows,
     variable_size_columns,
 )
 from featurestore.arrow.json_columns import JsonColumns, parse_object
@@ -144,7 +144,7 @@ class RecordDecoder:
                 reasons = _add_reason(reasons, outside, reason)
         most_bytes = max_cell_bytes()
         for name in variable_size_columns(self.spec.columns, max_bytes=most_bytes):
-            long_rows = oversized_rows(columns[name], max_bytes=most_bytes)
+            long_rows = find_oversized_rows(columns[name], max_bytes=most_bytes)
             if long_rows:
                 numbers = pa.array(range(len(columns[name])), pa.int64())
                 is_long = pc.is_in(numbers, pa.array(long_rows, pa.int64()))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.arrays import flat_items
+from featurestore.arrow.arrays import flatten_items
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json
 from featurestore.arrow.types import items_of, shape_of
@@ -131,7 +131,7 @@ def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
         if shape_of(array.type):
-            array = _fixed_size_lists(flat_items(array), array, field.type)
+            array = _fixed_size_lists(flatten_items(array), array, field.type)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

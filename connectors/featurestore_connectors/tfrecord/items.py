@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.batches import item_rows
+from featurestore.arrow.batches import create_item_rows
 from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import DatasetDamaged
@@ -108,11 +108,11 @@ def _locate_strings(
     """Return the number of strings of each row, and offset and length of each string."""
     counts, cursors, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
     rows = np.flatnonzero(cursors < ends)
-    item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
+    create_item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
     while len(rows):
         heads = take(data, cursors[rows] + 1, field.width)
         item_lengths = wire.read_varints(heads, width=field.width).view(np.int64)
-        item_rows.append(rows)
+        create_item_rows.append(rows)
         starts.append(cursors[rows] + field.item_head)
         sizes.append(item_lengths)
         counts[rows] += 1
@@ -120,7 +120,7 @@ def _locate_strings(
         rows = rows[cursors[rows] < ends[rows]]
     if not np.array_equal(cursors, ends):
         raise ValueError("strings do not end at the end of their list")
-    order = np.argsort(np.concatenate(item_rows), kind="stable")
+    order = np.argsort(np.concatenate(create_item_rows), kind="stable")
     return counts, np.concatenate(starts)[order], np.concatenate(sizes)[order]
 
 
@@ -237,7 +237,7 @@ def read_item_rows(records: Records, slot: Slot) -> npt.NDArray[Any]:
         numbers = from_integers(wire.read_varints(words, width=field.width), column.leaf)
     else:
         numbers = region.view("<f4").astype(numpy_type(column.leaf), copy=False)
-    rows = item_rows(len(records), field.longest, numbers.dtype)
+    rows = create_item_rows(len(records), field.longest, numbers.dtype)
     rows["items"] = numbers.reshape(rows["items"].shape)
     rows["length"] = lengths // field.width
     return rows
@@ -256,7 +256,7 @@ def _string_rows(lists: pa.Array, slot: Slot) -> npt.NDArray[Any]:
         values[is_valid] = strings.reshape(-1, slot.field.column.items)
         return values.reshape(count, *shape)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    rows = item_rows(count, slot.field.longest, np.dtype(object))
+    rows = create_item_rows(count, slot.field.longest, np.dtype(object))
     rows["items"][np.arange(slot.field.longest) < lengths[:, None]] = strings
     rows["length"] = lengths
     return rows

@@ -478,16 +478,16 @@ def did_you_mean(
     >>> did_you_mean("Parket", ["parquet", "csv"], write="data_format={!r}")
     "did you mean data_format='parquet'?"
     """
-    near = names_near(unknown_name, known_names)[:most]
+    near = find_similar_names(unknown_name, known_names)[:most]
     if not near:
         return None
     return meaning([write.format(name) for name in near])
 
 
-def names_near(unknown_name: object, known_names: Iterable[str]) -> list[str]:
+def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list[str]:
     """Return at most three similar known names, the most similar first.
 
-    >>> names_near("temprature", ["temp", "temperature", "id"])
+    >>> find_similar_names("temprature", ["temp", "temperature", "id"])
     ['temperature']
     """
     folded: dict[str, str] = {}

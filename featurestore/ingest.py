@@ -49,8 +49,14 @@ from featurestore.arrow.bounds import (
 from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
-from featurestore.arrow.column_names import check_feature_names, to_feature_names, is_utf8_string
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, with_wider_decimals
+from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
+from featurestore.arrow.fitting import (
+    InexactValueError,
+    can_fit,
+    cast_exactly,
+    widens,
+    with_wider_decimals,
+)
 from featurestore.arrow.frames import (
     table_from_array,
     table_from_columns,
@@ -59,12 +65,12 @@ from featurestore.arrow.frames import (
     table_from_rows,
 )
 from featurestore.arrow.types import (
+    array_shape,
     check_nesting,
     describe,
     feature_schema,
     is_nested,
     is_tensor,
-    shape_of,
     shaped_type,
 )
 from featurestore.arrow.unstorable import (
@@ -72,11 +78,11 @@ from featurestore.arrow.unstorable import (
     EncodedArrayCheck,
     Unstorable,
     binary_columns,
-    query_refusals,
+    cast_to_storable_types,
+    translate_query_errors,
     unsupported_column,
-    with_storable_types,
 )
-from featurestore.arrow.untyped import typed_like
+from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import (
     DataWarning,
     FeatureStoreError,
@@ -122,14 +128,16 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         UnsupportedType: Lists every column that cannot be stored.
         InvalidName: Lists every column whose name is not a valid feature name.
     """
-    adopted = _adopted(df, engine, like)
+    adopted = _adopt(df, engine, like)
     if adopted is not None:
         return adopted
     return engine.from_arrow(to_reader(df, like=like))
 
 
 @contextmanager
-def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) -> Iterator[Relation]:
+def open_relation(
+    df: object, *, engine: Engine, like: pa.Schema | None = None
+) -> Iterator[Relation]:
     """Provide a dataframe argument as a relation within a context.
 
     Arguments are the same as in ``to_relation``.
@@ -137,7 +145,7 @@ def as_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
     Spooled rows of a stream are removed at the end, so lazy results must not outlive the context. A
     stream raises LimitExceeded for a cell that exceeds the size limit.
     """
-    adopted = _adopted(df, engine, like)
+    adopted = _adopt(df, engine, like)
     if adopted is not None:
         yield adopted
         return
@@ -161,7 +169,7 @@ def can_be_native(df: object) -> bool:
     This function neither uses the relation of a lazy dataframe, which may open its sources, nor
     adopts the rows, which may warn of naive times.
     """
-    is_checked = library_of(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
+    is_checked = library_name(df) in _CHECKED_LIBRARIES or isinstance(df, Iterator)
     return hasattr(type(df), "relation") or not is_checked
 
 
@@ -170,13 +178,13 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
 
     Arguments are the same as in ``to_relation``.
     """
-    adopted = _adopted(df, engine, like)
+    adopted = _adopt(df, engine, like)
     if adopted is not None:
-        return _in_shapes_of(like, adopted.schema)
+        return _adopt_shapes(like, adopted.schema)
     return to_reader(df, like=like).schema
 
 
-def _adopted(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
+def _adopt(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
     """Return a native dataframe of the engine as a relation, or None for other dataframes."""
     lazy: Relation | None = getattr(df, "relation", None)
     if lazy is not None and getattr(lazy, "engine", None) == engine.name:
@@ -200,10 +208,10 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
     check_nesting(adopted.schema)
     new = _new_fields(adopted.schema, like)
     refuse_encoded_bytes(adopted, engine=engine, like=like, language=detect_language(df))
-    if library_of(df) != "pyspark":
+    if library_name(df) != "pyspark":
         return adopted
     lists = [field.name for field in new if is_list_of_numbers(field.type)]
-    return _with_found_shapes(adopted, lists, engine)
+    return _detect_shapes(adopted, lists, engine)
 
 
 def refuse_encoded_arrays(
@@ -231,7 +239,7 @@ def _new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     return pa.schema([field for field in schema if field.name not in like.names])
 
 
-def _in_shapes_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
+def _adopt_shapes(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     """Return a schema in which number lists without a length have the list shapes of ``like``."""
     fields = []
     for field in schema:
@@ -266,7 +274,7 @@ def _check_rows(
         check(pa.RecordBatch.from_arrays(batch.columns, names))
 
 
-def _with_found_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> Relation:
+def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> Relation:
     """Return a relation in which number lists of uniform shape have fixed-size types."""
     if not lists:
         return relation
@@ -296,13 +304,13 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
 
     Arguments are the same as in ``to_relation``.
     """
-    df, language = with_language(df)
-    reader = open_stream(_untyped_where_empty(df, like), like=like)
+    df, language = peek_language(df)
+    reader = open_stream(_untype_empty_columns(df, like), like=like)
     _check_names(reader.schema, language=language)
-    reader = _without_encoded_arrays(reader, like, language=language)
+    reader = _refuse_encoded_arrays(reader, like, language=language)
     if like is None:
         _warn_of_date_texts(df)
-    target = _target(reader.schema, like, language=language)
+    target = _target_schema(reader.schema, like, language=language)
     naive = _naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
@@ -312,10 +320,10 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
     if target.equals(reader.schema, check_metadata=True) and language != "duckdb":
         return reader
-    return pa.RecordBatchReader.from_batches(target, _converted(reader, target, language))
+    return pa.RecordBatchReader.from_batches(target, _convert_batches(reader, target, language))
 
 
-def _without_encoded_arrays(
+def _refuse_encoded_arrays(
     reader: pa.RecordBatchReader, like: pa.Schema | None, *, language: str
 ) -> pa.RecordBatchReader:
     """Return a stream of the same rows, after checking the first rows.
@@ -335,12 +343,12 @@ def _without_encoded_arrays(
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
-def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
+def _untype_empty_columns(df: Any, like: pa.Schema | None) -> Any:
     """Return a pandas dataframe whose columns without values are untyped.
 
     pandas types them as floats, regardless of the group.
     """
-    if like is None or library_of(df) != "pandas" or not hasattr(df, "columns"):
+    if like is None or library_name(df) != "pandas" or not hasattr(df, "columns"):
         return df
     blank: dict[str, None] = {}
     for field in like:
@@ -352,13 +360,13 @@ def _untyped_where_empty(df: Any, like: pa.Schema | None) -> Any:
     return df.assign(**blank) if blank else df
 
 
-def known_rows(df: object) -> int | None:
+def count_known_rows(df: object) -> int | None:
     """Return the number of rows of a dataframe in memory, or None for a possible stream.
 
-    >>> known_rows(pa.table({"x": [1, 2]})), known_rows(iter([]))
+    >>> count_known_rows(pa.table({"x": [1, 2]})), count_known_rows(iter([]))
     (2, None)
     """
-    if library_of(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
+    if library_name(df) in ("pandas", "polars", "pyarrow") and isinstance(df, Sized):
         return len(df)
     return None
 
@@ -379,13 +387,13 @@ class Chunks:
         return next(self.frames)
 
 
-def with_language(df: object) -> tuple[object, str]:
+def peek_language(df: object) -> tuple[object, str]:
     """Return a dataframe argument, and the kind of dataframe that determines the syntax of hints.
 
     For an iterator, the first dataframe is read to determine the kind, so the caller has to use the
     returned iterator.
 
-    >>> with_language(iter([[{"a": 1}]]))[1]
+    >>> peek_language(iter([[{"a": 1}]]))[1]
     'rows'
     """
     if isinstance(df, Chunks):
@@ -397,10 +405,10 @@ def with_language(df: object) -> tuple[object, str]:
     return Chunks(itertools.chain(first, df), language), language
 
 
-def library_of(df: object) -> str:
+def library_name(df: object) -> str:
     """Return the name of the package that defines a dataframe's class.
 
-    >>> library_of([{"a": 1}])
+    >>> library_name([{"a": 1}])
     'builtins'
     """
     return type(df).__module__.split(".")[0]
@@ -444,7 +452,7 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         return _reader(pa.Table.from_batches([df]))
     if isinstance(df, pa.Table):
         return _reader(df)
-    module = library_of(df)
+    module = library_name(df)
     opener = {
         "pandas": _from_pandas,
         "polars": _from_polars,
@@ -458,8 +466,8 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         # Refused before the connection has an open result, which would block the caller's next
         # query.
         check_feature_names(df.columns, language="duckdb")
-        rows = with_storable_types(df)
-        with query_refusals():
+        rows = cast_to_storable_types(df)
+        with translate_query_errors():
             return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
@@ -475,7 +483,7 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
         return _reader(table_from_columns(df))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
-    raise _not_a_dataframe(df)
+    raise _not_a_dataframe_error(df)
 
 
 # -- kinds ----------------------------------------------------------------------------------
@@ -486,11 +494,11 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         name = df.name if df.name is not None else "col_0"  # a series is one column
         df = df.to_frame(name) if hasattr(df, "index") else df.to_frame(index=False, name=name)
     if not hasattr(df, "columns"):
-        raise _not_a_dataframe(df)
+        raise _not_a_dataframe_error(df)
     _check_pandas_names(df)
     if set(df.index.names) != {None}:
         df = df.reset_index()
-    elif index_holds_values(df):
+    elif has_meaningful_index(df):
         warn_caller(
             "the index of the dataframe has no name and is left out; "
             "df = df.rename_axis('name').reset_index() keeps it",
@@ -499,7 +507,7 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
     return _reader(table_from_pandas(df))
 
 
-def index_holds_values(df: object) -> bool:
+def has_meaningful_index(df: object) -> bool:
     """Return whether a pandas dataframe has an index other than the row numbers."""
     index = getattr(df, "index", None)
     names = getattr(index, "names", [""])
@@ -590,21 +598,21 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
             hint="hand over all rows at once: list(rows)",
         )
     readers = open_stream(first)
-    schema, language = _with_decimals_of(like, readers.schema), detect_language(first)
+    schema, language = _widen_decimals(like, readers.schema), detect_language(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         row = 0
         for part in itertools.chain([readers], chunks):
             for batch in open_stream(part):
                 if batch.schema != schema:
-                    batch = _match_first(batch, schema, row, language=language)
+                    batch = _cast_batch_to_first(batch, schema, row, language=language)
                 row += batch.num_rows
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
+def _widen_decimals(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     """Return the first dataframe's schema, with decimals widened to those of ``like``."""
     if like is None:
         return schema
@@ -618,7 +626,7 @@ def _with_decimals_of(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
     return pa.schema(fields, metadata=schema.metadata)
 
 
-def _match_first(
+def _cast_batch_to_first(
     batch: pa.RecordBatch, schema: pa.Schema, rows_before: int, *, language: str
 ) -> pa.RecordBatch:
     """Cast a later batch of an iterator to the types of the first dataframe.
@@ -657,7 +665,7 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
     try:
         return convert_array(cast_exactly(column, target_type), field.type, name=field.name)
-    except Misfit as misfit:
+    except InexactValueError as misfit:
         line = cast_line(language, field.name, column_type, target_type)
         raise SchemaMismatch(
             f"{problem}, and {misfit}.", hint=line or "cast the column"
@@ -670,7 +678,7 @@ def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> 
         row, shape = mismatch
         raise UnsupportedType(
             f"The arrays of column {field.name!r} differ in shape: those of the first part "
-            f"have {shape_of(field.type)}, row {rows_before + row} has {shape}.",
+            f"have {array_shape(field.type)}, row {rows_before + row} has {shape}.",
             hint=f"{UNEQUAL_SHAPES_HINT}; lists of any length are declared by Arrow's type: "
             "pa.list_(pa.int64())",
         )
@@ -695,8 +703,8 @@ def convert_array(
         array = array.storage
     try:
         if pat.is_float16(array.type):
-            return _from_half(array).cast(kind)
-        if _holds_half(array.type):
+            return _half_to_float(array).cast(kind)
+        if _contains_half(array.type):
             return _cast_by_python(array, kind)
         if pat.is_dictionary(array.type):
             options = convert_array(array.dictionary, kind, name=name, language=language)
@@ -714,14 +722,14 @@ def convert_array(
         raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
 
 
-def _target(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
+def _target_schema(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.Schema:
     """Return the feature types of a schema, with the types of ``like`` where values always fit."""
     check_nesting(schema)
     features = feature_schema(schema, language=language)
     if like is None:
         return features
     fields = []
-    for field in typed_like(features, like):
+    for field in adopt_types(features, like):
         index = like.get_field_index(field.name)
         if index >= 0 and widens(field.type, like.field(index).type):
             field = pa.field(field.name, like.field(index).type)
@@ -729,10 +737,10 @@ def _target(schema: pa.Schema, like: pa.Schema | None, *, language: str) -> pa.S
     return pa.schema(fields)
 
 
-def _converted(
+def _convert_batches(
     reader: pa.RecordBatchReader, target: pa.Schema, language: str
 ) -> Iterator[pa.RecordBatch]:
-    for batch in _batches(reader):
+    for batch in _iter_batches(reader):
         columns = [
             convert_array(column, field.type, name=field.name, language=language)
             for column, field in zip(batch.columns, target, strict=True)
@@ -740,23 +748,23 @@ def _converted(
         yield pa.RecordBatch.from_arrays(columns, schema=target)
 
 
-def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def _iter_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
     """Yield the batches of a stream; raise the refusals of its query."""
-    with query_refusals():
+    with translate_query_errors():
         yield from reader
 
 
 def _naive_columns(schema: pa.Schema) -> list[str]:
-    names = [field.name for field in schema if _has_naive(field.type)]
+    names = [field.name for field in schema if _contains_naive_time(field.type)]
     return names
 
 
-def _has_naive(kind: pa.DataType) -> bool:
+def _contains_naive_time(kind: pa.DataType) -> bool:
     if pat.is_timestamp(kind):
         return kind.tz is None
     if pat.is_dictionary(kind):
-        return _has_naive(kind.value_type)
-    return any(map(_has_naive, _inner_types(kind)))
+        return _contains_naive_time(kind.value_type)
+    return any(map(_contains_naive_time, _inner_types(kind)))
 
 
 def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
@@ -766,7 +774,7 @@ def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
     return types
 
 
-def _from_half(array: pa.Array) -> pa.Array:
+def _half_to_float(array: pa.Array) -> pa.Array:
     import numpy as np
 
     mask = np.asarray(array.is_null())
@@ -774,8 +782,8 @@ def _from_half(array: pa.Array) -> pa.Array:
     return pa.array(values, mask=mask)
 
 
-def _holds_half(kind: pa.DataType) -> bool:
-    return pat.is_float16(kind) or any(map(_holds_half, _inner_types(kind)))
+def _contains_half(kind: pa.DataType) -> bool:
+    return pat.is_float16(kind) or any(map(_contains_half, _inner_types(kind)))
 
 
 def _cast_by_python(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -787,12 +795,12 @@ def _reader(table: pa.Table) -> pa.RecordBatchReader:
     return table.to_reader(max_chunksize=_BATCH_ROWS)
 
 
-def _not_a_dataframe(df: object) -> UnsupportedDataframe:
+def _not_a_dataframe_error(df: object) -> UnsupportedDataframe:
     if isinstance(df, str | os.PathLike):
         path = os.fspath(df)
         return UnsupportedDataframe(
             f"{path!r} is the name of a file, not a dataframe: files are read first.",
-            hint=_reading(str(path)),
+            hint=_read_snippet(str(path)),
         )
     return UnsupportedDataframe(
         f"{df!r:.60} of type {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}.",
@@ -800,10 +808,10 @@ def _not_a_dataframe(df: object) -> UnsupportedDataframe:
     )
 
 
-def _reading(path: str) -> str:
+def _read_snippet(path: str) -> str:
     """Return a code snippet that reads the file.
 
-    >>> _reading("trips.parquet")
+    >>> _read_snippet("trips.parquet")
     "df = pyarrow.parquet.read_table('trips.parquet')"
     """
     ending = os.path.splitext(path)[1].lower()

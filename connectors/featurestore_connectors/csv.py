@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
-from featurestore.arrow.text_values import decimal_text
+from featurestore.arrow.text_values import format_decimals
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
@@ -221,7 +221,7 @@ def _to_text(array: pa.Array) -> pa.Array:
     if pat.is_binary(kind):
         return _mapped(lambda each: base64.b64encode(each).decode(), array, pa.string())
     if pat.is_decimal(kind):
-        return decimal_text(array)
+        return format_decimals(array)
     if pat.is_timestamp(kind):
         return pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
     return array.cast(pa.string())

@@ -17,11 +17,11 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.types import (
-    is_any_list,
+    array_item_type,
+    array_shape,
     is_nested,
     is_number,
-    items_of,
-    shape_of,
+    is_variable_size_list,
     shaped_type,
 )
 from featurestore.arrow.unstorable import Unstorable, is_missing
@@ -60,7 +60,7 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     shape = values.shape[1:]
     for depth in reversed(range(1, len(shape))):
         column = pa.FixedSizeListArray.from_arrays(column, shape[depth])
-    column_type = shaped_type(items_of(column.type), shape)
+    column_type = shaped_type(array_item_type(column.type), shape)
     bitmap = None
     null_count = 0
     if valid is not None and not valid.all():
@@ -77,7 +77,7 @@ def to_cells(column: pa.Array) -> list[Any]:
            [3, 4, 5]])]
     """
     items = flatten_items(column).to_numpy(zero_copy_only=False)
-    cells: list[Any] = list(items.reshape(len(column), *shape_of(column.type)))
+    cells: list[Any] = list(items.reshape(len(column), *array_shape(column.type)))
     if column.null_count:
         for row in np.flatnonzero(np.asarray(column.is_null())):
             cells[row] = None
@@ -103,7 +103,7 @@ def flatten_items(column: pa.Array) -> pa.Array:
     >>> flatten_items(pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)).slice(1)).to_pylist()
     [3, 4]
     """
-    for size in shape_of(column.type):
+    for size in array_shape(column.type):
         column = column.values.slice(column.offset * size, len(column) * size)
     return column
 
@@ -148,8 +148,8 @@ def find_shape_mismatch(
     >>> find_shape_mismatch(pa.array([[1, 2], [3]]), pa.list_(pa.int64(), 2))
     (1, (1,))
     """
-    target_shape = shape_of(target_type)
-    if not target_shape or not is_nested(column.type) or shape_of(column.type) == target_shape:
+    target_shape = array_shape(target_type)
+    if not target_shape or not is_nested(column.type) or array_shape(column.type) == target_shape:
         return None
     rows = np.flatnonzero(np.asarray(column.is_valid()))
     if len(target_shape) == 1 and pat.is_list(column.type):
@@ -251,7 +251,7 @@ def is_list_of_numbers(kind: pa.DataType) -> bool:
     >>> is_list_of_numbers(pa.list_(pa.list_(pa.int8()))), is_list_of_numbers(pa.list_(pa.string()))
     (True, False)
     """
-    if not is_any_list(kind):
+    if not is_variable_size_list(kind):
         return False
     return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
 

@@ -12,12 +12,12 @@ import pyarrow.types as pat
 from featurestore.arrow import types
 from featurestore.arrow.column_lines import TEXT, cell_line, quoted
 from featurestore.arrow.types import (
+    array_item_type,
+    array_shape,
     integer_range,
     is_exact,
     is_nested,
-    items_of,
     numpy_type,
-    shape_of,
 )
 
 # pandas and polars use the same type names.
@@ -84,7 +84,7 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     """Return the code snippet that casts a column; values without an equal are rounded or null.
 
     Args:
-        library: The kind of dataframe (``column_lines.language_of``).
+        library: The kind of dataframe (``column_lines.detect_language``).
         column: A feature name.
         source: The current type of the column.
         target: The required type.
@@ -112,7 +112,7 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     if pat.is_timestamp(target):
         line = {True: language.to_timestamp, False: language.from_date}[bool(pat.is_string(source))]
         return _format_line(line, column) if pat.is_string(source) or pat.is_date(source) else None
-    if shape_of(target):
+    if array_shape(target):
         return _array_line(language, column, target)
     name = language.types.get(str(target))
     if name is None or not _is_castable(source, target):
@@ -136,7 +136,9 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
     if language is None:
         return cell_line(library, column, _clip_to_range(_EXACT_INTEGER, target))
     low, high = integer_range(target)
-    return _format_line(language.exact_integer, column, t=language.types[str(target)], low=low, high=high)
+    return _format_line(
+        language.exact_integer, column, t=language.types[str(target)], low=low, high=high
+    )
 
 
 def infer_epoch_unit(values: Iterable[float | None]) -> str | None:
@@ -195,7 +197,7 @@ def conversion_hint(
 ) -> str:
     """Return the code snippet that converts a column of numbers or strings to times.
 
-    ``library`` is the kind of dataframe that determines the syntax (``column_lines.language_of``).
+    ``library`` is the kind of dataframe that determines the syntax (``column_lines.detect_language``).
 
     >>> conversion_hint("ts", pa.int64(), [1618491906])
     "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
@@ -310,8 +312,8 @@ def _cast_expression(source: pa.DataType, target: pa.DataType) -> str | None:
     if pat.is_timestamp(target):
         midnight = _MIDNIGHT if pat.is_date(source) else None
         return _TIME if pat.is_string(source) else midnight
-    if shape_of(target):
-        return _cast_array_expression(items_of(target))
+    if array_shape(target):
+        return _cast_array_expression(array_item_type(target))
     if not _is_castable(source, target):
         return None
     if pat.is_string(target):
@@ -356,12 +358,12 @@ def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _array_line(language: _Language, column: str, target: pa.DataType) -> str | None:
-    name = language.types.get(str(items_of(target)))
-    is_flat = len(shape_of(target)) == 1
+    name = language.types.get(str(array_item_type(target)))
+    is_flat = len(array_shape(target)) == 1
     if not language.items or name is None or not (is_flat or language is _PANDAS):
         return None
-    if pat.is_integer(items_of(target)) and language.whole_items:
-        low, high = integer_range(items_of(target))
+    if pat.is_integer(array_item_type(target)) and language.whole_items:
+        low, high = integer_range(array_item_type(target))
         return _format_line(language.whole_items, column, t=name.lower(), low=low, high=high)
     return _format_line(language.items, column, t=name.lower())
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.batches import take_values
-from featurestore.arrow.types import holds_items, is_exact, is_nested
+from featurestore.arrow.types import is_exact, is_list_type, is_nested
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
 
@@ -113,9 +113,9 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
         # Spark sends lists of nulls without an offsets buffer.
         return pa.nulls(len(array), kind)
     # pyarrow casts list views to lists without their last offset.
-    if pat.is_fixed_size_list(kind) and holds_items(array.type):
+    if pat.is_fixed_size_list(kind) and is_list_type(array.type):
         return _cast_to_fixed_size(array, kind)
-    if pat.is_list(kind) and holds_items(array.type):
+    if pat.is_list(kind) and is_list_type(array.type):
         return _cast_list(array, kind)
     if pat.is_struct(kind) and pat.is_struct(array.type):
         return _cast_struct(array, kind)
@@ -141,7 +141,11 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
-        kind, len(array), [_validity_bitmap(array)], array.null_count, children=[values.take(indices)]
+        kind,
+        len(array),
+        [_validity_bitmap(array)],
+        array.null_count,
+        children=[values.take(indices)],
     )
 
 

@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.arrays import (
+    to_plain_array,
     to_python_cells,
     to_shaped_column,
-    to_plain_array,
     to_uniform_shape,
 )
 from featurestore.arrow.column_lines import TEXT
-from featurestore.arrow.unstorable import Unstorable, conversion_errors
+from featurestore.arrow.unstorable import Unstorable, translate_conversion_errors
 
 # Types that Arrow converts without loss if all cells have the same type.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -114,7 +114,7 @@ def cells_to_array(
     >>> days.to_pylist() == [dt.datetime(2024, 1, 1), noon]
     True
     """
-    with conversion_errors(name, cells, language=language):
+    with translate_conversion_errors(name, cells, language=language):
         if _find_types(cells) in _PLAIN:
             return _build_array(cells, nan_is_null=nan_is_null)
         plain = _unwrap_scalars(cells)

@@ -282,7 +282,9 @@ def _cell_expression(kind: pa.DataType) -> str | None:
     if pat.is_map(kind):
         return "[{'key': key, 'value': value} for key, value in {v}]"
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return _wrap_item(kind.value_type, "[None if item is None else {e} for item in {v}]", "item")
+        return _wrap_item(
+            kind.value_type, "[None if item is None else {e} for item in {v}]", "item"
+        )
     if pat.is_union(kind) or pat.is_decimal(kind):
         return TEXT
     return _struct_expression(kind) if pat.is_struct(kind) else None

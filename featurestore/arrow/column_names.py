@@ -19,7 +19,7 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
     """Return ``names`` if each is a valid feature name and none repeats, ignoring case.
 
     ``language`` is the kind of dataframe that determines the syntax of hints
-    (``column_lines.language_of``).
+    (``column_lines.detect_language``).
 
     Raises:
         InvalidName: Lists every invalid column name and the code that renames them.
@@ -65,7 +65,9 @@ def suggest_renames(names: Iterable[str]) -> dict[str, str]:
     used_names: set[str] = set()
     for name in names:
         if not _is_feature_name(name) or name.lower() in used_names:
-            renames[name] = _make_unique_name(suggest_feature_name(name), {*names, *renames.values()})
+            renames[name] = _make_unique_name(
+                suggest_feature_name(name), {*names, *renames.values()}
+            )
         used_names.add(name.lower())
     return renames
 

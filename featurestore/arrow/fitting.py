@@ -35,9 +35,9 @@ from featurestore.arrow.arrays import find_shape_mismatch
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.types import (
     _fields,
-    holds_items,
     integer_range,
     is_exact,
+    is_list_type,
     is_nested,
     numpy_type,
 )
@@ -47,7 +47,7 @@ from featurestore.errors import SchemaMismatch
 _EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 
 
-class Misfit(ValueError):
+class InexactValueError(ValueError):
     """Error for a value without an equal in the target type; ``value`` is None for arrays."""
 
     def __init__(self, text: str, value: float | Decimal | None = None) -> None:
@@ -72,7 +72,7 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
         return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
     if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
         return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
-    is_list = holds_items(narrow)
+    is_list = is_list_type(narrow)
     if is_list and pat.is_list(wide):
         return widens(narrow.value_type, wide.value_type)
     if pat.is_struct(narrow) and pat.is_struct(wide):
@@ -92,7 +92,7 @@ def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if is_exact(source) and is_exact(target):
         return True
-    if not (holds_items(source) and holds_items(target)):
+    if not (is_list_type(source) and is_list_type(target)):
         return False
     are_fixed = pat.is_fixed_size_list(source) and pat.is_fixed_size_list(target)
     if are_fixed and source.list_size != target.list_size:
@@ -107,22 +107,22 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
     [1, None, 3]
 
     Raises:
-        Misfit: A value has no equal there; the text names the first.
+        InexactValueError: A value has no equal in the type; the message names the first.
     """
     if not widens(array.type, target):
         mismatch = find_shape_mismatch(array, target)
         if mismatch is not None:
-            raise Misfit(f"an array of shape {mismatch[1]} does not fit")
-        value = first_misfit(array, target)
+            raise InexactValueError(f"an array of shape {mismatch[1]} does not fit")
+        value = find_inexact_value(array, target)
         if value is not None:
-            raise Misfit(f"{value} does not fit", value)
+            raise InexactValueError(f"{value} does not fit", value)
     return cast_array(array, target)
 
 
-def first_misfit(array: pa.Array, target: pa.DataType) -> Any:
+def find_inexact_value(array: pa.Array, target: pa.DataType) -> Any:
     """Return the first number, also in lists, without an equal in a type; None if all have one.
 
-    >>> first_misfit(pa.array([1.0, 2.5, 3.5]), pa.int64())
+    >>> find_inexact_value(pa.array([1.0, 2.5, 3.5]), pa.int64())
     2.5
     """
     while is_nested(array.type):
@@ -131,9 +131,9 @@ def first_misfit(array: pa.Array, target: pa.DataType) -> Any:
         array, target = array.flatten(), target.value_type
     array = pc.drop_null(array)
     if pat.is_decimal(array.type) or pat.is_decimal(target):
-        return _first_uncastable(array, target)
+        return _find_uncastable(array, target)
     values = array.to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(_misfits(values, target))
+    wrong = np.flatnonzero(_inexact_mask(values, target))
     if not len(wrong):
         return None
     return values[wrong[0]].item()
@@ -201,7 +201,7 @@ def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType 
         return first
     if pat.is_decimal(first) and pat.is_decimal(second):
         return wider_decimal(first, second)
-    if not (holds_items(first) and holds_items(second)):
+    if not (is_list_type(first) and is_list_type(second)):
         return first
     item = with_wider_decimals(first.value_type, second.value_type)
     if item is None or item == first.value_type:
@@ -245,7 +245,7 @@ def _is_numeric(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
-def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
+def _find_uncastable(array: pa.Array, target: pa.DataType) -> Any:
     """Return the first value that cannot be cast; castable halves are not searched."""
     try:
         cast_array(array, target)
@@ -254,13 +254,13 @@ def _first_uncastable(array: pa.Array, target: pa.DataType) -> Any:
         if len(array) == 1:
             return array[0].as_py()
     half = len(array) // 2
-    first = _first_uncastable(array.slice(0, half), target)
+    first = _find_uncastable(array.slice(0, half), target)
     if first is not None:
         return first
-    return _first_uncastable(array.slice(half), target)
+    return _find_uncastable(array.slice(half), target)
 
 
-def _misfits(values: Any, target: pa.DataType) -> Any:
+def _inexact_mask(values: Any, target: pa.DataType) -> Any:
     """Return a boolean mask of the values without an equal in a type."""
     if values.dtype.kind != "f":
         low, high = _integer_bounds(target)

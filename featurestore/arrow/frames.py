@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.arrays import numbers_to_arrow, from_numpy, to_plain_array
+from featurestore.arrow.arrays import from_numpy, numbers_to_arrow, to_plain_array
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.column_lines import detect_language, rename_line
-from featurestore.arrow.column_names import to_feature_names, is_utf8_string
+from featurestore.arrow.column_names import is_utf8_string, to_feature_names
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     Unstorable,
     check_dtype,
-    conversion_errors,
+    translate_conversion_errors,
     unsupported_column,
 )
 from featurestore.errors import (
@@ -61,7 +61,7 @@ def table_from_pandas(df: Any) -> pa.Table:
     try:
         table = pa.Table.from_pandas(plain, preserve_index=False)
     except CONVERSION_ERRORS as error:
-        raise _pandas_refusal(plain, error) from error
+        raise _find_pandas_error(plain, error) from error
     if not special:
         return table.replace_schema_metadata(None)
     columns = {}
@@ -85,7 +85,7 @@ def table_from_polars(df: Any) -> pa.Table:
         # The Arrow stream of polars has string views, which pyarrow reads from version 16 on.
         table = plain.to_arrow()
     except CONVERSION_ERRORS as error:
-        raise _polars_refusal(plain, error) from error
+        raise _find_polars_error(plain, error) from error
     columns = {}
     for name in df.columns:
         columns[name] = special[name] if name in special else table[name]
@@ -114,7 +114,7 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
     elif all(isinstance(row, np.ndarray) and row.ndim > 1 for row in rows):
         columns = {"col_0": list(rows)}
     elif all(isinstance(row, list | tuple) or hasattr(row, "tolist") for row in rows):
-        columns = _columns_of_rows(rows)
+        columns = _rows_to_columns(rows)
     else:
         kinds = ", ".join(sorted({type(row).__name__ for row in rows}))
         raise UnsupportedDataframe(
@@ -187,7 +187,7 @@ def array_from_values(
 ) -> pa.Array | pa.ChunkedArray:
     """Convert one column (a list, a numpy array, a series, an Arrow array) to an Arrow array.
 
-    Arguments are the same as in ``cells.array_of_cells``.
+    Arguments are the same as in ``cells.cells_to_array``.
 
     >>> array_from_values(np.array([1, 2], ">i8"), name="a", language="columns").to_pylist()
     [1, 2]
@@ -217,7 +217,7 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
     kind = str(series.dtype)
     if kind == "Object":
         return cells_to_array(series.to_list(), name=name, language=language)
-    with conversion_errors(name, (), language=language):
+    with translate_conversion_errors(name, (), language=language):
         if kind not in _LONG_INTEGERS:
             return series.to_arrow()
         import polars
@@ -241,18 +241,18 @@ def _is_plain_dtype(dtype: Any) -> bool:
     return str(dtype).lower().startswith(_PLAIN_EXTENSIONS) or hasattr(dtype, "pyarrow_dtype")
 
 
-def _pandas_refusal(df: Any, error: Exception) -> FeatureStoreError:
+def _find_pandas_error(df: Any, error: Exception) -> FeatureStoreError:
     """Return the error for the first column of a dataframe that Arrow refuses."""
     for name, column in df.items():
         try:
-            with conversion_errors(name, column.tolist(), language="pandas"):
+            with translate_conversion_errors(name, column.tolist(), language="pandas"):
                 pa.Array.from_pandas(column)
         except FeatureStoreError as refused:
             return refused
     return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="pandas")
 
 
-def _polars_refusal(df: Any, error: Exception) -> FeatureStoreError:
+def _find_polars_error(df: Any, error: Exception) -> FeatureStoreError:
     """Return the error for the first column of a dataframe that Arrow refuses."""
     for series in df.get_columns():
         try:
@@ -262,7 +262,7 @@ def _polars_refusal(df: Any, error: Exception) -> FeatureStoreError:
     return unsupported_column("", Unstorable(f"cannot be stored ({error})"), language="polars")
 
 
-def _columns_of_rows(rows: Iterable[Any]) -> dict[str, list[Any]]:
+def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
     plain = []
     for row in rows:
         if hasattr(row, "tolist"):
@@ -307,17 +307,17 @@ def _is_column(values: Any) -> bool:
 
 def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: bool) -> pa.Array:
     if values.ndim > 1:
-        return _column_of_rows(name, values, language=language)
+        return _array_to_column(name, values, language=language)
     if values.dtype.kind in "OSUT":
         # Arrow truncates fixed-width strings and bytes at the first NUL; numpy's cells are
         # complete.
         cells = values.tolist()
         return cells_to_array(cells, name=name, language=language, nan_is_null=nan_is_null)
-    with conversion_errors(name, (), language=language):
+    with translate_conversion_errors(name, (), language=language):
         return numbers_to_arrow(to_plain_array(values), nan_is_null=nan_is_null)
 
 
-def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
+def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
     """Convert an array of shape (rows, ...) to a column with one cell per row."""
     if 0 in values.shape[1:]:
         raise UnsupportedType(
@@ -328,7 +328,7 @@ def _column_of_rows(name: str, values: Any, *, language: str) -> pa.Array:
     is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
     if values.dtype.kind not in "biuf" or is_masked:
         return cells_to_array(list(values), name=name, language=language)
-    with conversion_errors(name, (), language=language):
+    with translate_conversion_errors(name, (), language=language):
         return from_numpy(to_plain_array(np.asarray(values)))
 
 
@@ -352,5 +352,5 @@ def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | p
             options = options.storage
         codes = np.asarray(getattr(values, "array", values).codes)
         return options.take(pa.array(codes, mask=codes < 0))
-    with conversion_errors(name, values.tolist(), language=language):
+    with translate_conversion_errors(name, values.tolist(), language=language):
         return pa.array(values, from_pandas=True)

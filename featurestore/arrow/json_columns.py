@@ -30,7 +30,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.json_text import (
     JsonError,
     NumberText,
-    kind_of,
+    json_type_name,
     parse_json,
     parse_number,
     short_repr,
@@ -206,7 +206,7 @@ class JsonColumns:
             is_valid_text = value is None or type(value) is str
             texts.append(value if is_valid_text else None)
             if not is_valid_text:
-                reasons[row] = _reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, kind)
         array, bad = parse_texts(
             pa.array(texts, pa.string()), kind, self.rules_of.get(path, self.rules)
         )
@@ -225,7 +225,7 @@ class JsonColumns:
         for row, value in enumerate(values):
             is_list = type(value) is list
             if not is_list and value is not None:
-                reasons[row] = _reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, kind)
             elif is_list and size is not None and len(value) != size:
                 reasons[row] = f"{path} has {len(value)} values, not {size}"
             if not is_list or row in reasons:
@@ -248,7 +248,7 @@ class JsonColumns:
         objects = []
         for row, value in enumerate(values):
             if type(value) is not dict and value is not None:
-                reasons[row] = _reason(path, value, kind)
+                reasons[row] = _format_reason(path, value, kind)
             objects.append(value if type(value) is dict else {})
         fields = [kind.field(number) for number in range(kind.num_fields)]
         names = [each.name for each in fields]
@@ -273,7 +273,7 @@ def parse_object(text: str | None, *, exact: bool = False) -> tuple[dict[str, An
     except JsonError as error:
         return {}, f"the value is not JSON: {error}"
     if type(value) is not dict:
-        return {}, f"the value is {kind_of(value)}, not an object"
+        return {}, f"the value is {json_type_name(value)}, not an object"
     return value, None
 
 
@@ -365,14 +365,14 @@ def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.A
     reasons: _Reasons = {}
     fitting: list[Any] = []
     for row, value in enumerate(values):
-        scalar = _scalar(value, kind)
+        scalar = _convert_scalar(value, kind)
         if scalar is None and value is not None:
-            reasons[row] = _reason(path, value, kind)
+            reasons[row] = _format_reason(path, value, kind)
         fitting.append(scalar)
     return pa.array(fitting, kind), reasons
 
 
-def _scalar(value: Any, kind: pa.DataType) -> Any:
+def _convert_scalar(value: Any, kind: pa.DataType) -> Any:
     """Convert a value to a type; return None if it does not fit."""
     try:
         if pat.is_decimal(kind):
@@ -401,9 +401,9 @@ def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.A
     return None
 
 
-def _reason(path: str, value: Any, kind: pa.DataType) -> str:
+def _format_reason(path: str, value: Any, kind: pa.DataType) -> str:
     if isinstance(value, float) and math.isinf(value):
         return f"{path} is a number beyond {kind}"
     if isinstance(value, list | dict):
-        return f"{path} is {kind_of(value)}, which is not {kind}"
-    return f"{path} is {kind_of(value)} ({short_repr(value)}), which is not {kind}"
+        return f"{path} is {json_type_name(value)}, which is not {kind}"
+    return f"{path} is {json_type_name(value)} ({short_repr(value)}), which is not {kind}"

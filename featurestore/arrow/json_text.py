@@ -32,7 +32,7 @@ class _Integer(NumberText):
     __slots__ = ()
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
@@ -41,14 +41,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
-def _constant(word: str) -> Any:
+def _parse_constant(word: str) -> Any:
     raise JsonError(f"{word} is not a number of JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=_parse_constant)
 _EXACT = json.JSONDecoder(
-    object_pairs_hook=_object,
-    parse_constant=_constant,
+    object_pairs_hook=_parse_pairs,
+    parse_constant=_parse_constant,
     parse_float=NumberText,
     parse_int=_Integer,
 )
@@ -119,10 +119,10 @@ def to_json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def kind_of(value: object) -> str:
+def json_type_name(value: object) -> str:
     """Return the JSON type name of a value, for error messages.
 
-    >>> kind_of(None), kind_of(True), kind_of("a"), kind_of([1])
+    >>> json_type_name(None), json_type_name(True), json_type_name("a"), json_type_name([1])
     ('null', 'a boolean', 'a string', 'an array')
     """
     if isinstance(value, NumberText):

@@ -184,10 +184,10 @@ def is_logical_type_supported(avro_type: Mapping[str, Any]) -> bool:
     return logical == "decimal" and kind in ("bytes", "fixed")
 
 
-def time_units(text: str) -> dict[str, Any]:
+def avro_time_units(text: str) -> dict[str, Any]:
     """Return the microseconds per time unit of each time column, nested for records.
 
-    >>> time_units('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
+    >>> avro_time_units('{"type": "record", "name": "c", "fields": [{"name": "n", "type": "long"}]}')
     {'n': None}
     """
     units: dict[str, Any] = _time_unit(json.loads(text))
@@ -210,15 +210,15 @@ def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
         non_null_types = [each for each in avro_type if each != "null"]
         if len(non_null_types) == 1:
             return _arrow_type(non_null_types[0], name)
-        raise _unsupported(name, "a union of several types")
+        raise _unsupported_error(name, "a union of several types")
     if isinstance(avro_type, dict):
         return _complex_type(avro_type, name)
     if avro_type in _AVRO_TYPES:
         return _AVRO_TYPES[avro_type]
-    raise _unsupported(name, f"a {avro_type!r}")
+    raise _unsupported_error(name, f"a {avro_type!r}")
 
 
-def _unsupported(name: str, description: str) -> InvalidJob:
+def _unsupported_error(name: str, description: str) -> InvalidJob:
     return InvalidJob(
         f"Field {name!r} of the schema of Avro is {description}, which cannot be a column.",
         hint="leave it out of schema=: fields that a reader's schema lacks are ignored",
@@ -233,11 +233,13 @@ def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
         if logical == "decimal":
             precision, scale = avro_type["precision"], avro_type.get("scale", 0)
             if not 0 < precision <= 38 or not 0 <= scale <= precision:
-                raise _unsupported(name, f"a decimal of precision {precision} and scale {scale}")
+                raise _unsupported_error(
+                    name, f"a decimal of precision {precision} and scale {scale}"
+                )
             return pa.decimal128(precision, scale)
         return TIMESTAMP
     if logical in _NANOS:
-        raise _unsupported(name, f"a {logical}, finer than microseconds")
+        raise _unsupported_error(name, f"a {logical}, finer than microseconds")
     if logical == "uuid" and kind in ("string", "fixed"):
         return pa.string()
     if kind == "array":

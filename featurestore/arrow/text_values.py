@@ -90,20 +90,20 @@ def fits(texts: pa.Array, meaning: str, rules: TextRules) -> bool:
     >>> fits(pa.array(["007"]), "int64", TextRules())
     False
     """
-    texts = _copied(texts.drop_null())
+    texts = _copy_sliced(texts.drop_null())
     if meaning in ("int64", "double"):
-        texts = _plain_numbers(texts, rules)
+        texts = _normalize_numbers(texts, rules)
     pattern = _pattern(meaning, rules)
-    if pattern is not None and not _all(pc.match_substring_regex(texts, f"^(?:{pattern})$")):
+    if pattern is not None and not _all_true(pc.match_substring_regex(texts, f"^(?:{pattern})$")):
         return False
     if meaning == "double":
-        return _are_exact(texts)
+        return _are_integers_exact(texts)
     if meaning == "boolean":
         return True
-    return not _parse(texts, arrow_type(meaning), _of_meaning(meaning, rules))[1]
+    return not _parse(texts, arrow_type(meaning), _inference_rules(meaning, rules))[1]
 
 
-def has_number(texts: pa.Array) -> bool:
+def has_finite_number(texts: pa.Array) -> bool:
     """Return whether strings that fit "double" include a number other than ``nan`` and ``inf``."""
     return bool(pc.any(pc.match_substring_regex(texts, "[0-9]")).as_py())
 
@@ -120,9 +120,9 @@ def parse_texts(
         return texts, {}
     if pat.is_list(kind) or pat.is_struct(kind) or pat.is_binary(kind):
         return pa.nulls(len(texts), kind), {0: f"text is not read as {kind}"}
-    texts = clean = _copied(texts)
+    texts = clean = _copy_sliced(texts)
     if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
-        clean = _plain_numbers(texts, rules)
+        clean = _normalize_numbers(texts, rules)
     values, bad = _parse(clean, kind, rules)
     reasons = {}
     for row, reason in bad.items():
@@ -149,11 +149,11 @@ def check_format(pattern: str) -> str:
     return pattern
 
 
-def decimal_text(values: pa.Array) -> pa.Array:
+def format_decimals(values: pa.Array) -> pa.Array:
     """Format decimals as plain digits with all decimal places, never in scientific notation.
 
     >>> from decimal import Decimal
-    >>> decimal_text(pa.array([Decimal("-0.00000001")], pa.decimal128(20, 8))).to_pylist()
+    >>> format_decimals(pa.array([Decimal("-0.00000001")], pa.decimal128(20, 8))).to_pylist()
     ['-0.00000001']
     """
     kind = values.type
@@ -187,12 +187,12 @@ def decimal_text_length(kind: pa.DataType) -> int:
     return len("-") + digits
 
 
-def _copied(texts: pa.Array) -> pa.Array:
+def _copy_sliced(texts: pa.Array) -> pa.Array:
     """Copy sliced strings: ``if_else`` of Arrow 14 creates invalid arrays from slices."""
     return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
 
 
-def _plain_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
+def _normalize_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
     """Normalize numbers: a decimal point, and no thousands separators.
 
     Separators are removed only between groups of three digits. If a point is not the decimal sign,
@@ -225,50 +225,50 @@ def _pattern(meaning: str, rules: TextRules) -> str | None:
     }[meaning]
 
 
-def _all(mask: pa.Array) -> bool:
+def _all_true(mask: pa.Array) -> bool:
     return pc.all(mask, min_count=0).as_py() is True
 
 
-def _are_exact(texts: pa.Array) -> bool:
+def _are_integers_exact(texts: pa.Array) -> bool:
     """Return whether float64 represents every integer among strings that look like floats."""
     long = pc.match_substring_regex(texts, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
-    if _any(long):
+    if _any_true(long):
         for text in texts.filter(long).to_pylist():
             if len(text) > 400 or int(float(text)) != int(text):
                 return False
     values = texts.cast(pa.float64())
     infinite = pc.is_inf(values)
-    return not _any(infinite) or _all(
+    return not _any_true(infinite) or _all_true(
         pc.match_substring_regex(texts.filter(infinite), f"^(?:{_WORD})$")
     )
 
 
-def _any(mask: pa.Array) -> bool:
+def _any_true(mask: pa.Array) -> bool:
     return pc.any(mask, min_count=0).as_py() is True
 
 
 def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
     """Return the values, and details on each invalid row."""
     if pat.is_timestamp(kind):
-        return _timestamps(texts, rules)
+        return _parse_timestamps(texts, rules)
     if pat.is_date(kind) and rules.date_format is not None:
-        return _by_format(texts, kind, rules.date_format)
-    pattern, cast = _way(kind, declared=rules.declared)
-    bad = dict.fromkeys(_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
+        return _parse_with_format(texts, kind, rules.date_format)
+    pattern, cast = _grammar_and_cast(kind, declared=rules.declared)
+    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
     return _cast(texts, kind, cast, bad)
 
 
-def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
+def _parse_timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
     """Parse timestamps; UTC is the default time zone, and a date is its first microsecond."""
     if rules.timestamp_format is not None:
-        return _by_format(texts, TIMESTAMP, rules.timestamp_format)
+        return _parse_with_format(texts, TIMESTAMP, rules.timestamp_format)
     pattern = {None: f"{_TIME}{_ZONE}?", True: f"{_TIME}{_ZONE}", False: _TIME}[rules.zone]
     if rules.declared:
         pattern = f"{pattern}|{_DATE}"
-    bad = dict.fromkeys(_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
+    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
     finer = pc.match_substring_regex(texts, _FINER)
     up: pa.Array | None = None
-    if _any(finer):
+    if _any_true(finer):
         digits = pc.struct_field(pc.extract_regex(texts, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more")
         if rules.precision is None:
             has_nanoseconds = pc.fill_null(pc.match_substring_regex(digits, "[1-9]"), False)
@@ -276,14 +276,16 @@ def _timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, 
                 bad[row] = ": it has nanoseconds"
         up = pc.greater_equal(pc.fill_null(digits, "0"), "5")
         texts = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
-    values, bad = _cast(texts, TIMESTAMP, _instants, bad)
+    values, bad = _cast(texts, TIMESTAMP, _cast_timestamps, bad)
     if up is not None and rules.precision is not None:
         micros = pc.add(values.cast(pa.int64()), up.cast(pa.int64()))
         values = micros.cast(TIMESTAMP)
     return values, bad
 
 
-def _by_format(texts: pa.Array, kind: pa.DataType, pattern: str) -> tuple[pa.Array, dict[int, str]]:
+def _parse_with_format(
+    texts: pa.Array, kind: pa.DataType, pattern: str
+) -> tuple[pa.Array, dict[int, str]]:
     """Parse dates or timestamps with a ``strptime`` pattern."""
     values: list[Any] = []
     bad = {}
@@ -304,8 +306,8 @@ def _strptime(text: str, pattern: str) -> datetime | None:
         return None
 
 
-def _false_rows(mask: pa.Array) -> list[int]:
-    if _all(mask):
+def _find_false_rows(mask: pa.Array) -> list[int]:
+    if _all_true(mask):
         return []
     rows: list[int] = pc.indices_nonzero(pc.fill_null(pc.invert(mask), False)).to_pylist()
     return rows
@@ -316,22 +318,22 @@ def _cast(
 ) -> tuple[pa.Array, dict[int, str]]:
     """Cast strings, except the rows in ``bad``; return the rows where the cast fails, too."""
     if bad:
-        texts = _without(texts, bad)
+        texts = _mask_rows(texts, bad)
     try:
         return cast(texts), bad
     except pa.ArrowInvalid:
-        for row in _failing_rows(texts, cast):
+        for row in _find_failing_rows(texts, cast):
             bad[row] = ""
-    return cast(_without(texts, bad)), bad
+    return cast(_mask_rows(texts, bad)), bad
 
 
-def _without(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
+def _mask_rows(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
     mask = pa.array([False] * len(texts)).to_numpy(zero_copy_only=False).copy()
     mask[list(rows)] = True
     return pc.if_else(pa.array(mask), pa.scalar(None, texts.type), texts)
 
 
-def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
+def _find_failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
     """Return the rows at which a cast fails, by bisection."""
     try:
         cast(texts)
@@ -340,20 +342,20 @@ def _failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
             return [start]
         half = len(texts) // 2
         return [
-            *_failing_rows(texts.slice(0, half), cast, start),
-            *_failing_rows(texts.slice(half), cast, start + half),
+            *_find_failing_rows(texts.slice(0, half), cast, start),
+            *_find_failing_rows(texts.slice(half), cast, start + half),
         ]
     return []
 
 
-def _instants(texts: pa.Array) -> pa.Array:
+def _cast_timestamps(texts: pa.Array) -> pa.Array:
     """Cast ISO 8601 strings, with or without a time zone."""
     zoned = pc.match_substring_regex(texts, f"[0-9]{_ZONE}$")
     is_day = pc.equal(pc.binary_length(texts), 10)
     zoned = pc.and_(zoned, pc.invert(is_day))
-    if _all(zoned):
+    if _all_true(zoned):
         values = texts.cast(TIMESTAMP)
-    elif not _any(zoned):
+    elif not _any_true(zoned):
         values = texts.cast(pa.timestamp("us")).cast(TIMESTAMP)
     else:
         null = pa.scalar(None, texts.type)
@@ -366,7 +368,7 @@ def _instants(texts: pa.Array) -> pa.Array:
     return values
 
 
-def _way(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
+def _grammar_and_cast(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
     """Return the grammar of a type, and the cast for strings that match it."""
     if pat.is_boolean(kind):
         pattern = f"{_TRUE}|{_FALSE}"
@@ -380,26 +382,28 @@ def _way(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
     if pat.is_decimal(kind):
         return _DECLARED_FLOAT, lambda texts: texts.cast(kind)
     if pat.is_date(kind):
-        return _DATE, _dates
+        return _DATE, _cast_dates
     pattern = _DECLARED_FLOAT if declared else _FLOAT
-    return f"{pattern}|{_WORD}", lambda texts: _floats(texts, kind)
+    return f"{pattern}|{_WORD}", lambda texts: _cast_floats(texts, kind)
 
 
-def _dates(texts: pa.Array) -> pa.Array:
-    if _any(pc.starts_with(texts, "0000")):
+def _cast_dates(texts: pa.Array) -> pa.Array:
+    if _any_true(pc.starts_with(texts, "0000")):
         raise pa.ArrowInvalid("year 0")
     return texts.cast(pa.date32())
 
 
-def _floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     values = pc.utf8_ltrim(texts, "+").cast(kind)
     infinite = pc.is_inf(values)
-    if _any(infinite) and not _all(pc.match_substring_regex(texts.filter(infinite), f"^{_WORD}$")):
+    if _any_true(infinite) and not _all_true(
+        pc.match_substring_regex(texts.filter(infinite), f"^{_WORD}$")
+    ):
         raise pa.ArrowInvalid("a number is beyond the type")
     return values
 
 
-def _of_meaning(meaning: str, rules: TextRules) -> TextRules:
+def _inference_rules(meaning: str, rules: TextRules) -> TextRules:
     """Return rules that accept timestamps finer than a microsecond, which parsing refuses later."""
     if meaning.startswith("timestamp"):
         return TextRules(timestamp_format=rules.timestamp_format, precision="us")

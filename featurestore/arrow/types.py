@@ -99,16 +99,16 @@ def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema
     """Convert a schema to feature types; columns of type null are unchanged.
 
     ``language`` is the kind of dataframe that determines the syntax of hints
-    (``column_lines.language_of``).
+    (``column_lines.detect_language``).
 
     Raises:
         UnsupportedType: Lists every column that cannot be stored.
     """
     fields, unsupported, cast_lines = [], [], []
     for field in schema:
-        feature = None if _is_opaque(field) else _feature_type(field.type)
+        feature = None if _has_opaque_bytes(field) else _feature_type(field.type)
         if feature is None:
-            unsupported.append(f"{field.name}: {field.type} ({_alternative(field.type)})")
+            unsupported.append(f"{field.name}: {field.type} ({_suggest_conversion(field.type)})")
             line = type_line(language, field.name, field.type)
             if line is not None:
                 cast_lines.append(line)
@@ -130,7 +130,7 @@ def check_nesting(schema: pa.Schema) -> None:
     """
     refused = []
     for field in schema:
-        levels = _levels(field.type)
+        levels = _nesting_depth(field.type)
         if levels > MAX_LEVELS:
             refused.append(f"{field.name} ({levels} levels)")
     if refused:
@@ -168,7 +168,7 @@ def storage_schema(features: pa.Schema) -> pa.Schema:
     """
     fields = []
     for field, feature_field in zip(_storage_fields(features), features, strict=True):
-        shape = shape_of(feature_field.type)
+        shape = array_shape(feature_field.type)
         if shape:
             field = field.with_metadata({SHAPE: json.dumps(shape)})
         fields.append(field)
@@ -202,19 +202,19 @@ def is_nested(kind: pa.DataType) -> bool:
     return bool(pat.is_nested(kind) or pat.is_fixed_size_list(kind))
 
 
-def holds_items(kind: pa.DataType) -> bool:
+def is_list_type(kind: pa.DataType) -> bool:
     """Return whether a type is a list type, of variable or fixed size.
 
-    >>> holds_items(pa.list_(pa.int8(), 3)), holds_items(pa.struct([]))
+    >>> is_list_type(pa.list_(pa.int8(), 3)), is_list_type(pa.struct([]))
     (True, False)
     """
-    return is_any_list(kind) or bool(pat.is_fixed_size_list(kind))
+    return is_variable_size_list(kind) or bool(pat.is_fixed_size_list(kind))
 
 
-def is_any_list(kind: pa.DataType) -> bool:
+def is_variable_size_list(kind: pa.DataType) -> bool:
     """Return whether a type is a variable-size list.
 
-    >>> is_any_list(pa.large_list(pa.int8())), is_any_list(pa.list_(pa.int8(), 3))
+    >>> is_variable_size_list(pa.large_list(pa.int8())), is_variable_size_list(pa.list_(pa.int8(), 3))
     (True, False)
     """
     return bool(
@@ -281,18 +281,18 @@ def describe(kind: pa.DataType) -> str:
     >>> describe(shaped_type(pa.uint8(), (8, 6))), describe(pa.int64())
     ('uint8 of shape (8, 6)', 'int64')
     """
-    shape = shape_of(kind)
+    shape = array_shape(kind)
     if pat.is_list(kind):
         return f"list of {describe(kind.value_type)}"
     if not shape:
         return str(kind)
-    return f"{items_of(kind)} of shape {shape}"
+    return f"{array_item_type(kind)} of shape {shape}"
 
 
-def shape_of(kind: pa.DataType) -> tuple[int, ...]:
+def array_shape(kind: pa.DataType) -> tuple[int, ...]:
     """Return the shape of one value: the sizes of nested fixed-size lists, () for other types.
 
-    >>> shape_of(pa.list_(pa.list_(pa.uint8(), 6), 8)), shape_of(pa.float32())
+    >>> array_shape(pa.list_(pa.list_(pa.uint8(), 6), 8)), array_shape(pa.float32())
     ((8, 6), ())
     """
     sizes = []
@@ -302,10 +302,10 @@ def shape_of(kind: pa.DataType) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def items_of(kind: pa.DataType) -> pa.DataType:
+def array_item_type(kind: pa.DataType) -> pa.DataType:
     """Return the item type of nested fixed-size lists; other types are returned unchanged.
 
-    >>> items_of(pa.list_(pa.list_(pa.uint8(), 6), 8))
+    >>> array_item_type(pa.list_(pa.list_(pa.uint8(), 6), 8))
     DataType(uint8)
     """
     while pat.is_fixed_size_list(kind):
@@ -316,7 +316,7 @@ def items_of(kind: pa.DataType) -> pa.DataType:
 def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
     """Return the type of arrays with a shape.
 
-    >>> shape_of(shaped_type(pa.uint8(), (8, 6)))
+    >>> array_shape(shaped_type(pa.uint8(), (8, 6)))
     (8, 6)
     """
     kind = items
@@ -333,7 +333,7 @@ def is_tensor(kind: pa.DataType) -> bool:
 def tensor_type(kind: Any) -> pa.DataType:
     """Return the fixed-size list type of Arrow tensors, in logical axis order.
 
-    >>> shape_of(tensor_type(pa.fixed_shape_tensor(pa.int8(), [3, 2], permutation=[1, 0])))
+    >>> array_shape(tensor_type(pa.fixed_shape_tensor(pa.int8(), [3, 2], permutation=[1, 0])))
     (2, 3)
     """
     shape = list(kind.shape)
@@ -342,16 +342,16 @@ def tensor_type(kind: Any) -> pa.DataType:
     return shaped_type(kind.value_type, shape)
 
 
-def width_of(kind: pa.DataType) -> int:
+def type_width(kind: pa.DataType) -> int:
     """Return the width of a type in bytes; variable-size values count as short ones.
 
-    >>> width_of(pa.int64()), width_of(pa.list_(pa.float32(), 3)), width_of(pa.string())
+    >>> type_width(pa.int64()), type_width(pa.list_(pa.float32(), 3)), type_width(pa.string())
     (8, 12, 16)
     """
     if pat.is_fixed_size_list(kind):
-        return int(kind.list_size) * width_of(kind.value_type)
+        return int(kind.list_size) * type_width(kind.value_type)
     if pat.is_struct(kind):
-        return sum(width_of(kind.field(index).type) for index in range(kind.num_fields))
+        return sum(type_width(kind.field(index).type) for index in range(kind.num_fields))
     try:
         return max(int(kind.bit_width) // 8, 1)
     except ValueError:
@@ -371,13 +371,13 @@ def is_unbounded(kind: pa.DataType) -> bool:
     return bool(pat.is_string(kind) or pat.is_binary(kind) or pat.is_list(kind))
 
 
-def width_of_columns(schema: pa.Schema, names: Iterable[str]) -> int:
+def columns_width(schema: pa.Schema, names: Iterable[str]) -> int:
     """Return the total width in bytes of the selected columns of a row.
 
-    >>> width_of_columns(pa.schema([("a", pa.int64()), ("b", pa.int8())]), ["a", "b", "a"])
+    >>> columns_width(pa.schema([("a", pa.int64()), ("b", pa.int8())]), ["a", "b", "a"])
     9
     """
-    return sum(width_of(schema.field(name).type) for name in set(names))
+    return sum(type_width(schema.field(name).type) for name in set(names))
 
 
 def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
@@ -434,7 +434,7 @@ def _decimal(column_type: pa.DataType) -> pa.DataType | None:
 def _nested(column_type: pa.DataType) -> pa.DataType | None:
     if pat.is_struct(column_type):
         return _struct(column_type)
-    if not holds_items(column_type):
+    if not is_list_type(column_type):
         return None
     value = _feature_type(column_type.value_type)
     if value is None:
@@ -465,7 +465,7 @@ def _fields(struct: pa.StructType) -> list[pa.Field]:
     return list(map(struct.field, range(struct.num_fields)))
 
 
-def _is_opaque(field: pa.Field) -> bool:
+def _has_opaque_bytes(field: pa.Field) -> bool:
     """Return whether a field contains bytes that only one library can read.
 
     Older releases of pyarrow know such a type by the field's metadata only.
@@ -474,7 +474,7 @@ def _is_opaque(field: pa.Field) -> bool:
     return name in _OPAQUE
 
 
-def _alternative(kind: pa.DataType) -> str:
+def _suggest_conversion(kind: pa.DataType) -> str:
     if pat.is_duration(kind) or pat.is_time(kind):
         return "store it as int64 microseconds"
     if pat.is_map(kind):
@@ -484,14 +484,14 @@ def _alternative(kind: pa.DataType) -> str:
             "a struct needs at least one field, names that differ in more than case, "
             "and fields that can be stored"
         )
-    if holds_items(kind):
+    if is_list_type(kind):
         return "its values cannot be stored"
     if pat.is_decimal(kind):
         return "use decimal128 of at most 38 digits and scale >= 0"
     return "no storage for this type"
 
 
-def _levels(kind: pa.DataType) -> int:
+def _nesting_depth(kind: pa.DataType) -> int:
     """Return the nesting depth of a type, without recursion, since types may be very deep."""
     deepest = 0
     waiting = [(kind, 0)]

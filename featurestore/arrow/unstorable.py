@@ -1,6 +1,6 @@
 """Columns that cannot be stored unchanged, and errors with code that converts them.
 
-Conversions raise ``Unstorable``; ``conversion_errors`` translates each conversion error to an
+Conversions raise ``Unstorable``; ``translate_conversion_errors`` translates each conversion error to an
 ``UnsupportedType`` with a hint in the syntax of the caller's library. Two kinds of columns are
 detected by content: binary columns of encoded arrays, as petastorm's codecs write them, and columns
 of DuckDB relations. DuckDB converts BIT to its internal bytes and 128-bit integers to decimals that
@@ -97,7 +97,9 @@ class Unstorable(ValueError):
 
 
 @contextmanager
-def conversion_errors(name: str, values: Sequence[Any], *, language: str) -> Iterator[None]:
+def translate_conversion_errors(
+    name: str, values: Sequence[Any], *, language: str
+) -> Iterator[None]:
     """Raise each error of a column conversion as ``UnsupportedType``.
 
     Args:
@@ -131,7 +133,7 @@ def unsupported_column(
     """
     shown = []
     for cell in error.cells:
-        row = _row_of(cell, values)
+        row = _find_row(cell, values)
         row_name = "a row" if row is None else f"row {row}"
         shown.append(f"{row_name} is {type(cell).__name__} ({_short(cell)})")
     examples = f": {', '.join(shown)}" if shown else ""
@@ -141,7 +143,7 @@ def unsupported_column(
             language,
             name,
             error.expression,
-            missing_condition=error.missing or _missing_among(values),
+            missing_condition=error.missing or _missing_condition(values),
         )
     return UnsupportedType(f"Column {name!r} {error.problem}{examples}.", hint=hint)
 
@@ -233,7 +235,7 @@ def binary_columns(schema: pa.Schema) -> list[str]:
     return names
 
 
-def with_storable_types(frame: Any) -> Any:
+def cast_to_storable_types(frame: Any) -> Any:
     """Return a DuckDB relation whose values are preserved by the conversion to Arrow.
 
     128-bit integers, such as sums, are cast to 64 bits; if a value is too large, the query fails
@@ -253,7 +255,7 @@ def with_storable_types(frame: Any) -> Any:
             value = _checked_microseconds(name)
         elif kind.id == "map" or _is_unsupported(kind):
             unsupported.append(f"{name}: {kind}")
-            lines.append(f"{_cast(kind, column)} AS {column}")
+            lines.append(f"{_cast_expression(kind, column)} AS {column}")
         columns.append(f"{value} AS {column}")
         is_changed = is_changed or value != column
     if unsupported:
@@ -265,7 +267,7 @@ def with_storable_types(frame: Any) -> Any:
 
 
 @contextmanager
-def query_refusals() -> Iterator[None]:
+def translate_query_errors() -> Iterator[None]:
     """Translate refusals that a query raises for its values to ``UnsupportedType``."""
     try:
         yield
@@ -319,7 +321,7 @@ def _magnitude(cell: object) -> int:
     return abs(cell) if isinstance(cell, int) else -1
 
 
-def _row_of(value: object, values: Sequence[Any]) -> int | None:
+def _find_row(value: object, values: Sequence[Any]) -> int | None:
     """Return the first row that is or contains an object; None if conversion created the object."""
     for row, cell in enumerate(values):
         if _contains(cell, value):
@@ -340,7 +342,7 @@ def _short(cell: object) -> str:
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
 
 
-def _missing_among(values: Sequence[Any]) -> str:
+def _missing_condition(values: Sequence[Any]) -> str:
     """Return the condition for missing cells: also for pandas' missing values if there are any."""
     for cell in values:
         if cell is not None and is_missing(cell):
@@ -414,7 +416,7 @@ def _is_unsupported(kind: Any, *, inside: bool = False) -> bool:
     return any(_is_unsupported(child, inside=True) for child in children)
 
 
-def _cast(kind: Any, value: str) -> str:
+def _cast_expression(kind: Any, value: str) -> str:
     """Return the expression that preserves the values of a refused column."""
     if kind.id == "map":
         return f"map_entries({value})"

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.cast_lines import SQL_TYPES
 from featurestore.arrow.column_lines import quoted, type_line
-from featurestore.arrow.types import holds_items, is_nested, is_untyped
+from featurestore.arrow.types import is_list_type, is_nested, is_untyped
 from featurestore.errors import UnsupportedType
 
 # Nulls become numbers, since every engine can cast nulls to numbers.
@@ -29,10 +29,10 @@ _OTHER_SQL_TYPES = {
 _TYPED_LANGUAGES = ("pandas", "polars", "pyarrow", "duckdb", "pyspark")
 
 
-def typed_as(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
+def replace_null_types(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
     """Return a type whose nulls are replaced by the corresponding types of ``target``.
 
-    >>> typed_as(pa.list_(pa.null()), pa.list_(pa.string()))
+    >>> replace_null_types(pa.list_(pa.null()), pa.list_(pa.string()))
     ListType(list<item: string>)
     """
     if pat.is_null(kind):
@@ -40,16 +40,16 @@ def typed_as(kind: pa.DataType, target: pa.DataType) -> pa.DataType:
     if not is_untyped(kind) or not is_nested(target):
         return kind
     if pat.is_struct(kind) and pat.is_struct(target):
-        return _struct_as(kind, target)
-    if not (holds_items(kind) and holds_items(target)):
+        return _adopt_struct(kind, target)
+    if not (is_list_type(kind) and is_list_type(target)):
         return kind
-    item = pa.field("item", typed_as(kind.value_type, target.value_type))
+    item = pa.field("item", replace_null_types(kind.value_type, target.value_type))
     if pat.is_fixed_size_list(kind):
         return pa.list_(item, kind.list_size)
     return pa.list_(item)
 
 
-def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -> pa.Schema:
+def adopt_types(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -> pa.Schema:
     """Return a schema whose untyped columns have the types of the same columns in ``like``."""
     types_by_name = like
     if isinstance(like, pa.Schema):
@@ -57,7 +57,7 @@ def typed_like(schema: pa.Schema, like: pa.Schema | Mapping[str, pa.DataType]) -
     fields = []
     for field in schema:
         if field.name in types_by_name:
-            field = field.with_type(typed_as(field.type, types_by_name[field.name]))
+            field = field.with_type(replace_null_types(field.type, types_by_name[field.name]))
         fields.append(field)
     return pa.schema(fields)
 
@@ -99,7 +99,7 @@ def dtypes_line(columns: pa.Schema) -> str:
     >>> dtypes_line(pa.schema([("tags", pa.list_(pa.null()))]))
     "dtypes={'tags': 'list<string>'}"
     """
-    entries = [f"{field.name!r}: {_suggested(field.type)}" for field in columns]
+    entries = [f"{field.name!r}: {_suggest_type(field.type)}" for field in columns]
     return f"dtypes={{{', '.join(entries)}}}"
 
 
@@ -109,7 +109,7 @@ def schema_line(schema: pa.Schema) -> str:
     >>> schema_line(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.null()))]))
     "pa.schema([('id', pa.int64()), ('tags', pa.list_(pa.string()))])"
     """
-    fields = [f"({field.name!r}, {_code_of(field.type)})" for field in schema]
+    fields = [f"({field.name!r}, {_type_code(field.type)})" for field in schema]
     return f"pa.schema([{', '.join(fields)}])"
 
 
@@ -141,35 +141,35 @@ def sql_casts(columns: pa.Schema) -> str:
     return ", ".join(expressions)
 
 
-def _suggested(kind: pa.DataType) -> str:
+def _suggest_type(kind: pa.DataType) -> str:
     """Return a type as Python code, with strings in place of nulls."""
-    text = _name_of(kind)
+    text = _dtype_name(kind)
     if text is not None:
         return repr(text)
-    return _code_of(kind)
+    return _type_code(kind)
 
 
-def _name_of(kind: pa.DataType) -> str | None:
+def _dtype_name(kind: pa.DataType) -> str | None:
     """Return the ``dtypes=`` name of a type, or None if it has none."""
     if pat.is_null(kind):
         return "string"
     if pat.is_list(kind):
-        inner = _name_of(kind.value_type)
+        inner = _dtype_name(kind.value_type)
         return None if inner is None else f"list<{inner}>"
     return None
 
 
-def _code_of(kind: pa.DataType) -> str:
+def _type_code(kind: pa.DataType) -> str:
     if pat.is_null(kind):
         return "pa.string()"
     if pat.is_struct(kind):
         fields = map(kind.field, range(kind.num_fields))
-        fields_code = [f"({field.name!r}, {_code_of(field.type)})" for field in fields]
+        fields_code = [f"({field.name!r}, {_type_code(field.type)})" for field in fields]
         return f"pa.struct([{', '.join(fields_code)}])"
     if pat.is_fixed_size_list(kind):
-        return f"pa.list_({_code_of(kind.value_type)}, {kind.list_size})"
+        return f"pa.list_({_type_code(kind.value_type)}, {kind.list_size})"
     if pat.is_list(kind):
-        return f"pa.list_({_code_of(kind.value_type)})"
+        return f"pa.list_({_type_code(kind.value_type)})"
     if pat.is_decimal(kind):
         return f"pa.decimal128({kind.precision}, {kind.scale})"
     if pat.is_timestamp(kind):
@@ -190,11 +190,11 @@ def _sql_type(kind: pa.DataType) -> str:
     return {**SQL_TYPES, **_OTHER_SQL_TYPES}.get(str(kind), "DOUBLE")
 
 
-def _struct_as(kind: pa.StructType, target: pa.StructType) -> pa.DataType:
+def _adopt_struct(kind: pa.StructType, target: pa.StructType) -> pa.DataType:
     target_types = {field.name: field.type for field in map(target.field, range(target.num_fields))}
     fields = []
     for field in map(kind.field, range(kind.num_fields)):
         if field.name in target_types:
-            field = field.with_type(typed_as(field.type, target_types[field.name]))
+            field = field.with_type(replace_null_types(field.type, target_types[field.name]))
         fields.append(field)
     return pa.struct(fields)

@@ -107,7 +107,7 @@ def stats(
     context: typer.Context, name: Name, version: Version = None, as_of: AsOfOption = None
 ) -> None:
     """Show the statistics of a group's columns."""
-    from featurestore.model.statistics_text import describe, records_of, title_of
+    from featurestore.model.statistics_text import describe, format_title, to_records
 
     delta_version: Any = version_or_time(as_of)
     statistics = (
@@ -116,8 +116,8 @@ def stats(
     if settings(context).output is OutputFormat.JSON:
         show_json(statistics.to_json())
     elif settings(context).wide:
-        sys.stdout.write(f"{title_of(statistics)}\n")
-        rows = records_of(statistics)
+        sys.stdout.write(f"{format_title(statistics)}\n")
+        rows = to_records(statistics)
         show_rows(context, rows, columns=list(rows[0]))
     else:
         sys.stdout.write(describe(statistics, lines=len(statistics.columns)) + "\n")
@@ -126,7 +126,7 @@ def stats(
 @app.command(epilog="Example: featurestore fg validate weather")
 def validate(context: typer.Context, name: Name, version: Version = None) -> None:
     """Check a group's data against its expectations; exit code 1 if some fail."""
-    from featurestore.model.validation import outcome_text
+    from featurestore.model.validation import format_outcome
 
     report = store(context).validate_featuregroup(name, version=version)
     rows = [
@@ -138,7 +138,7 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
             "rows": each.rows,
             "unexpected": each.unexpected,
             "warning": each.warning,
-            "message": "" if each.success else outcome_text(each),
+            "message": "" if each.success else format_outcome(each),
         }
         for each in report.results
     ]

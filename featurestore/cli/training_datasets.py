@@ -16,7 +16,7 @@ from featurestore.cli.output import (
 )
 from featurestore.cli.state import store
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import read_text, source_text
+from featurestore.model.manifest import format_source, read_text
 
 app = typer.Typer(help="Training datasets.", no_args_is_help=True)
 
@@ -72,7 +72,7 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
         "seed": manifest.seed,
         "key": list(manifest.key),
         "split_rule": manifest.split_rule,
-        "sources": list(map(source_text, manifest.sources)),
+        "sources": list(map(format_source, manifest.sources)),
         "read": list(map(read_text, manifest.reads)),
         "windows": list(map(str, manifest.windows)),
         "columns": columns,

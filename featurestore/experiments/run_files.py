@@ -24,7 +24,7 @@ from featurestore.errors import (
     UntrustedModel,
     missing_extra,
 )
-from featurestore.model.run_record import METRICS_FILE, RunRecord, metrics_line
+from featurestore.model.run_record import METRICS_FILE, RunRecord, format_metrics_line
 from featurestore.storage import files
 from featurestore.storage.appending import AppendedFile
 from featurestore.storage.locks import host_name
@@ -52,7 +52,7 @@ class Reports:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
-        line = metrics_line(step, metrics, time=time.time(), begins=self._is_first)
+        line = format_metrics_line(step, metrics, time=time.time(), begins=self._is_first)
         if self._is_first:
             self._events.discard_from(step)
         self._is_first = False

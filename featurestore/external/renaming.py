@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.names import RENAME, renames_of
+from featurestore.model.names import RENAME, resolve_renames
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import (
@@ -121,7 +121,7 @@ class RenamedSnapshot:
         if rename is None:
             return inner, {}
         names = self._snapshot.names(replace(inner, columns=None, window=None))
-        renames = renames_of(rename, names, owner=f"source {self._source!r}")
+        renames = resolve_renames(rename, names, owner=f"source {self._source!r}")
         originals = {new: old for old, new in renames.items()}
         columns, window = query.columns, query.window
         if columns is not None:

@@ -38,7 +38,7 @@ from featurestore.errors import (
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.ingest import with_language
+from featurestore.ingest import peek_language
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import SuspiciousTimeWarning
@@ -75,7 +75,7 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
             values = _first(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
-            hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
+            hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
         )
 
 
@@ -91,7 +91,7 @@ def check_time_numbers(
             values = _first(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
-                hint=conversion_hint(name, kind, values, library=with_language(df)[1]),
+                hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
             )
 
 

@@ -14,8 +14,14 @@ import pyarrow as pa
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
 from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, widens, wider_decimal
-from featurestore.arrow.types import describe, is_nested, shape_of
+from featurestore.arrow.fitting import (
+    InexactValueError,
+    can_fit,
+    cast_exactly,
+    widens,
+    wider_decimal,
+)
+from featurestore.arrow.types import array_shape, describe, is_nested
 from featurestore.arrow.untyped import refuse_untyped, typing_lines
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.schema_change import with_value
@@ -96,14 +102,16 @@ class Fit:
             return column  # cast with the batch
         try:
             return cast_exactly(column, field.type)
-        except Misfit as misfit:
+        except InexactValueError as misfit:
             raise SchemaMismatch(
                 f"The rows do not fit {self.group}: {field.name!r} is {describe(column.type)} "
                 f"where the group has {describe(field.type)}, and {misfit}.",
                 hint=self._misfit_hint(column.type, field, misfit),
             ) from misfit
 
-    def _misfit_hint(self, batch_type: pa.DataType, field: pa.Field, misfit: Misfit) -> str:
+    def _misfit_hint(
+        self, batch_type: pa.DataType, field: pa.Field, misfit: InexactValueError
+    ) -> str:
         if misfit.value is None:
             return UNEQUAL_SHAPES_HINT
         line = cast_line(self.library, field.name, batch_type, field.type)
@@ -223,10 +231,12 @@ def _casts(
         column_type = column_types.get(field.name)
         if column_type is None or can_fit(field.type, column_type):
             continue
-        if shape_of(column_type):
+        if array_shape(column_type):
             is_array = is_nested(field.type)
             lines.append(
-                UNEQUAL_SHAPES_HINT if is_array else f"give arrays of shape {shape_of(column_type)}"
+                UNEQUAL_SHAPES_HINT
+                if is_array
+                else f"give arrays of shape {array_shape(column_type)}"
             )
             continue
         line = cast_line(library, field.name, field.type, column_type)

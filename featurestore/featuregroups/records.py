@@ -23,7 +23,7 @@ from featurestore.featuregroups import checks
 from featurestore.featuregroups.checks import warn_of_odd_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.ingest import as_relation
+from featurestore.ingest import open_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.recovery.in_flight import InFlight
@@ -95,14 +95,14 @@ def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
     if not spec.primary_key:
         return False
     keys = {name: name for name in spec.upsert_key}
-    with as_relation(rows, engine=engine, like=spec.schema) as relation:
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
         if engine.duplicates(engine.select(relation, keys), spec.upsert_key, limit=1)[0]:
             return True
-    with as_relation(rows, engine=engine, like=spec.schema) as relation:
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
         stored_keys = _stored_keys(engine, relation, group)
     if stored_keys is None:
         return False
-    with as_relation(rows, engine=engine, like=spec.schema) as relation:
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
         same = _equality("batch", "stored", spec.upsert_key)
         query = f"SELECT 1 AS n FROM stored WHERE EXISTS (SELECT 1 FROM batch WHERE {same}) LIMIT 1"
         tables = {"batch": engine.select(relation, keys), "stored": stored_keys}

@@ -15,9 +15,9 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, 
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.table import OpenGroup, open_stored, read
 from featurestore.featuregroups.write import Write, create
-from featurestore.ingest import library_of, open_stream
+from featurestore.ingest import library_name, open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.names import check_rename, renames_of
+from featurestore.model.names import check_rename, resolve_renames
 from featurestore.model.times import format_ttl
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -43,7 +43,7 @@ def renamed_frame(df: object, rename: Mapping[str, str] | str | None) -> object:
             "rename= is for dataframes of other libraries.",
             hint="read_source(name, rename={'Country Name': 'country_name'}) for a source",
         )
-    library = library_of(df)
+    library = library_name(df)
     frame: Any = df
     if library == "pandas" and hasattr(df, "columns"):
         return _pandas(df, text)
@@ -84,7 +84,7 @@ def _stream(reader: pa.RecordBatchReader, text: str) -> pa.RecordBatchReader:
 
 
 def _renames(text: str, names: Sequence[str]) -> dict[str, str]:
-    return renames_of(text, names, owner="the dataframe")
+    return resolve_renames(text, names, owner="the dataframe")
 
 
 def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:

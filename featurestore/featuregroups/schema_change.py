@@ -16,7 +16,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import widens, with_wider_decimals
-from featurestore.arrow.types import holds_items, is_exact
+from featurestore.arrow.types import is_exact, is_list_type
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SchemaMismatch
@@ -173,7 +173,7 @@ def with_value(value: object, kind: pa.DataType) -> pa.DataType | None:
 
 def _digits_of(array: pa.Array, least: Digits) -> Digits:
     """Return the digits that hold all values of an array, inside of lists too."""
-    while holds_items(array.type):
+    while is_list_type(array.type):
         array = array.flatten()
     array = pc.drop_null(array)
     if not len(array):
@@ -199,7 +199,7 @@ def _places_of(array: pa.Array, least: int) -> int:
 
 def _may_need_more(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
     """Return whether exact numbers of a type may have more digits than decimals of a group."""
-    if holds_items(batch_type) and holds_items(column_type):
+    if is_list_type(batch_type) and is_list_type(column_type):
         return _may_need_more(batch_type.value_type, column_type.value_type)
     if not (pat.is_decimal(column_type) and is_exact(batch_type)):
         return False
@@ -207,7 +207,7 @@ def _may_need_more(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType:
-    while holds_items(kind):
+    while is_list_type(kind):
         kind = kind.value_type
     return kind
 
@@ -216,7 +216,7 @@ def _with_item(field: pa.Field, decimals: pa.DataType) -> pa.Field:
     """Return a column of decimals, or of lists of such, with others."""
     kind = field.type
     levels = 0
-    while holds_items(kind):
+    while is_list_type(kind):
         kind, levels = kind.value_type, levels + 1
     nested = decimals
     for _ in range(levels):

@@ -24,7 +24,7 @@ from featurestore.model.arguments import check_count, check_version, parse_versi
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
-from featurestore.model.plan import Source, plan_of_group
+from featurestore.model.plan import Source, build_group_plan
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.source import STORED_COLUMNS
 from featurestore.registry import featuregroups
@@ -173,7 +173,7 @@ def external_frame(session: Session, group: OpenGroup, *, is_pinned: bool) -> Fe
         session,
         lambda: rows_of(session, live),
         schema=group.spec.schema,
-        plan=plan_of_group(live),
+        plan=build_group_plan(live),
     )
 
 
@@ -203,7 +203,7 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
         session,
         lambda: engine.read_table(path, version=delta_version, schema=schema),
         schema=schema,
-        plan=plan_of_group(pinned(group)),
+        plan=build_group_plan(pinned(group)),
     )
 
 

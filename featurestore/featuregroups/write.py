@@ -48,12 +48,18 @@ from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.records import RecordOrder
 from featurestore.featuregroups.schema_change import declare_columns, widen, with_needed_digits
 from featurestore.featuregroups.table import open_group, open_stored
-from featurestore.ingest import as_relation, can_be_native, known_rows, schema_of, with_language
+from featurestore.ingest import (
+    can_be_native,
+    count_known_rows,
+    open_relation,
+    peek_language,
+    schema_of,
+)
 from featurestore.model.arguments import MAX_INT64, check_version, warn_caller
 from featurestore.model.feature_view import incompatible_features
 from featurestore.model.featuregroup import WRITE_MODES, Commit, FeatureGroupSpec
 from featurestore.model.names import check_name
-from featurestore.model.paths import version_of
+from featurestore.model.paths import parse_version_directory
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import TimeRange
@@ -150,7 +156,7 @@ def create(
     df, write = _describe_rows(df, write)
     with ExitStack() as stack:
         run = _claim_version(stack, session, name, version, write)
-        rows = stack.enter_context(as_relation(df, engine=session.engine))
+        rows = stack.enter_context(open_relation(df, engine=session.engine))
         batch_schema = rows.schema
         rows = typed_relation(
             rows, declared.types, name=name, engine=session.engine, library=write.library
@@ -201,7 +207,7 @@ def get_or_create(
             if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, name, declared=declared, version=version)
     stored_spec = open_group(session, name, version).spec
-    df, language = with_language(df)
+    df, language = peek_language(df)
     batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
     batch_schema = declared.types.schema(batch_schema, library=language)
     check_same(declared, stored_spec, batch_schema=batch_schema)
@@ -241,7 +247,7 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
             versions += versions_in_flight(connection, session.location, "create", name)
     folder = os.path.join(session.location, FEATUREGROUPS, name)
     for entry in files.list_directory(folder):
-        number = version_of(entry)
+        number = parse_version_directory(entry)
         if number is not None and groups.is_group(os.path.join(folder, entry)):
             versions.append(number)
     return max(versions, default=0) + 1
@@ -293,7 +299,7 @@ def insert(
         in_flight(
             session, kind="write", name=spec.name, version=spec.version, run_id=write.run_id
         ) as run,
-        as_relation(df, engine=session.engine, like=known_columns) as rows,
+        open_relation(df, engine=session.engine, like=known_columns) as rows,
     ):
         check_time_numbers(rows, spec, df=df, engine=session.engine)
         if write.schema_change == "add":
@@ -330,7 +336,7 @@ def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
     These are library and number of rows, or the plan and the inputs of a frame of the store.
     """
     if not isinstance(df, FeatureFrame):
-        write = replace(write, rows=known_rows(df))
+        write = replace(write, rows=count_known_rows(df))
     else:
         if df.plan is not None:
             write = replace(write, plan=df.plan.to_json())
@@ -340,7 +346,7 @@ def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
             write = replace(write, reads=df.reads)
     if not can_be_native(df):
         write = replace(write, has_checked_values=True)
-    df, library = with_language(df)
+    df, library = peek_language(df)
     return df, replace(write, library=library)
 
 

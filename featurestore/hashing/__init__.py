@@ -18,7 +18,7 @@ from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing.canonical import canonical_array
 from featurestore.hashing.hashes import hash_array, row_hash_start, tie_hash_salt, value_kind
 from featurestore.hashing.mixing import Words, fold, mix, mix_all, tag
-from featurestore.hashing.values import ROW, check_types, valid_rows
+from featurestore.hashing.values import ROW, check_types, valid_mask
 
 __all__ = [
     "canonical_bytes",
@@ -147,7 +147,7 @@ def _find_valid(array: Any) -> npt.NDArray[np.bool_] | None:
         return _find_valid(array.dictionary_decode())
     if pat.is_null(array.type):
         return np.zeros(len(array), dtype=np.bool_)
-    return valid_rows(array)
+    return valid_mask(array)
 
 
 def _concatenate(arrays: Sequence[Words]) -> Words:

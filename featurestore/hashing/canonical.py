@@ -23,8 +23,8 @@ from featurestore.hashing.values import (
     ListValues,
     Mask,
     StructValues,
+    canonical_values,
     ranges,
-    values_of,
 )
 
 
@@ -35,7 +35,7 @@ def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
 
 
 def _encode(array: Any) -> pa.LargeBinaryArray:
-    values = values_of(array)
+    values = canonical_values(array)
     rows = len(array)
     if isinstance(values, ByteValues):
         header = _encode_words(values.kind, (values.lengths.view(np.uint64),), valid=values.valid)

@@ -26,8 +26,8 @@ from featurestore.hashing.values import (
     Mask,
     StructValues,
     WordValues,
-    valid_rows,
-    values_of,
+    canonical_values,
+    valid_mask,
 )
 
 _NULL_HASH = tag(255)
@@ -47,7 +47,7 @@ def hash_array(array: Any, *, exact: bool) -> Words:
         return hash_array(array.storage, exact=exact)
     if pat.is_dictionary(array.type):
         return _hash_dictionary(array, exact=exact)
-    values = values_of(array)
+    values = canonical_values(array)
     if isinstance(values, ByteValues):
         sums = byte_sums(values.data, values.starts, values.lengths)
         hashes = _finish(sums, values.lengths, kind=values.kind)
@@ -88,7 +88,7 @@ def _hash_dictionary(array: Any, *, exact: bool) -> Words:
     if len(value_hashes) == 0:
         return np.full(len(array), _NULL_HASH, dtype=np.uint64)
     indices = array.indices
-    valid = valid_rows(indices)
+    valid = valid_mask(indices)
     positions = indices.fill_null(0).to_numpy(zero_copy_only=False)
     return _with_nulls(value_hashes[positions], valid)
 

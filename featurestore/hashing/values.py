@@ -101,20 +101,20 @@ def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
         )
 
 
-def values_of(array: Any) -> Values:
+def canonical_values(array: Any) -> Values:
     """Return the canonical values of an Arrow array, after decoding dictionaries."""
     kind = array.type
     if isinstance(kind, pa.ExtensionType):
-        return values_of(array.storage)
+        return canonical_values(array.storage)
     if pat.is_dictionary(kind):
-        return values_of(array.dictionary_decode())
+        return canonical_values(array.dictionary_decode())
     if pat.is_null(kind):
         return WordValues(
             np.zeros(len(array), dtype=np.bool_), NULL, (np.zeros(len(array), dtype=np.uint64),)
         )
     if _is_list(kind):
         return _list_values(array)
-    valid = valid_rows(array)
+    valid = valid_mask(array)
     if pat.is_struct(kind):
         return StructValues(valid, tuple(array.field(index) for index in range(kind.num_fields)))
     if _is_text(kind) or _is_binary(kind):
@@ -125,7 +125,7 @@ def values_of(array: Any) -> Values:
     return WordValues(valid, kinds, (words,))
 
 
-def valid_rows(array: Any) -> Mask | None:
+def valid_mask(array: Any) -> Mask | None:
     """Return a mask of non-null rows, or None if no row is null."""
     if array.null_count == 0:
         return None
@@ -138,16 +138,16 @@ def valid_rows(array: Any) -> Mask | None:
 def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     kind = array.type
     if pat.is_boolean(kind):
-        return BOOL, _numbers(array.cast(pa.uint8())).astype(np.uint64)
+        return BOOL, _values_buffer(array.cast(pa.uint8())).astype(np.uint64)
     if pat.is_floating(kind):
-        return FLOAT, _float_words(_numbers(array))
+        return FLOAT, _float_words(_values_buffer(array))
     if pat.is_timestamp(kind):
         return _timestamp_words(array)
     if pat.is_date64(kind):
-        return DATE, (_numbers(array.view(pa.int64())) // 86_400_000).view(np.uint64)
+        return DATE, (_values_buffer(array.view(pa.int64())) // 86_400_000).view(np.uint64)
     if pat.is_date32(kind):
-        return DATE, _numbers(array.view(pa.int32())).astype(np.int64).view(np.uint64)
-    numbers = _numbers(array)
+        return DATE, _values_buffer(array.view(pa.int32())).astype(np.int64).view(np.uint64)
+    numbers = _values_buffer(array)
     if pat.is_uint64(kind):
         large = numbers >= 2**63
         if not large.any():
@@ -156,7 +156,7 @@ def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     return INTEGER, numbers.astype(np.int64, copy=False).view(np.uint64)
 
 
-def _numbers(array: Any) -> npt.NDArray[Any]:
+def _values_buffer(array: Any) -> npt.NDArray[Any]:
     """Return the values buffer of a primitive array; values of null rows are arbitrary."""
     dtype = numpy_type(array.type)
     buffer = array.buffers()[1]
@@ -191,7 +191,7 @@ def _float_words(numbers: npt.NDArray[Any]) -> Words:
 def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     unit = array.type.unit
     if unit == "ns":
-        nanos = _numbers(array.view(pa.int64()))
+        nanos = _values_buffer(array.view(pa.int64()))
         micros, remainders = np.divmod(nanos, 1000)
         if not remainders.any():
             return TIME, micros.view(np.uint64)
@@ -199,7 +199,7 @@ def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
         return kinds, np.where(remainders != 0, nanos, micros).view(np.uint64)
     if unit != "us":
         array = array.cast(pa.timestamp("us", tz=array.type.tz))
-    return TIME, _numbers(array.view(pa.int64())).view(np.uint64)
+    return TIME, _values_buffer(array.view(pa.int64())).view(np.uint64)
 
 
 def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
@@ -275,7 +275,7 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
 
 def _list_values(array: Any) -> ListValues:
     kind = array.type
-    valid = valid_rows(array)
+    valid = valid_mask(array)
     if _is_list_view(kind):
         return _list_view_values(array, valid)
     if pat.is_fixed_size_list(kind):

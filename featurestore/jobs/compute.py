@@ -19,9 +19,9 @@ import pyarrow.types as pat
 
 from featurestore.arrow.fitting import widens
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.arrow.untyped import typed_like
+from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
-from featurestore.ingest import as_relation, refuse_encoded_bytes
+from featurestore.ingest import open_relation, refuse_encoded_bytes
 from featurestore.jobs.inputs import (
     SourceInputs,
     TimeBounds,
@@ -129,7 +129,7 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
         if rows is None:
             continue
         name = f"w{number:06d}"
-        with as_relation(rows, engine=engine, like=schema) as window_rows:
+        with open_relation(rows, engine=engine, like=schema) as window_rows:
             if number == 0:
                 allowed_range = Window(window.start - run.spec.row_lookback, window.end)
             else:
@@ -150,7 +150,7 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
 
 def _stage_typed(engine: Engine, path: str, staged_schema: pa.Schema, schema: pa.Schema) -> str:
     """Return a path to the staged files, whose untyped columns get the types of other windows."""
-    if typed_like(staged_schema, schema) == staged_schema:
+    if adopt_types(staged_schema, schema) == staged_schema:
         return path
     rows = engine.read_files([path], schema=staged_schema)
     engine.stage(_with_types(engine, rows, schema), f"{path}-typed")
@@ -161,7 +161,7 @@ def _with_types(
     engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]
 ) -> Relation:
     """Return rows whose untyped columns have the types of the columns with these names."""
-    return typed_relation(engine, rows, typed_like(rows.schema, like))
+    return typed_relation(engine, rows, adopt_types(rows.schema, like))
 
 
 def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
@@ -185,7 +185,7 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
             f"Job {spec.name!r} returned the columns {previous.names}, and later {new.names}."
         )
     fields = []
-    previous, new = typed_like(previous, new), typed_like(new, previous)
+    previous, new = adopt_types(previous, new), adopt_types(new, previous)
     for field in previous:
         new_field = new.field(field.name)
         if not widens(new_field.type, field.type) and not widens(field.type, new_field.type):

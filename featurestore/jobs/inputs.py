@@ -311,7 +311,7 @@ class SourceInputs:
         )
         columns = None
         if self.spec.kind == "sql":
-            used_columns = usersql.columns_read(self.spec.code, list(snapshot.names(query)))
+            used_columns = usersql.find_columns(self.spec.code, list(snapshot.names(query)))
             columns = tuple(_with_time(used_columns, pinned.time))
         time_range = None
         if pinned.time is not None:

@@ -68,7 +68,7 @@ class Query:
         text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
-            columns = usersql.columns_read(self.spec.code, relation.schema.names)
+            columns = usersql.find_columns(self.spec.code, relation.schema.names)
             columns_by_name = dict(zip(columns, columns, strict=True))
             tables[name] = self.engine.select(relation, columns_by_name)
         parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))

@@ -15,8 +15,8 @@ import pyarrow as pa
 from featurestore.arrow import schemas
 from featurestore.arrow.column_names import (
     check_feature_names,
-    suggest_renames,
     snake_case_names,
+    suggest_renames,
 )
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema

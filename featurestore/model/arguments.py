@@ -259,12 +259,12 @@ def _argument_error(
     accepted_names = [*positional, *keyword]
     unknown = [each for each in kwargs if each not in accepted_names]
     if unknown:
-        suggestions = [_suggestion(each, accepted_names) for each in unknown]
+        suggestions = [_suggest_replacement(each, accepted_names) for each in unknown]
         return UnknownArgument(
             f"{name}() takes no {listing(unknown)}.", hint="; ".join(dict.fromkeys(suggestions))
         )
     if len(args) > len(positional):
-        return _too_many(name, args, positional, keyword)
+        return _too_many_arguments_error(name, args, positional, keyword)
     missing_names = []
     for each in parameters.values():
         is_passed = each.name in kwargs or each.name in positional[: len(args)]
@@ -279,7 +279,7 @@ def _argument_error(
     return UnknownArgument(f"{name}() got an argument twice: {error}.")
 
 
-def _suggestion(name: str, accepted_names: Sequence[str]) -> str:
+def _suggest_replacement(name: str, accepted_names: Sequence[str]) -> str:
     """Return the suggested replacement for an unknown argument."""
     if name in REPLACEMENTS:
         return f"{name}: {REPLACEMENTS[name]}"
@@ -292,7 +292,7 @@ def _suggestion(name: str, accepted_names: Sequence[str]) -> str:
     )
 
 
-def _too_many(
+def _too_many_arguments_error(
     name: str, args: Sequence[Any], positional: Sequence[str], keyword: Sequence[str]
 ) -> UnknownArgument:
     """Return the error for too many positional arguments."""

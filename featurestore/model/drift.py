@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from featurestore.model import display
-from featurestore.model.statistics_text import share_text
+from featurestore.model.statistics_text import format_share
 
 _TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
 
@@ -126,8 +126,8 @@ class DriftReport:
                 "psi": each.psi,
                 "ks": each.ks,
                 "values": "all" if each.values_complete else "most frequent",
-                "missing_before": share_text(each.missing_before),
-                "missing_after": share_text(each.missing_after),
+                "missing_before": format_share(each.missing_before),
+                "missing_after": format_share(each.missing_after),
                 "reasons": each.reasons,
             }
             for each in self.features
@@ -164,7 +164,7 @@ class DriftReport:
             after=data["after"],
             rows_before=data["rows_before"],
             rows_after=data["rows_after"],
-            features=tuple(map(_feature_from, data["features"])),
+            features=tuple(map(_feature_from_json, data["features"])),
             added=tuple(data["added"]),
             removed=tuple(data["removed"]),
             retyped=tuple(data["retyped"]),
@@ -179,7 +179,7 @@ def _feature_json(feature: FeatureDrift) -> dict[str, Any]:
     return data
 
 
-def _feature_from(data: Mapping[str, Any]) -> FeatureDrift:
+def _feature_from_json(data: Mapping[str, Any]) -> FeatureDrift:
     lists = {name: tuple(data[name]) for name in _TUPLE_FIELDS}
     return FeatureDrift(**{**data, **lists})
 

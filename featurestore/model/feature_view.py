@@ -194,7 +194,7 @@ class FeatureViewSpec:
         return cls(
             name=name,
             version=view.number("version", minimum=1),
-            steps=tuple(map(_step, view.objects("steps"))),
+            steps=tuple(map(_parse_step, view.objects("steps"))),
             labels=labels,
             label=view.texts("label"),
             label_time=view.optional_text("label_time"),
@@ -224,10 +224,10 @@ class FeatureViewSpec:
             ) from error
 
 
-def view_source(name: str) -> str:
+def view_lineage_name(name: str) -> str:
     """Return the name of a view in lineage: its folder, relative to the store location.
 
-    >>> view_source("late_flights")
+    >>> view_lineage_name("late_flights")
     'featureviews/late_flights'
     """
     return f"{FEATUREVIEWS}/{name}"
@@ -258,14 +258,14 @@ def _type_name(kind: Any) -> str:
     return "of another type"
 
 
-def _step(data: JsonObject) -> ViewStep:
+def _parse_step(data: JsonObject) -> ViewStep:
     join = data.text("join")
     if join not in JOINS:
         raise data.wrong("join", "'left' or 'inner'")
     join_key = data.get("join_key")
     if join_key is not None and not isinstance(join_key, str | list | dict):
         raise data.wrong("join_key", "a name, a list or an object")
-    features = tuple(map(_feature, data.objects("features")))
+    features = tuple(map(_parse_feature, data.objects("features")))
     on_demand: tuple[OnDemandFeature, ...] = ()
     if "on_demand" in data:
         on_demand = tuple(map(OnDemandFeature.from_json, data.objects("on_demand")))
@@ -280,7 +280,7 @@ def _feature_json(feature: ViewFeature) -> dict[str, Any]:
     return data
 
 
-def _feature(data: JsonObject) -> ViewFeature:
+def _parse_feature(data: JsonObject) -> ViewFeature:
     window = None
     if "window" in data:
         window = window_from_json(data.object("window"))

@@ -186,16 +186,16 @@ class JobSpec:
             values = {
                 **data,
                 "window": duration_from_json(data["window"]),
-                "start": _start(data["start"]),
+                "start": _parse_start(data["start"]),
                 "lookback": duration_from_json(data["lookback"]) or timedelta(0),
                 "allowed_lateness": duration_from_json(data["allowed_lateness"]) or timedelta(0),
                 "ttl": duration_from_json(data["ttl"]),
                 "primary_key": tuple(data["primary_key"]),
                 "partition_by": tuple(data["partition_by"]),
                 "expectations": tuple(map(dict, data["expectations"])),
-                "inputs": _texts(data["inputs"]),
-                "input_times": _texts(data["input_times"]),
-                "tags": _texts(data["tags"]),
+                "inputs": _to_strings(data["inputs"]),
+                "input_times": _to_strings(data["input_times"]),
+                "tags": _to_strings(data["tags"]),
                 "on_error": parse_on_error(data["on_error"]),
                 **_optional_fields(data),
                 "sources": {
@@ -205,11 +205,11 @@ class JobSpec:
             }
             spec = cls(**values)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise _damaged(f"{type(error).__name__}: {error}") from error
+            raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
         for names, kinds in _TYPES.items():
             for name in names.split():
                 if not isinstance(getattr(spec, name), kinds):
-                    raise _damaged(f"{name} is {getattr(spec, name)!r}")
+                    raise _damaged_definition_error(f"{name} is {getattr(spec, name)!r}")
         check_name(spec.name, noun="job")
         check_name(spec.target)
         return spec
@@ -220,7 +220,7 @@ class JobSpec:
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _damaged(str(error)) from error
+            raise _damaged_definition_error(str(error)) from error
         return cls.from_json(data)
 
     @property
@@ -341,7 +341,7 @@ class WindowJob:
                 count = replace(count, over=None, offset=timedelta(0), where=None)
             same = replace(count, over=None)
             longest_count = longest.get(same)
-            if longest_count is None or _longer(count, longest_count):
+            if longest_count is None or _has_longer_window(count, longest_count):
                 longest[same] = count
         counts = [
             replace(each, name=f"{_PRESENT}_{number}")
@@ -361,11 +361,11 @@ def input_name(feature: WindowFeature) -> str:
     return group if version is None else f"{group}_v{version}"
 
 
-def _start(value: str | None) -> datetime | None:
+def _parse_start(value: str | None) -> datetime | None:
     return None if value is None else parse_moment(value, argument="start", warn=False)
 
 
-def _texts(value: Mapping[str, object]) -> dict[str, str]:
+def _to_strings(value: Mapping[str, object]) -> dict[str, str]:
     return {key: str(each) for key, each in dict(value).items()}
 
 
@@ -383,14 +383,14 @@ def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _damaged(reason: str) -> InvalidJob:
+def _damaged_definition_error(reason: str) -> InvalidJob:
     return InvalidJob(
         f"A stored job definition cannot be read: {reason}.",
         hint="featurestore job register path/to/jobs.py writes it anew",
     )
 
 
-def _longer(first: WindowFeature, second: WindowFeature) -> bool:
+def _has_longer_window(first: WindowFeature, second: WindowFeature) -> bool:
     if second.over is None:
         return False
     return first.over is None or first.over > second.over

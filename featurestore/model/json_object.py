@@ -185,7 +185,7 @@ def seal(data: Mapping[str, Any]) -> bytes:
     >>> unseal(seal({"name": "late_flights"}))["name"]
     'late_flights'
     """
-    return _render({**data, CHECKSUM: _checksum(data)})
+    return _serialize({**data, CHECKSUM: _checksum(data)})
 
 
 def unseal(content: bytes) -> dict[str, Any]:
@@ -244,11 +244,11 @@ def _short_repr(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _render(data: Mapping[str, Any]) -> bytes:
+def _serialize(data: Mapping[str, Any]) -> bytes:
     # A damaged file may contain a lone surrogate, which must not make the comparison fail.
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", errors="surrogatepass")
 
 
 def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_render(data)).hexdigest()
+    return hashlib.sha256(_serialize(data)).hexdigest()

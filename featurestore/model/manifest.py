@@ -21,7 +21,7 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
-from featurestore.model.window_features import WindowLineage, windows_of_plan
+from featurestore.model.window_features import WindowLineage, parse_plan_windows
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
@@ -163,7 +163,7 @@ class Manifest:
         if self.plan is None:
             return ()
         columns = [column.name for column in self.columns]
-        return tuple(windows_of_plan(self.plan, columns=columns))
+        return tuple(parse_plan_windows(self.plan, columns=columns))
 
     @property
     def content_hash(self) -> str:
@@ -173,7 +173,7 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that ``from_json`` reads back equal."""
-        data = {"format": MANIFEST_FORMAT, **_plain(asdict(self))}
+        data = {"format": MANIFEST_FORMAT, **_to_plain_json(asdict(self))}
         for name in ("view", "transformations", "reads", "max_lengths"):
             if not data[name]:
                 del data[name]
@@ -186,7 +186,7 @@ class Manifest:
         Raises:
             MalformedJson: A value is missing or out of range, or a path leads outside the dataset.
         """
-        return _manifest(JsonObject.from_value(data))
+        return _parse_manifest(JsonObject.from_value(data))
 
     def to_bytes(self) -> bytes:
         """Return the contents of the manifest file.
@@ -218,28 +218,28 @@ class Manifest:
             data = unseal(content)
             manifest = cls.from_json(data)
         except MalformedJson as error:
-            raise _damaged(path, str(error)) from error
+            raise _damaged_error(path, str(error)) from error
         if data.get("content_hash") != manifest.content_hash:
-            raise _damaged(path, f"its content hash is not {manifest.content_hash}")
+            raise _damaged_error(path, f"its content hash is not {manifest.content_hash}")
         return manifest
 
 
-def _damaged(path: str, reason: str) -> DatasetDamaged:
+def _damaged_error(path: str, reason: str) -> DatasetDamaged:
     return DatasetDamaged(
         f"The manifest {path!r} is damaged: {reason}.",
         hint="restore the file from a copy, or make the dataset again",
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _to_plain_json(each) for key, each in value.items()}
     if isinstance(value, tuple | list):
-        return list(map(_plain, value))
+        return list(map(_to_plain_json, value))
     return value
 
 
-def _manifest(data: JsonObject) -> Manifest:
+def _parse_manifest(data: JsonObject) -> Manifest:
     try:
         name = check_name(data.text("name"), noun="training dataset")
     except InvalidName as error:
@@ -249,17 +249,17 @@ def _manifest(data: JsonObject) -> Manifest:
         plan = data.object("plan").data
     view = None
     if "view" in data:
-        view = _view(data.object("view"))
+        view = _parse_view(data.object("view"))
     reads: tuple[Mapping[str, Any], ...] = ()
     if "reads" in data:
-        reads = tuple(map(_source_read, data.objects("reads")))
+        reads = tuple(map(_parse_source_read, data.objects("reads")))
     max_lengths: Mapping[str, int] = {}
     if "max_lengths" in data:
         max_lengths = data.object("max_lengths").each(JsonObject.number)
     transformations = None
     if "transformations" in data:
         file = data.object("transformations")
-        transformations = {"path": _path(file), "sha256": _sha256(file)}
+        transformations = {"path": _parse_path(file), "sha256": _parse_sha256(file)}
     return Manifest(
         name=name,
         version=data.number("version", minimum=1),
@@ -269,24 +269,24 @@ def _manifest(data: JsonObject) -> Manifest:
         split_rule=data.object("split_rule").data,
         block_rows=data.number("block_rows", minimum=1),
         compression=data.optional_text("compression"),
-        columns=tuple(map(_column, data.objects("columns"))),
+        columns=tuple(map(_parse_column, data.objects("columns"))),
         layout=data.object("layout").data,
-        splits=tuple(map(_split, data.objects("splits"))),
-        files=tuple(map(_file, data.objects("files"))),
+        splits=tuple(map(_parse_split, data.objects("splits"))),
+        files=tuple(map(_parse_file, data.objects("files"))),
         plan=plan,
         plan_hash=data.optional_text("plan_hash"),
-        sources=tuple(map(_source, data.objects("sources"))),
+        sources=tuple(map(_parse_source, data.objects("sources"))),
         reproducible=data.flag("reproducible"),
         reproducible_reason=data.optional_text("reproducible_reason"),
         description=data.text("description"),
         tags=data.object("tags").each(JsonObject.text),
-        created=_time(data, "created"),
+        created=_parse_time(data, "created"),
         run_id=data.optional_text("run_id"),
         libraries=data.object("libraries").each(JsonObject.text),
-        statistics=_statistics(data.object("statistics")),
+        statistics=_parse_statistics(data.object("statistics")),
         uncovered_rows=data.number("uncovered_rows"),
         dropped_rows=dropped_rows,
-        prefixes=data.object("prefixes").each(_text_list),
+        prefixes=data.object("prefixes").each(_parse_strings),
         view=view,
         transformations=transformations,
         reads=reads,
@@ -294,7 +294,7 @@ def _manifest(data: JsonObject) -> Manifest:
     )
 
 
-def _source_read(data: JsonObject) -> Mapping[str, Any]:
+def _parse_source_read(data: JsonObject) -> Mapping[str, Any]:
     """Parse the record of a source read."""
     for name in ("source", "kind", "query"):
         data.text(name)
@@ -305,13 +305,13 @@ def _source_read(data: JsonObject) -> Mapping[str, Any]:
     return data.data
 
 
-def _view(data: JsonObject) -> Mapping[str, Any]:
+def _parse_view(data: JsonObject) -> Mapping[str, Any]:
     data.text("name")
     data.number("version", minimum=1)
     return data.data
 
 
-def _column(data: JsonObject) -> ManifestColumn:
+def _parse_column(data: JsonObject) -> ManifestColumn:
     from featurestore.arrow.schemas import type_from_json
 
     kind = data.get("type")
@@ -333,7 +333,7 @@ def _column(data: JsonObject) -> ManifestColumn:
     )
 
 
-def _split(data: JsonObject) -> ManifestSplit:
+def _parse_split(data: JsonObject) -> ManifestSplit:
     name = data.text("name")
     if not is_relative_path(name) or "/" in name:
         raise data.wrong("name", "the name of a directory")
@@ -341,10 +341,10 @@ def _split(data: JsonObject) -> ManifestSplit:
         name=name,
         rows=data.number("rows"),
         bytes=data.number("bytes"),
-        shards=tuple(map(_shard, data.objects("shards"))),
+        shards=tuple(map(_parse_shard, data.objects("shards"))),
         nulls=data.object("nulls").each(JsonObject.number),
-        label_counts=data.object("label_counts").each(_counts),
-        label_weights=data.object("label_weights").each(_weights),
+        label_counts=data.object("label_counts").each(_parse_counts),
+        label_weights=data.object("label_weights").each(_parse_weights),
     )
     _check_rows(split, data)
     return split
@@ -361,33 +361,33 @@ def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
         raise data.wrong("rows", f"the {expected} of its shards")
 
 
-def _shard(data: JsonObject) -> ManifestShard:
-    file = _file(data)
-    sidecars = tuple(map(_file, data.objects("sidecars")))
+def _parse_shard(data: JsonObject) -> ManifestShard:
+    file = _parse_file(data)
+    sidecars = tuple(map(_parse_file, data.objects("sidecars")))
     return ManifestShard(
         file.path, data.number("first_row"), data.number("rows"), file.bytes, file.sha256, sidecars
     )
 
 
-def _file(data: JsonObject) -> ManifestFile:
-    return ManifestFile(_path(data), data.number("bytes"), _sha256(data))
+def _parse_file(data: JsonObject) -> ManifestFile:
+    return ManifestFile(_parse_path(data), data.number("bytes"), _parse_sha256(data))
 
 
-def _path(data: JsonObject) -> str:
+def _parse_path(data: JsonObject) -> str:
     path = data.text("path")
     if not is_relative_path(path):
         raise data.wrong("path", "a path below the dataset")
     return path
 
 
-def _sha256(data: JsonObject) -> str:
+def _parse_sha256(data: JsonObject) -> str:
     digits = data.text("sha256")
     if not _SHA256.fullmatch(digits):
         raise data.wrong("sha256", "a SHA-256")
     return digits
 
 
-def _source(data: JsonObject) -> Mapping[str, Any]:
+def _parse_source(data: JsonObject) -> Mapping[str, Any]:
     data.text("featuregroup")
     data.number("version", minimum=1)
     data.number("delta_version")
@@ -397,18 +397,18 @@ def _source(data: JsonObject) -> Mapping[str, Any]:
     return data.data
 
 
-def _statistics(data: JsonObject) -> Mapping[str, Any]:
+def _parse_statistics(data: JsonObject) -> Mapping[str, Any]:
     for split in data.data:
         entry = data.object(split)
-        _path(entry)
-        _sha256(entry)
+        _parse_path(entry)
+        _parse_sha256(entry)
         if entry.data.get("sample") is not None:
-            _path(entry.object("sample"))
-            _sha256(entry.object("sample"))
+            _parse_path(entry.object("sample"))
+            _parse_sha256(entry.object("sample"))
     return data.data
 
 
-def _time(data: JsonObject, name: str) -> str:
+def _parse_time(data: JsonObject, name: str) -> str:
     text = data.text(name)
     try:
         if text:
@@ -418,22 +418,22 @@ def _time(data: JsonObject, name: str) -> str:
     return text
 
 
-def _text_list(data: JsonObject, name: str) -> list[str]:
+def _parse_strings(data: JsonObject, name: str) -> list[str]:
     return list(data.texts(name))
 
 
-def _counts(data: JsonObject, name: str) -> dict[str, int]:
+def _parse_counts(data: JsonObject, name: str) -> dict[str, int]:
     return data.object(name).each(JsonObject.number)
 
 
-def _weights(data: JsonObject, name: str) -> dict[str, float]:
+def _parse_weights(data: JsonObject, name: str) -> dict[str, float]:
     return data.object(name).each(JsonObject.real)
 
 
-def source_text(source: Mapping[str, Any]) -> str:
+def format_source(source: Mapping[str, Any]) -> str:
     """Format a manifest source for display.
 
-    >>> source_text({"featuregroup": "weather", "version": 1, "delta_version": 7})
+    >>> format_source({"featuregroup": "weather", "version": 1, "delta_version": 7})
     'weather@v1 Delta version 7'
     """
     group = f"{source['featuregroup']}@v{source['version']}"

@@ -171,7 +171,7 @@ class MonitorSpec:
         metrics = {str(name): str(text) for name, text in dict(data["metrics"]).items()}
         limits = {}
         for name, (low, high) in dict(data["limits"]).items():
-            limits[str(name)] = (_number(low), _number(high))
+            limits[str(name)] = (_to_optional_float(low), _to_optional_float(high))
         model = None
         if "model" in data:
             model = MonitoredModel.from_json(data["model"])
@@ -306,5 +306,5 @@ def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
     return watched
 
 
-def _number(value: Any) -> float | None:
+def _to_optional_float(value: Any) -> float | None:
     return None if value is None else float(value)

@@ -226,13 +226,13 @@ class MonitorReport:
                 delta_version=int(data["delta_version"]),
                 window=Window(start, end),
                 rows=int(data["rows"]),
-                findings=tuple(map(_finding, data["findings"])),
+                findings=tuple(map(_finding_from_json, data["findings"])),
                 learning=bool(data["learning"]),
                 notes=tuple(map(str, data["notes"])),
             )
 
 
-def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+def sort_by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with alarms first, then in descending order of excess."""
     return tuple(sorted(findings, key=lambda each: (not each.alarm, not each.out, -each.excess)))
 
@@ -293,10 +293,10 @@ class Acceptance:
         }
 
 
-def subject_of(finding: Finding) -> Subject | None:
+def finding_subject(finding: Finding) -> Subject | None:
     """Return the subject whose baseline a finding is compared with, or None without a baseline.
 
-    >>> subject_of(Finding("nulls", "temp", "null_share", 0.5))
+    >>> finding_subject(Finding("nulls", "temp", "null_share", 0.5))
     ('feature', 'temp')
     """
     if finding.kind in _OF_FEATURES:
@@ -308,16 +308,16 @@ def subject_of(finding: Finding) -> Subject | None:
     return None
 
 
-def subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
+def find_subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subject]:
     """Return the subjects with a finding that is out of bounds."""
     return frozenset(
         subject
         for finding in findings
-        if finding.out and (subject := subject_of(finding)) is not None
+        if finding.out and (subject := finding_subject(finding)) is not None
     )
 
 
-def acceptable_subjects(
+def find_acceptable_subjects(
     reports: Collection[MonitorReport], *, confirm: int, restart: bool, last: timedelta | None
 ) -> dict[Subject, datetime | None]:
     """Return the subjects that are out of bounds in the reports, with their new baseline starts.
@@ -337,9 +337,9 @@ def acceptable_subjects(
             if finding.kind == "anchor" and finding.out and restart and last is not None:
                 starts["feature", finding.subject] = sorted_reports[-1].window.end - last
     for subject in sorted(
-        {each for report in sorted_reports for each in subjects_out_of_bounds(report.findings)}
+        {each for report in sorted_reports for each in find_subjects_out_of_bounds(report.findings)}
     ):
-        start = _change_start(sorted_reports, subject, confirm)
+        start = _find_change_start(sorted_reports, subject, confirm)
         if restart and start is not None:
             starts[subject] = start
         else:
@@ -363,20 +363,20 @@ def _state_text(finding: Finding) -> str:
     return "out of bounds" if finding.out else "ok"
 
 
-def _finding(data: Sequence[Any]) -> Finding:
+def _finding_from_json(data: Sequence[Any]) -> Finding:
     kind, subject, measure, value, low, high, out, alarm, text = data
     return Finding(
         kind, str(subject), str(measure), value, low, high, bool(out), bool(alarm), str(text)
     )
 
 
-def _change_start(
+def _find_change_start(
     ordered: Iterable[MonitorReport], subject: Subject, confirm: int
 ) -> datetime | None:
     """Return when the ongoing change started, or None if it has ended."""
     start, within = None, 0
     for report in ordered:
-        findings = [each for each in report.findings if subject_of(each) == subject]
+        findings = [each for each in report.findings if finding_subject(each) == subject]
         if any(each.out for each in findings):
             start, within = start or report.window.start, 0
         elif findings:

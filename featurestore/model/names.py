@@ -191,7 +191,7 @@ def check_rename(rename: object) -> str | None:
     )
 
 
-def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, str]:
+def resolve_renames(rename: str, names: Sequence[str], *, owner: str) -> dict[str, str]:
     """Return a mapping of old to new column names.
 
     ``rename`` is the result of ``check_rename``; ``owner`` is the table or dataframe of the
@@ -200,7 +200,7 @@ def renames_of(rename: str, names: Sequence[str], *, owner: str) -> dict[str, st
     Raises:
         InvalidArgument: A renamed column does not exist.
 
-    >>> renames_of('{"Country Name": "country"}', ["Country Name", "id"], owner="the dataframe")
+    >>> resolve_renames('{"Country Name": "country"}', ["Country Name", "id"], owner="the dataframe")
     {'Country Name': 'country'}
     """
     if rename == SNAKE_CASE:

@@ -93,7 +93,7 @@ def feature(
                 f"The feature {name!r} is a function whose inputs have no types.",
                 hint=f"featurestore.feature({name!r}, ..., inputs={{'distance': 'int64'}})",
             )
-        return OnDemandFeature(name, function_to_sql(sql, inputs, name=name), source_hash(sql))
+        return OnDemandFeature(name, function_to_sql(sql, inputs, name=name), hash_source(sql))
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidArgument(
             f"The feature {name!r} is {sql!r}, not an expression.",
@@ -119,12 +119,12 @@ def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterabl
         used_names.add(each.name.lower())
 
 
-def features_of_plan(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def find_plan_features(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the on-demand features in a plan's JSON, with those of its input plans first."""
     features = []
     left_plan = plan.get("left_plan")
     if isinstance(left_plan, Mapping):
-        features += features_of_plan(left_plan)
+        features += find_plan_features(left_plan)
     listed = plan.get("on_demand")
     if isinstance(listed, list):
         features += [each for each in listed if isinstance(each, Mapping)]
@@ -191,7 +191,7 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
     return text.removeprefix(_SELECT).removesuffix(end)
 
 
-def source_hash(function: Callable[..., Any]) -> str:
+def hash_source(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of a function's source code.
 
     Raises:

@@ -147,12 +147,12 @@ class StorePaths:
         return os.path.join(self.staging, run_id)
 
 
-def version_of(directory: str) -> int | None:
+def parse_version_directory(directory: str) -> int | None:
     """Return the version in a directory name.
 
     Returns None if it is not a version directory.
 
-    >>> version_of("v12"), version_of("v1_quarantine"), version_of("v01")
+    >>> parse_version_directory("v12"), parse_version_directory("v1_quarantine"), parse_version_directory("v01")
     (12, None, None)
     """
     match = _VERSION_DIRECTORY.fullmatch(directory)

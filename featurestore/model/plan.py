@@ -431,7 +431,7 @@ class FeaturePlan:
         return replace(self, samples=(*self.samples, sample))
 
 
-def plan_of_group(source: Source) -> FeaturePlan:
+def build_group_plan(source: Source) -> FeaturePlan:
     """Return a plan for all rows and columns of a group."""
     schema = source.spec.schema
     columns = tuple(schema.names)
@@ -448,7 +448,7 @@ def plan_of_group(source: Source) -> FeaturePlan:
     )
 
 
-def plan_of_query(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
+def build_query_plan(query: QuerySource, schema: pa.Schema) -> FeaturePlan:
     """Return a plan for all rows and columns of a query result."""
     columns = tuple(schema.names)
     return FeaturePlan(

@@ -15,7 +15,7 @@ import pyarrow.types as pat
 from featurestore.model.display import printable_line
 from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
 from featurestore.model.times import format_duration
-from featurestore.model.window_features import window_text
+from featurestore.model.window_features import format_window
 
 # The assumed size of a variable-size value.
 _TEXT_BYTES = 16
@@ -23,11 +23,11 @@ _TEXT_BYTES = 16
 
 def describe(plan: FeaturePlan) -> str:
     """Format a plan for display."""
-    lines = [*_head(plan), "", *_left_side(plan)]
+    lines = [*_describe_header(plan), "", *_describe_left_side(plan)]
     for number, window in enumerate(plan.windows, start=1):
-        lines += ["", *_window(plan, window, number)]
+        lines += ["", *_describe_window(plan, window, number)]
     for number, join in enumerate(plan.joins, start=1):
-        lines += ["", *_join(plan, join, number)]
+        lines += ["", *_describe_join(plan, join, number)]
     for output in plan.on_demand:
         text = printable_line(output.feature.sql)
         lines += ["", f"on demand  {output.name} = {text} ({output.kind})"]
@@ -43,7 +43,7 @@ def describe(plan: FeaturePlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def expected_bytes(plan: FeaturePlan) -> int | None:
+def estimate_bytes_read(plan: FeaturePlan) -> int | None:
     """Return the number of data file bytes that the plan reads.
 
     It is each source's size in proportion to the width of the columns that are read, or None if the
@@ -58,7 +58,7 @@ def expected_bytes(plan: FeaturePlan) -> int | None:
     return total
 
 
-def expected_memory(plan: FeaturePlan) -> int | None:
+def estimate_memory(plan: FeaturePlan) -> int | None:
     """Return the memory in bytes that the rows of all sides require together.
 
     This is the memory of a join without spilling.
@@ -74,7 +74,7 @@ def expected_memory(plan: FeaturePlan) -> int | None:
     return total
 
 
-def _head(plan: FeaturePlan) -> Iterator[str]:
+def _describe_header(plan: FeaturePlan) -> Iterator[str]:
     rows = "unknown"
     if plan.rows is not None:
         rows = f"{plan.rows:,}"
@@ -85,13 +85,13 @@ def _head(plan: FeaturePlan) -> Iterator[str]:
         join_text = "one for each label row"
     yield f"columns    {', '.join(plan.columns)}"
     yield f"rows       {rows} expected ({join_text})"
-    reads, needs = _size_text(expected_bytes(plan)), _size_text(expected_memory(plan))
+    reads, needs = _size_text(estimate_bytes_read(plan)), _size_text(estimate_memory(plan))
     yield f"reads      {reads} of data files, needs {needs} of memory or spills"
 
 
-def _left_side(plan: FeaturePlan) -> Iterator[str]:
+def _describe_left_side(plan: FeaturePlan) -> Iterator[str]:
     if plan.left_source is not None:
-        yield f"left       {_source(plan.left_source)}"
+        yield f"left       {_describe_source(plan.left_source)}"
     elif plan.left_plan is not None:
         yield "left       the result of another retrieval:"
         for line in describe(plan.left_plan).splitlines():
@@ -99,7 +99,7 @@ def _left_side(plan: FeaturePlan) -> Iterator[str]:
     elif plan.left_query is not None:
         yield f"left       {printable_line(' '.join(plan.left_query.sql.split()))}"
         for name, source in plan.left_query.tables:
-            yield f"           {name}: {_source(source)}"
+            yield f"           {name}: {_describe_source(source)}"
     else:
         location = "in memory, order kept" if plan.keep_order else "a table of the engine"
         yield f"left       labels ({location}): {', '.join(plan.left_schema.names)}"
@@ -109,20 +109,20 @@ def _left_side(plan: FeaturePlan) -> Iterator[str]:
         yield f"           time: {plan.left_time}"
 
 
-def _join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
-    yield f"join {number:<6}{_source(join.source)}"
+def _describe_join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
+    yield f"join {number:<6}{_describe_source(join.source)}"
     yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in join.on)}"
     yield f"           {_join_rule(plan, join)}"
     if not (join.source.unique and join.source.spec.primary_key):
         yield (
             "           keys and times may repeat: of equal rows the one with the greatest row hash"
         )
-    yield f"           features: {', '.join(map(_output_text, join.outputs))}"
+    yield f"           features: {', '.join(map(_describe_output, join.outputs))}"
 
 
-def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
+def _describe_window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
     time = plan.left_time or "the moment"
-    yield f"window {number:<4}{_source(window.source)}"
+    yield f"window {number:<4}{_describe_source(window.source)}"
     yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in window.on)}"
     rule = f"rows of each key by {window.event_time}, up to {time}"
     if window.created_time is not None and plan.created_time_filter:
@@ -131,12 +131,12 @@ def _window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]
     if window.members:
         yield f"           one event for each {', '.join((*window.members, window.event_time))}"
     for output in window.outputs:
-        yield f"           {output.name} = {_aggregate(output, time)}"
+        yield f"           {output.name} = {_describe_aggregate(output, time)}"
 
 
-def _aggregate(output: WindowOutput, time: str) -> str:
+def _describe_aggregate(output: WindowOutput, time: str) -> str:
     """Format a window aggregate with its interval."""
-    window = window_text(output.over, output.offset, time=time)
+    window = format_window(output.over, output.offset, time=time)
     text = f"{output.function}({output.column}) over {window}"
     if output.where is not None:
         text += f" where {output.where}"
@@ -166,13 +166,13 @@ def _ttl_rule(event: str, time: str, ttl: timedelta) -> str:
     return f"{event} >= {time} - {format_duration(ttl)}, else null"
 
 
-def _output_text(output: Output) -> str:
+def _describe_output(output: Output) -> str:
     if output.column == output.name:
         return output.column
     return f"{output.column} as {output.name}"
 
 
-def _source(source: Source) -> str:
+def _describe_source(source: Source) -> str:
     group = f"{source.spec.name}@v{source.spec.version}"
     if source.to_json().get("live"):
         return f"{group} at {printable_line(str(source.spec.external))}: read when it is needed"
@@ -198,10 +198,10 @@ def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
     for join in plan.every_join:
-        yield join.source, _columns_of(join)
+        yield join.source, _find_join_columns(join)
 
 
-def _columns_of(join: Join | WindowJoin) -> list[str]:
+def _find_join_columns(join: Join | WindowJoin) -> list[str]:
     """Return the source columns that a join reads: keys, times, features."""
     columns = [key for _, key in join.on]
     for time in (join.event_time, join.created_time):
@@ -209,13 +209,13 @@ def _columns_of(join: Join | WindowJoin) -> list[str]:
             columns.append(time)
     if isinstance(join, WindowJoin):
         columns += join.members
-        columns += _columns_of_conditions(join)
+        columns += _find_condition_columns(join)
     for output in join.outputs:
         columns.append(output.column)
     return list(dict.fromkeys(columns))
 
 
-def _columns_of_conditions(window: WindowJoin) -> list[str]:
+def _find_condition_columns(window: WindowJoin) -> list[str]:
     """Return the columns in aggregate conditions, which are also read."""
     words: set[str] = set()
     for output in window.outputs:
@@ -239,17 +239,19 @@ def _memory_bytes(source: Source, columns: Sequence[str]) -> int | None:
 def _width(schema: pa.Schema, columns: Sequence[str]) -> int:
     width = 0
     for name in columns:
-        width += _bytes_of(schema.field(name).type)
+        width += _estimate_value_bytes(schema.field(name).type)
     return width
 
 
-def _bytes_of(kind: pa.DataType) -> int:
+def _estimate_value_bytes(kind: pa.DataType) -> int:
     if pat.is_fixed_size_list(kind):
-        return int(kind.list_size) * _bytes_of(kind.value_type)
+        return int(kind.list_size) * _estimate_value_bytes(kind.value_type)
     if pat.is_struct(kind):
-        return sum(_bytes_of(kind.field(index).type) for index in range(kind.num_fields))
+        return sum(
+            _estimate_value_bytes(kind.field(index).type) for index in range(kind.num_fields)
+        )
     if pat.is_list(kind):
-        return _TEXT_BYTES + 4 * _bytes_of(kind.value_type)
+        return _TEXT_BYTES + 4 * _estimate_value_bytes(kind.value_type)
     try:
         return max(1, int(kind.bit_width) // 8)
     except ValueError:

@@ -128,7 +128,7 @@ class ModelSpec:
             ModelDamaged: The contents differ from what was written.
         """
         try:
-            return _spec(JsonObject.from_value(unseal(content)))
+            return _parse_spec(JsonObject.from_value(unseal(content)))
         except (MalformedJson, FeatureStoreError) as error:
             raise ModelDamaged(
                 f"The model {path!r} is damaged: {error}",
@@ -136,10 +136,10 @@ class ModelSpec:
             ) from error
 
 
-def model_source(name: str) -> str:
+def model_lineage_name(name: str) -> str:
     """Return the name of a model in lineage: its folder, relative to the store location.
 
-    >>> model_source("late_flights")
+    >>> model_lineage_name("late_flights")
     'models/late_flights'
     """
     return f"{MODELS}/{name}"
@@ -153,7 +153,7 @@ def _left_columns(join_key: Any) -> list[str]:
     return columns
 
 
-def _spec(data: JsonObject) -> ModelSpec:
+def _parse_spec(data: JsonObject) -> ModelSpec:
     format_number = data.number("format", minimum=1)
     if format_number > FORMAT:
         raise MalformedJson(f"it has format {format_number}; this release reads up to {FORMAT}")
@@ -165,21 +165,21 @@ def _spec(data: JsonObject) -> ModelSpec:
     return ModelSpec(
         name=check_name(data.text("name"), noun="model"),
         version=data.number("version", minimum=1),
-        flavor=_one_of(data, "flavor", Flavor),
-        artifact=_path(data, "artifact"),
+        flavor=_parse_choice(data, "flavor", Flavor),
+        artifact=_parse_path(data, "artifact"),
         files=tuple(
-            ModelFile(_path(each, "path"), each.number("bytes"), each.text("sha256"))
+            ModelFile(_parse_path(each, "path"), each.number("bytes"), each.text("sha256"))
             for each in data.objects("files")
         ),
         dataset=dataset.data,
         features=FeatureViewSpec.from_json(data.get("features")),
-        inputs=tuple(map(_input, data.objects("inputs"))),
+        inputs=tuple(map(_parse_input, data.objects("inputs"))),
         outputs=tuple(
-            ModelOutput(each.text("name"), _type(each)) for each in data.objects("outputs")
+            ModelOutput(each.text("name"), _parse_type(each)) for each in data.objects("outputs")
         ),
         label=data.texts("label"),
-        arrays=_one_of(data, "arrays", Arrays),
-        method=_one_of(data, "method", Method),
+        arrays=_parse_choice(data, "arrays", Arrays),
+        method=_parse_choice(data, "method", Method),
         transformations=data.optional_text("transformations"),
         experiment=data.optional_text("experiment"),
         run=None if run is None else check_run_id(run),
@@ -188,21 +188,21 @@ def _spec(data: JsonObject) -> ModelSpec:
     )
 
 
-def _one_of(data: JsonObject, name: str, allowed: Any) -> Any:
+def _parse_choice(data: JsonObject, name: str, allowed: Any) -> Any:
     value = data.text(name)
     if value not in get_args(allowed):
         raise data.wrong(name, f"one of {', '.join(get_args(allowed))}")
     return value
 
 
-def _path(data: JsonObject, name: str) -> str:
+def _parse_path(data: JsonObject, name: str) -> str:
     path = data.text(name)
     if not is_relative_path(path):
         raise data.wrong(name, "a path below the model")
     return path
 
 
-def _type(data: JsonObject) -> Any:
+def _parse_type(data: JsonObject) -> Any:
     kind = data.get("type")
     try:
         type_from_json(kind)
@@ -211,9 +211,9 @@ def _type(data: JsonObject) -> Any:
     return kind
 
 
-def _input(data: JsonObject) -> ModelInput:
+def _parse_input(data: JsonObject) -> ModelInput:
     narrow, masked = data.flag("narrow"), data.flag("masked")
-    return ModelInput(data.text("name"), _type(data), narrow, masked, data.get("fill"))
+    return ModelInput(data.text("name"), _parse_type(data), narrow, masked, data.get("fill"))
 
 
 @dataclass(frozen=True)
@@ -229,4 +229,4 @@ class ModelAnnotations:
         """Parse the output of ``vars``; raise MalformedJson if it is invalid."""
         data = JsonObject.from_value(value)
         tags = data.object("tags").each(JsonObject.text)
-        return cls(_one_of(data, "stage", Stage), data.text("description"), tags)
+        return cls(_parse_choice(data, "stage", Stage), data.text("description"), tags)

@@ -150,7 +150,7 @@ class FractionSplit:
         if not self.fractions or abs(total - 1) > 1e-9:
             raise InvalidSplit(
                 f"The fractions of the splits sum to {total:g}, not 1: {dict(self.fractions)!r}.",
-                hint=f"splits={_scaled(self.fractions, total)!r}",
+                hint=f"splits={_scale_fractions(self.fractions, total)!r}",
             )
 
 
@@ -174,10 +174,10 @@ def _check_ranges(split: TimeSplit) -> None:
                 )
 
 
-def _scaled(fractions: tuple[tuple[str, float], ...], total: float) -> dict[str, float]:
+def _scale_fractions(fractions: tuple[tuple[str, float], ...], total: float) -> dict[str, float]:
     """Scale fractions so that they sum to 1; 80 and 20 become 0.8 and 0.2.
 
-    >>> _scaled((("train", 80), ("test", 20)), 100)
+    >>> _scale_fractions((("train", 80), ("test", 20)), 100)
     {'train': 0.8, 'test': 0.2}
     """
     if not fractions:

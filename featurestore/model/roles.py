@@ -79,12 +79,12 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     >>> assign_roles(schema, RoleRequest(requested_features=("temp",), keys=("id",), labels=("late",)))
     {'id': 'key', 'late': 'label', 'temp': 'feature'}
     """
-    _check(request)
-    inputs = set(_inputs(schema, request)) - set(request.exclude)
-    time = _time(schema, request)
+    _check_request(request)
+    inputs = set(_find_inputs(schema, request)) - set(request.exclude)
+    time = _find_time(schema, request)
     roles: dict[str, Role] = {}
     for name in schema.names:
-        roles[name] = _role(name, request, inputs=inputs, time=time)
+        roles[name] = _assign_role(name, request, inputs=inputs, time=time)
     if not {"feature", "label"} & set(roles.values()):
         raise InvalidArgument(
             "The data holds only keys, times and columns that are not used, no features.",
@@ -93,7 +93,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     return roles
 
 
-def _role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None) -> Role:
+def _assign_role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None) -> Role:
     role: Role = "unused"
     if name in request.labels:
         role = "label"
@@ -112,7 +112,7 @@ def _role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None
     return role
 
 
-def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
+def _find_inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
     """Return the columns that are inputs unless they have another role or are excluded."""
     if request.requested_features is not None:
         return (*request.requested_features, *request.features)
@@ -126,7 +126,7 @@ def _inputs(schema: pa.Schema, request: RoleRequest) -> Sequence[str]:
     ]
 
 
-def _time(schema: pa.Schema, request: RoleRequest) -> str | None:
+def _find_time(schema: pa.Schema, request: RoleRequest) -> str | None:
     """Return the time column: the join time, the split time, or the only timestamp column."""
     if request.time is not None:
         return request.time
@@ -142,7 +142,7 @@ def _time(schema: pa.Schema, request: RoleRequest) -> str | None:
     return None
 
 
-def _check(request: RoleRequest) -> None:
+def _check_request(request: RoleRequest) -> None:
     assigned = {**dict.fromkeys(request.labels, "label")}
     if request.weight is not None:
         if request.weight in assigned:

@@ -148,39 +148,39 @@ class RunRecord:
                 created=data.text("created"),
                 params=dict(data.object("params").data),
                 metrics=data.object("metrics").each(JsonObject.real),
-                dataset=_dataset(data),
-                parent=_parent(data),
+                dataset=_parse_dataset(data),
+                parent=_parse_parent(data),
                 number=None if data.get("number") is None else data.number("number"),
                 seed=data.number("seed"),
                 settings=dict(data.object("settings").data),
                 code=dict(data.object("code").data),
                 environment=dict(data.object("environment").data),
-                attempts=_objects(data, "attempts"),
-                readers=_objects(data, "readers"),
+                attempts=_parse_objects(data, "attempts"),
+                readers=_parse_objects(data, "readers"),
                 started=times["started"],
                 ended=times["ended"],
                 reason=data.optional_text("reason"),
-                files=_files(data),
+                files=_parse_files(data),
             )
 
 
-def _dataset(data: JsonObject) -> RunDataset | None:
+def _parse_dataset(data: JsonObject) -> RunDataset | None:
     if data.get("dataset") is None:
         return None
     return RunDataset.from_json(data.object("dataset"))
 
 
-def _files(data: JsonObject) -> Mapping[str, str]:
+def _parse_files(data: JsonObject) -> Mapping[str, str]:
     if "files" not in data:  # written before format 2
         return {}
     return data.object("files").each(JsonObject.text)
 
 
-def _objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
+def _parse_objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
     return tuple(each.data for each in data.objects(name))
 
 
-def _parent(data: JsonObject) -> str | None:
+def _parse_parent(data: JsonObject) -> str | None:
     parent = data.optional_text("parent")
     return None if parent is None else check_run_id(parent)
 
@@ -208,7 +208,9 @@ class MetricValue:
     time: float | None = field(default=None, compare=False, repr=False)
 
 
-def metrics_line(step: int, metrics: Mapping[str, float], *, time: float, begins: bool) -> str:
+def format_metrics_line(
+    step: int, metrics: Mapping[str, float], *, time: float, begins: bool
+) -> str:
     """Return the ``metrics.jsonl`` line with the metrics of a step.
 
     Args:

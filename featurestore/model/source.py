@@ -78,12 +78,12 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def kind_of(uri: str) -> str:
+def source_kind(uri: str) -> str:
     """Return the source kind of a URI: its scheme, or "file" for local and remote folders.
 
-    >>> kind_of("postgresql://shop-db/orders"), kind_of("delta+/data/orders"), kind_of("raw/orders")
+    >>> source_kind("postgresql://shop-db/orders"), source_kind("delta+/data/orders"), source_kind("raw/orders")
     ('postgresql', 'delta', 'file')
-    >>> kind_of("s3://lake/orders"), kind_of("delta+s3://lake/orders")
+    >>> source_kind("s3://lake/orders"), source_kind("delta+s3://lake/orders")
     ('file', 'delta')
     """
     scheme, separator, _ = uri.partition(":")
@@ -100,20 +100,20 @@ def kind_of(uri: str) -> str:
     return _ALIASES.get(kind, kind)
 
 
-def with_absolute_path(uri: str, *, absolute: Callable[[str], str]) -> str:
+def make_path_absolute(uri: str, *, absolute: Callable[[str], str]) -> str:
     """Make the path of a local URI absolute; other URIs are unchanged.
 
-    >>> with_absolute_path("raw/orders", absolute=lambda path: "/data/" + path)
+    >>> make_path_absolute("raw/orders", absolute=lambda path: "/data/" + path)
     '/data/raw/orders'
     """
-    if kind_of(uri) not in _PATH_KINDS:
+    if source_kind(uri) not in _PATH_KINDS:
         return uri
     before, separator, path = uri.rpartition("://")
     if before.rpartition("+")[2].lower() in _FOLDER_SCHEMES:
         return uri
     if not separator:
         before, separator, path = "", "", uri
-        if kind_of(uri) == "delta":
+        if source_kind(uri) == "delta":
             before, separator, path = uri.partition("+")
     return f"{before}{separator}{absolute(path)}"
 
@@ -133,16 +133,16 @@ def check_uri(uri: str) -> str:
     except ValueError:
         raise InvalidArgument("uri= cannot be read as a URI.", hint=hint) from None
     for key, _ in parse_qsl(address.query, keep_blank_values=True):
-        has_password = has_password or names_secret(key)
+        has_password = has_password or is_secret_option(key)
     if has_password:
         raise InvalidArgument("uri= has a password in it, which would be stored.", hint=hint)
     return uri
 
 
-def names_secret(word: str) -> bool:
+def is_secret_option(word: str) -> bool:
     """Return whether an option name indicates a secret value.
 
-    >>> names_secret("sslpassword"), names_secret("format"), names_secret("aws_access_key_id")
+    >>> is_secret_option("sslpassword"), is_secret_option("format"), is_secret_option("aws_access_key_id")
     (True, False, False)
     """
     folded = word.lower().replace(_USER_WORD, "")

@@ -196,9 +196,9 @@ class Statistics:
 
     def _repr_html_(self) -> str:
         from featurestore.model import display
-        from featurestore.model.statistics_text import records_of, title_of
+        from featurestore.model.statistics_text import format_title, to_records
 
-        return display.records_table(records_of(self), caption=title_of(self))
+        return display.records_table(to_records(self), caption=format_title(self))
 
     def column(self, name: str) -> ColumnStatistics:
         """Return the statistics of a column; raise FeatureNotFound with the existing columns.
@@ -269,9 +269,9 @@ class Statistics:
         with parsing("statistics"):
             return cls(
                 rows=data["rows"],
-                columns=tuple(map(_column_from, data["columns"])),
-                pearson=_correlations_from("pearson", data["pearson"]),
-                spearman=_correlations_from("spearman", data["spearman"]),
+                columns=tuple(map(_column_from_json, data["columns"])),
+                pearson=_correlations_from_json("pearson", data["pearson"]),
+                spearman=_correlations_from_json("spearman", data["spearman"]),
                 sample_rows=data["sample"]["rows"],
                 sample_distinct=data["sample"]["distinct"],
                 exact=data["sample"]["exact"],
@@ -300,7 +300,7 @@ def _column_json(column: ColumnStatistics) -> dict[str, Any]:
     return data
 
 
-def _column_from(data: Mapping[str, Any]) -> ColumnStatistics:
+def _column_from_json(data: Mapping[str, Any]) -> ColumnStatistics:
     fields = dict(data)
     fields["minimum"] = fields.pop("min")
     fields["maximum"] = fields.pop("max")
@@ -324,7 +324,7 @@ def _correlations_json(correlations: Correlations | None) -> dict[str, Any] | No
     }
 
 
-def _correlations_from(
+def _correlations_from_json(
     method: Literal["pearson", "spearman"], data: Mapping[str, Any] | None
 ) -> Correlations | None:
     if data is None:

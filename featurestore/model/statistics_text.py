@@ -17,29 +17,29 @@ _WIDTHS = (_NAME, 7, 8, 10, _VALUE, _VALUE, _VALUE)
 def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
     """Format statistics as a table of at most 80 characters, with one line per column."""
     columns = statistics.columns[:lines]
-    text_lines = [title_of(statistics), _line(_HEAD)]
-    text_lines += [_column_line(column, statistics.rows) for column in columns]
+    text_lines = [format_title(statistics), _format_line(_HEAD)]
+    text_lines += [_format_column(column, statistics.rows) for column in columns]
     omitted = len(statistics.columns) - lines
     if omitted > 0:
         text_lines.append(f"... and {omitted:,} more; .column(name) is one of them")
     return "\n".join(text_lines)
 
 
-def records_of(statistics: Statistics) -> list[dict[str, object]]:
+def to_records(statistics: Statistics) -> list[dict[str, object]]:
     """Return one record per column, with the statistics that fit a table."""
     rows: list[dict[str, object]] = [
         {
             "name": column.name,
             "type": column.type,
             "role": column.role,
-            "missing": _missing(column, statistics.rows),
-            "distinct": _distinct(column),
+            "missing": _format_missing(column, statistics.rows),
+            "distinct": _format_distinct(column),
             "mean": _display_value(column.mean, column),
             "std": column.std,
             "min": _display_value(column.minimum, column),
             "50%": _display_value(column.quantile(0.5), column),
             "max": _display_value(column.maximum, column),
-            "most frequent": _first_values(column),
+            "most frequent": _format_top_values(column),
             "counted": coverage(column),
         }
         for column in statistics.columns
@@ -53,20 +53,20 @@ def coverage(column: ColumnStatistics) -> str:
     >>> coverage(store.get_featuregroup_statistics("weather").column("origin"))
     'all 2 values'
     """
-    share, distinct = column.top_share, _distinct(column)
+    share, distinct = column.top_share, _format_distinct(column)
     if share is None or not column.distinct:
         return ""
     if column.top_complete:
         return f"all {distinct} values"
     if not column.top:
         return "no value twice"
-    return f"{len(column.top)} of {distinct} values, {share_text(share)} of rows"
+    return f"{len(column.top)} of {distinct} values, {format_share(share)} of rows"
 
 
-def share_text(share: float) -> str:
+def format_share(share: float) -> str:
     """Format a fraction as a percentage that is never rounded to 0 or 100 percent.
 
-    >>> share_text(0.5), share_text(0.00001), share_text(0.99999), share_text(1.0)
+    >>> format_share(0.5), format_share(0.00001), format_share(0.99999), format_share(1.0)
     ('50 %', '<0.1 %', '>99.9 %', '100 %')
     """
     if 0 < share < 0.001:
@@ -107,7 +107,7 @@ def short(name: str, longest: int) -> str:
     return f"{name[: longest - 1 - tail]}…{name[-tail:]}"
 
 
-def title_of(statistics: Statistics) -> str:
+def format_title(statistics: Statistics) -> str:
     """Return the number of rows as text, with the sampled fraction."""
     name = source_name(statistics.source) or "statistics"
     coverage_text = "all rows counted"
@@ -117,20 +117,20 @@ def title_of(statistics: Statistics) -> str:
     return f"{name}: {statistics.rows:,} rows, {columns:,} columns; {coverage_text}"
 
 
-def _column_line(column: ColumnStatistics, rows: int) -> str:
-    name, missing = short(printable_line(column.name), _NAME), _missing(column, rows)
-    first = [name, column.kind, missing or "-", _distinct(column)]
+def _format_column(column: ColumnStatistics, rows: int) -> str:
+    name, missing = short(printable_line(column.name), _NAME), _format_missing(column, rows)
+    first = [name, column.kind, missing or "-", _format_distinct(column)]
     if column.kind in ("text", "boolean"):
-        values_text = _first_values(column) if column.top_complete else coverage(column)
-        return f"{_line(first)}  {short(values_text, 3 * _VALUE - 1)}"
+        values_text = _format_top_values(column) if column.top_complete else coverage(column)
+        return f"{_format_line(first)}  {short(values_text, 3 * _VALUE - 1)}"
     values = (column.minimum, column.mean, column.maximum)
     if column.lengths is not None:
         lengths = column.lengths
-        return f"{_line(first)}  lengths {lengths.minimum:,} to {lengths.maximum:,}"
-    return _line([*first, *map(_value, values)])
+        return f"{_format_line(first)}  lengths {lengths.minimum:,} to {lengths.maximum:,}"
+    return _format_line([*first, *map(_format_value, values)])
 
 
-def _first_values(column: ColumnStatistics) -> str:
+def _format_top_values(column: ColumnStatistics) -> str:
     """Return the three most frequent values."""
     names = [value_text(_display_value(each.value, column)) or '""' for each in column.top[:3]]
     if len(column.top) > len(names):
@@ -145,7 +145,7 @@ def _display_value(value: Value | None, column: ColumnStatistics) -> Value | Non
     return value
 
 
-def _line(cells: tuple[str, ...] | list[str]) -> str:
+def _format_line(cells: tuple[str, ...] | list[str]) -> str:
     padded = []
     for number, text in enumerate(cells):
         if number < 2:
@@ -155,13 +155,13 @@ def _line(cells: tuple[str, ...] | list[str]) -> str:
     return " ".join(padded).rstrip()
 
 
-def _missing(column: ColumnStatistics, rows: int) -> str:
+def _format_missing(column: ColumnStatistics, rows: int) -> str:
     if not column.missing:
         return ""
-    return share_text(column.missing / max(rows, 1))
+    return format_share(column.missing / max(rows, 1))
 
 
-def _distinct(column: ColumnStatistics) -> str:
+def _format_distinct(column: ColumnStatistics) -> str:
     if column.distinct is None:
         return "-"
     if column.distinct_exact:
@@ -169,7 +169,7 @@ def _distinct(column: ColumnStatistics) -> str:
     return f"~{column.distinct:,}"
 
 
-def _value(value: Value | None) -> str:
+def _format_value(value: Value | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -144,9 +144,9 @@ def has_passed(since: datetime, wait: timedelta, *, now: datetime) -> bool:
     return since > now or now >= since + wait
 
 
-def python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+def to_python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Convert rows to dicts; times after the year 9999, which Python lacks, become strings."""
-    values = [_python_values(column) for column in rows.columns]
+    values = [_to_python_values(column) for column in rows.columns]
     return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
@@ -245,7 +245,7 @@ class Window:
     end: datetime
 
 
-def _python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def _to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     try:
         values: list[Any] = column.to_pylist()
     except OverflowError:

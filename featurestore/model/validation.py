@@ -79,7 +79,7 @@ class ValidationReport:
                 lines.append(f"  ok   {describe(each.expectation)}")
             else:
                 mark = "warn" if each.warning else "FAIL"
-                lines.append(f"  {mark} {describe(each.expectation)}: {outcome_text(each)}")
+                lines.append(f"  {mark} {describe(each.expectation)}: {format_outcome(each)}")
         if self.rows_quarantined:
             lines.append(f"  {self.rows_quarantined:,} rows quarantined")
         return "\n".join(lines)
@@ -102,7 +102,7 @@ class ValidationReport:
             mark, outcome = "ok", ""
             if not each.success:
                 mark = "warning" if each.warning else "failed"
-                outcome = outcome_text(each)
+                outcome = format_outcome(each)
             check = describe(each.expectation)
             checks.append({"result": mark, "check": check, "found": outcome})
         caption = str(self).partition("\n")[0]
@@ -131,7 +131,7 @@ class ValidationReport:
             "delta_version": self.delta_version,
             "run_id": self.run_id,
             "results": list(map(_result_json, self.results)),
-            "details": plain_json(self.details),
+            "details": to_plain_json(self.details),
         }
 
     @classmethod
@@ -154,13 +154,13 @@ class ValidationReport:
         )
 
 
-def plain_json(value: Any) -> Any:
+def to_plain_json(value: Any) -> Any:
     """Convert a value to a JSON value.
 
     Times become ISO 8601 strings, bytes become hex strings, and values of other types become
     strings.
 
-    >>> plain_json({"a": (date(2020, 1, 2), float("nan"))})
+    >>> to_plain_json({"a": (date(2020, 1, 2), float("nan"))})
     {'a': ['2020-01-02', None]}
     """
     if value is None or isinstance(value, bool | int | str):
@@ -174,25 +174,25 @@ def plain_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(key): plain_json(each) for key, each in value.items()}
+        return {str(key): to_plain_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return list(map(plain_json, value))
+        return list(map(to_plain_json, value))
     item = getattr(value, "item", None)
     if callable(item):
-        return plain_json(item())
+        return to_plain_json(item())
     return str(value)
 
 
 def _result_json(result: ExpectationResult) -> dict[str, Any]:
     return {
-        "expectation": plain_json(result.expectation),
+        "expectation": to_plain_json(result.expectation),
         "success": result.success,
         "warning": result.warning,
         "row_level": result.row_level,
         "rows": result.rows,
         "unexpected": result.unexpected,
-        "observed": plain_json(result.observed),
-        "samples": plain_json(result.samples),
+        "observed": to_plain_json(result.observed),
+        "samples": to_plain_json(result.samples),
         "message": result.message,
     }
 
@@ -211,10 +211,10 @@ def describe(expectation: Mapping[str, Any]) -> str:
     return f"{expectation['type']}({', '.join(arguments)})"
 
 
-def outcome_text(result: ExpectationResult) -> str:
+def format_outcome(result: ExpectationResult) -> str:
     """Format the outcome of an expectation on one line.
 
-    >>> outcome_text(ExpectationResult({"type": "x"}, False, 2_000, unexpected=5))
+    >>> format_outcome(ExpectationResult({"type": "x"}, False, 2_000, unexpected=5))
     '5 of 2,000 rows (0.25 %)'
     """
     if result.message:

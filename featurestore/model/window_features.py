@@ -103,11 +103,11 @@ def window(
     >>> window("transactions.amount", "sum", over="7d").name
     'amount_sum_7d'
     """
-    reference = _reference(feature)
+    reference = _parse_feature_reference(feature)
     _check_function(function, n)
     length = None
     if over is not None:
-        length = _positive(over)
+        length = _parse_length(over)
     distance = timedelta(0)
     if offset is not None:
         distance = parse_duration(offset, argument="offset")
@@ -297,7 +297,7 @@ class WindowLineage:
         if self.over_us is not None:
             over = timedelta(microseconds=self.over_us)
         offset = timedelta(microseconds=self.offset_us)
-        window = window_text(over, offset, time="t")
+        window = format_window(over, offset, time="t")
         text = f"{self.function}({self.column}) of {group} over {window}"
         if self.where is not None:
             text += f" where {self.where}"
@@ -329,12 +329,12 @@ class WindowLineage:
         }
 
 
-def window_text(over: timedelta | None, offset: timedelta, *, time: str) -> str:
+def format_window(over: timedelta | None, offset: timedelta, *, time: str) -> str:
     """Format a window as an interval.
 
-    >>> window_text(timedelta(days=7), timedelta(0), time="asked_at")
+    >>> format_window(timedelta(days=7), timedelta(0), time="asked_at")
     '(asked_at - 7d, asked_at]'
-    >>> window_text(None, timedelta(days=1), time="t")
+    >>> format_window(None, timedelta(days=1), time="t")
     '(the first row, t - 1d]'
     """
     end, start = time, "the first row"
@@ -345,26 +345,26 @@ def window_text(over: timedelta | None, offset: timedelta, *, time: str) -> str:
     return f"({start}, {end}]"
 
 
-def windows_of_plan(plan: Mapping[str, Any], *, columns: Collection[str]) -> list[WindowLineage]:
+def parse_plan_windows(plan: Mapping[str, Any], *, columns: Collection[str]) -> list[WindowLineage]:
     """Return the window aggregates among the result columns of a plan in JSON.
 
     Malformed entries are omitted: manifests may come from other stores.
     """
-    lineages = [each for each in _windows_of(plan) if each.name in columns]
+    lineages = [each for each in _iter_plan_windows(plan) if each.name in columns]
     return lineages
 
 
-def windows_of_inputs(inputs: Collection[object]) -> list[WindowLineage]:
+def parse_input_windows(inputs: Collection[object]) -> list[WindowLineage]:
     """Return the window aggregates in the inputs of a commit or a run."""
     lineages = []
     for each in inputs:
         if isinstance(each, Mapping) and isinstance(each.get("windows"), list | tuple):
             group = each.get("source"), each.get("version")
-            lineages += list(_read_all(*group, each["windows"]))
+            lineages += list(_parse_windows(*group, each["windows"]))
     return lineages
 
 
-def _reference(feature: str) -> FeatureReference:
+def _parse_feature_reference(feature: str) -> FeatureReference:
     reference = parse_reference(feature)
     if reference.group is None or reference.is_star or reference.alias is not None:
         raise InvalidReference(
@@ -387,7 +387,7 @@ def _check_function(function: str, n: int | None) -> None:
         raise InvalidArgument(f"n= is for 'last_n', not for {function!r}.", hint="leave n out")
 
 
-def _positive(over: timedelta | str) -> timedelta:
+def _parse_length(over: timedelta | str) -> timedelta:
     length = parse_duration(over, argument="over")
     if not timedelta(0) < length <= _LONGEST:
         raise InvalidArgument(
@@ -411,28 +411,28 @@ def _default_name(
     return "_".join(words)
 
 
-def _windows_of(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
+def _iter_plan_windows(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
     left_plan = plan.get("left_plan")
     if isinstance(left_plan, Mapping):
-        yield from _windows_of(left_plan)
+        yield from _iter_plan_windows(left_plan)
     for join in plan.get("windows") or ():
         if isinstance(join, Mapping) and isinstance(join.get("source"), Mapping):
             source = join["source"]
-            yield from _read_all(
+            yield from _parse_windows(
                 source.get("featuregroup"), source.get("version"), join.get("outputs") or ()
             )
 
 
-def _read_all(group: object, version: object, listed: Any) -> Iterator[WindowLineage]:
+def _parse_windows(group: object, version: object, listed: Any) -> Iterator[WindowLineage]:
     for each in listed:
         try:
             data = JsonObject.from_value({**each, "group": group, "version": version})
-            yield _source_read(data)
+            yield _parse_window_lineage(data)
         except (MalformedJson, TypeError):
             continue
 
 
-def _source_read(data: JsonObject) -> WindowLineage:
+def _parse_window_lineage(data: JsonObject) -> WindowLineage:
     over, version = None, None
     if data.get("over_us") is not None:
         over = data.number("over_us", maximum=MAX_INT64)

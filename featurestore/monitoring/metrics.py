@@ -63,7 +63,7 @@ def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Me
     estimates = {}
     for name, text in metrics.items():
         values[name] = _as_number(name, row[name])
-        estimate = _estimate(name, usersql.merge_of(name, text), values[name], row)
+        estimate = _estimate(name, usersql.merge_method(name, text), values[name], row)
         if estimate is not None:
             estimates[name] = estimate
     return Metrics(values, estimates)
@@ -85,7 +85,7 @@ def _estimate(
         return Estimate(merge, total=value)
     components = []
     for component in usersql.MEAN_PARTS:
-        number = _as_number(name, row[usersql.part_name(name, component)])
+        number = _as_number(name, row[usersql.mean_part_name(name, component)])
         if number is None:
             return None
         components.append(number)

@@ -179,7 +179,7 @@ class RecordAccess(Protocol):
         Values have the shape (n, *shape of the column). Booleans, integers and floats have the
         feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
         in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Nulls are
-        zeros or empty bytes. Lists of varying length are the rows of ``arrow.batches.item_rows``, nulls of
+        zeros or empty bytes. Lists of varying length are the rows of ``arrow.batches.create_item_rows``, nulls of
         length 0. Without nulls, ``present`` is not set (None).
         """
         ...

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import DatasetDamaged, StorageError, TrainingDatasetExists
 from featurestore.model.arguments import check_version
 from featurestore.model.manifest import Manifest
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import artifacts, training_datasets
@@ -129,7 +129,7 @@ def make_directory(location: str, name: str, version: int) -> None:
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
     """Return the versions of a dataset that have a directory or a claim, ascending."""
     entries = files.list_directory(paths.training_dataset_versions(name))
-    versions = {version_of(claims.directory_of_claim(entry)) for entry in entries}
+    versions = {parse_version_directory(claims.directory_of_claim(entry)) for entry in entries}
     return sorted(version for version in versions if version is not None)
 
 

@@ -12,7 +12,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureGroupExists, TableDamaged
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.paths import StorePaths
-from featurestore.model.window_features import windows_of_inputs
+from featurestore.model.window_features import parse_input_windows
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import (
@@ -93,7 +93,7 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
             job=spec.job,
             run_id=commit.run_id,
         )
-    windows = windows_of_inputs(commit.inputs.values())
+    windows = parse_input_windows(commit.inputs.values())
     if windows:
         lineage.replace_windows(connection, featuregroups.KIND, spec.name, spec.version, windows)
 

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
     MODEL_FILE,
@@ -100,7 +100,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     for kind in (REGISTER, REMOVE):
         used_versions.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)
-    entries = map(version_of, files.list_directory(paths.model_versions(name)))
+    entries = map(parse_version_directory, files.list_directory(paths.model_versions(name)))
     used_versions.update(entry for entry in entries if entry is not None)
     candidate = max(used_versions, default=0) + 1 if version is None else version
     if candidate in used_versions:

@@ -27,7 +27,7 @@ from featurestore.errors import (
     TrainingDatasetNotFound,
     WriteConflict,
 )
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.model.plan import Source
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import InFlight
@@ -176,7 +176,7 @@ def _finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
     root = StorePaths(store.location).training_datasets
     for name in files.list_directory(root):
         for entry in files.list_directory(os.path.join(root, name)):
-            version = version_of(entry)
+            version = parse_version_directory(entry)
             if version is not None and is_finished(os.path.join(root, name, entry)):
                 yield name, version
 

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureStoreError, RegistryError, RegistryTooNew
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.model.times import utc_now
 from featurestore.recovery import liveness, record_files
 from featurestore.recovery.liveness import versions_in_flight
@@ -168,7 +168,7 @@ def _versions(root: str, report: RebuildReport) -> Iterator[tuple[str, int, str]
     """Yield (name, n, path) of the directories ``<root>/<name>/v<n>``, ordered by name and n."""
     for name in files.list_directory(root):
         folder = os.path.join(root, name)
-        entries = map(version_of, files.list_directory(folder))
+        entries = map(parse_version_directory, files.list_directory(folder))
         numbers = sorted(number for number in entries if number is not None)
         try:
             check_name(name)

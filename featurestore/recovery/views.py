@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
 from featurestore.model.arguments import check_version
 from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry.artifacts import feature_views
@@ -84,7 +84,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
         existing.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)
     for entry in files.list_directory(paths.feature_view_versions(name)):
-        number = version_of(entry)
+        number = parse_version_directory(entry)
         if number is not None and is_view(paths.feature_view(name, number)):
             existing.add(number)
     used_versions = {*existing, *feature_views.used_versions(connection, name)}

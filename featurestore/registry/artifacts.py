@@ -24,10 +24,10 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.arguments import check_version
-from featurestore.model.feature_view import FeatureViewSpec, view_source
+from featurestore.model.feature_view import FeatureViewSpec, view_lineage_name
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
-from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_source
+from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_lineage_name
 from featurestore.registry import lineage, search_documents, tables
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import featuregroups, is_latest, tags
@@ -225,12 +225,12 @@ class _FeatureViews(VersionedTable):
 
     def datasets_of(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
         """Return name and version of the training datasets created from a view."""
-        edges = lineage.results(connection, view_source(name), version)
+        edges = lineage.results(connection, view_lineage_name(name), version)
         return [(edge.name, edge.version) for edge in edges if edge.kind == _DATASET]
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions from which training datasets were created, including deleted ones."""
-        return _source_versions(connection, view_source(name))
+        return _source_versions(connection, view_lineage_name(name))
 
 
 def _to_view_spec(row: Row[*tuple[Any, ...]]) -> FeatureViewSpec:
@@ -318,7 +318,7 @@ class _Models(VersionedTable):
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions with stored predictions, including deleted versions."""
-        return _source_versions(connection, model_source(name))
+        return _source_versions(connection, model_lineage_name(name))
 
 
 feature_views = _FeatureViews(

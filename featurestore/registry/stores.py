@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ConfigurationError, RegistryError, listing
-from featurestore.model.paths import StorePaths, version_of
+from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.registry import tables
 from featurestore.storage import files, storage_for
 
@@ -246,7 +246,7 @@ def _contains_versions(directory: str) -> bool:
     for root in (paths.featuregroups, paths.training_datasets):
         for name in files.list_directory(root):
             entries = files.list_directory(os.path.join(root, name))
-            if any(version_of(entry) is not None for entry in entries):
+            if any(parse_version_directory(entry) is not None for entry in entries):
                 return True
     return False
 

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Row
 
 from featurestore.errors import TrainingDatasetExists, TrainingDatasetNotFound, did_you_mean
 from featurestore.model.arguments import check_version
-from featurestore.model.feature_view import view_source
+from featurestore.model.feature_view import view_lineage_name
 from featurestore.model.manifest import Manifest
 from featurestore.model.times import from_micros, parse_moment, to_micros, utc_now
 from featurestore.registry import artifacts, lineage
@@ -90,7 +90,7 @@ def register(connection: Connection, manifest: Manifest) -> None:
     artifacts.replace_tags(connection, KIND, name, version, manifest.tags)
     inputs: list[Mapping[str, Any]] = [*manifest.sources, *manifest.reads]
     if manifest.view is not None:
-        source = view_source(str(manifest.view["name"]))
+        source = view_lineage_name(str(manifest.view["name"]))
         inputs.append({"source": source, "version": manifest.view["version"]})
     run_id = manifest.run_id
     lineage.add(connection, KIND, name, version, delta_version=None, inputs=inputs, run_id=run_id)

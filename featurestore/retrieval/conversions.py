@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import combine_chunks, flatten_items, to_cells
-from featurestore.arrow.types import describe, is_number, items_of, shape_of
+from featurestore.arrow.types import array_item_type, array_shape, describe, is_number
 from featurestore.errors import (
     InvalidArgument,
     UnsupportedType,
@@ -97,7 +97,7 @@ def to_pandas(table: pa.Table) -> Any:
         frame = table.to_pandas()
     for index, field in enumerate(table.schema):
         # Arrow converts nested lists to arrays of arrays.
-        if len(shape_of(field.type)) > 1 and is_number(items_of(field.type)):
+        if len(array_shape(field.type)) > 1 and is_number(array_item_type(field.type)):
             cells = np.empty(len(frame), dtype=object)
             cells[:] = to_cells(combine_chunks(table.column(index)))
             frame[field.name] = cells
@@ -146,7 +146,7 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     named_columns = zip(table.column_names, table.columns, strict=True)
     arrays = [_as_array(combine_chunks(column), name) for name, column in named_columns]
     if len(arrays) == 1 and arrays[0].dtype.kind in "biuf":
-        return arrays[0].reshape(table.num_rows, *(shape_of(table.schema.types[0]) or (1,)))
+        return arrays[0].reshape(table.num_rows, *(array_shape(table.schema.types[0]) or (1,)))
     if any(array.dtype.kind not in "biuf" for array in arrays):
         arrays = [array.astype(object) for array in arrays]
     return np.concatenate(arrays, axis=1)
@@ -154,7 +154,7 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
 
 def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
     kind = array.type
-    if shape_of(kind) and is_number(items_of(kind)):
+    if array_shape(kind) and is_number(array_item_type(kind)):
         if array.null_count:
             raise UnsupportedType(
                 f"Column {name!r} has missing lists, which a 2-D array cannot hold.",

@@ -79,7 +79,7 @@ def run_query(session: Session, query: QuerySource) -> Relation:
     tables = {}
     for name, source in query.tables:
         schema = source.spec.schema
-        columns = usersql.columns_read(query.sql, schema.names)
+        columns = usersql.find_columns(query.sql, schema.names)
         tables[name] = engine.read_table(
             source.path, version=source.delta_version, schema=schema, columns=columns
         )

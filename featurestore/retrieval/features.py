@@ -16,7 +16,7 @@ from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, 
 from featurestore.model.arguments import warn_caller
 from featurestore.model.names import parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.plan import FeaturePlan, JoinKind, QuerySource, Source, plan_of_query
+from featurestore.model.plan import FeaturePlan, JoinKind, QuerySource, Source, build_query_plan
 from featurestore.model.times import SuspiciousTimeWarning
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
@@ -362,7 +362,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
         raise InvalidSql(
             f"A query is a text, not {type(query).__name__}.", hint="sql('select * from weather')"
         )
-    names = usersql.tables_read(query)
+    names = usersql.find_tables(query)
     checked = usersql.query(query, tables=names, dialect=usersql.DIALECT)
     if session.engine.dialect != usersql.DIALECT:
         usersql.query(query, tables=names, dialect=session.engine.dialect)
@@ -380,7 +380,9 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
         tables.setdefault(name.lower(), _pinned_source(name, query, specs=specs, pins=pins))
     pins.check_used()
     schemas = [source.spec.schema for source in tables.values()]
-    source = QuerySource(checked, tuple(tables.items()), usersql.why_rows_vary(checked, schemas))
+    source = QuerySource(
+        checked, tuple(tables.items()), usersql.find_nondeterminism(checked, schemas)
+    )
     schema = run_query(session, source).schema
     try:
         check_feature_names(schema.names)
@@ -392,7 +394,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     refuse_untyped(
         schema, subject="The query", hint=lambda _: f"select {sql_casts(schema)} from ({checked})"
     )
-    return FeatureFrame.planned(session, plan_of_query(source, schema))
+    return FeatureFrame.planned(session, build_query_plan(source, schema))
 
 
 def _pinned_source(name: str, query: str, *, specs: Specs, pins: Pins) -> Source:

@@ -19,7 +19,7 @@ from featurestore.arrow.bounds import find_out_of_range, out_of_range_error, tim
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.types import is_nested
-from featurestore.arrow.untyped import typed_like, untyped_columns
+from featurestore.arrow.untyped import adopt_types, untyped_columns
 from featurestore.errors import ColumnConflict, OutOfRange
 from featurestore.model.names import parse_group_reference
 from featurestore.model.plan import ROW
@@ -81,9 +81,9 @@ def open_labels(
         refuse_times_out_of_range(adopted, engine=session.engine)
         relation = typed_relation(session.engine, adopted, typed_schema(adopted.schema, types))
         peek = partial(_first_rows, session, relation)
-        label_side = LabelSide(relation.schema, peek=peek, library=ingest.with_language(labels)[1])
+        label_side = LabelSide(relation.schema, peek=peek, library=ingest.peek_language(labels)[1])
         return LabelInput(label_side, lambda: relation)
-    labels, language = ingest.with_language(labels)
+    labels, language = ingest.peek_language(labels)
     table = ingest.to_reader(labels).read_all()
     return _from_memory(session, typed_table(table, types, language), library=language)
 
@@ -142,7 +142,7 @@ def typed_schema(schema: pa.Schema, types: TypesFor) -> pa.Schema:
     """Assign the types of join partners to the untyped columns of a schema."""
     if not untyped_columns(schema):
         return schema
-    return typed_like(schema, types(schema))
+    return adopt_types(schema, types(schema))
 
 
 def typed_relation(engine: Engine, relation: Relation, schema: pa.Schema) -> Relation:
@@ -170,7 +170,7 @@ def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
         if name in types_by_column and not can_fit(pa.float64(), types_by_column[name]):
             index = table.schema.get_field_index(name)
             table = table.set_column(index, name, pa.nulls(table.num_rows))
-    schema = typed_like(table.schema, types_by_column)
+    schema = adopt_types(table.schema, types_by_column)
     batches = [cast_batch(batch, schema) for batch in table.to_batches()]
     return pa.Table.from_batches(batches, schema)
 

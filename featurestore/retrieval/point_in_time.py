@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.types import width_of_columns
+from featurestore.arrow.types import columns_width
 from featurestore.errors import EngineError
 from featurestore.hashing import tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -119,7 +119,7 @@ class FeatureSide:
         rows = self.join.source.rows
         if rows is None:
             return None
-        return rows * width_of_columns(self.spec.schema, self.columns)
+        return rows * columns_width(self.spec.schema, self.columns)
 
 
 def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
@@ -150,7 +150,7 @@ def estimate_join_bytes(plan: FeaturePlan) -> int | None:
     rows = count_label_rows(plan)
     if rows is None:
         return None
-    total = rows * width_of_columns(plan.left_schema, label_columns(plan))
+    total = rows * columns_width(plan.left_schema, label_columns(plan))
     for side in feature_sides(plan):
         if side.bytes is None:
             return None

@@ -19,9 +19,9 @@ from featurestore.errors import (
     InvalidReference,
     NoJoinKey,
     did_you_mean,
+    find_similar_names,
     listing,
     meaning,
-    names_near,
 )
 from featurestore.model.arguments import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -219,7 +219,8 @@ def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> s
 
 def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str:
     similar_columns = [
-        column.lower() for column in names_near(name, sorted(set(columns_by_reference.values())))
+        column.lower()
+        for column in find_similar_names(name, sorted(set(columns_by_reference.values())))
     ]
     similar_references = [
         repr(reference)
@@ -312,7 +313,7 @@ def key_pairs(
 
     A group without a primary key is joined on the columns that ``join_key=`` names. ``groups`` are
     all joined groups, whose keys the error lists. ``library`` is the dataframe library of the
-    labels (``column_lines.language_of``), which determines the code in the hint; None for a group.
+    labels (``column_lines.detect_language``), which determines the code in the hint; None for a group.
 
     Raises:
         NoJoinKey: A key column has no label column, or their types are not comparable.

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from featurestore.errors import InvalidArgument, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
 from featurestore.model.arguments import parse_version
-from featurestore.model.validation import describe, outcome_text
+from featurestore.model.validation import describe, format_outcome
 from featurestore.registry import overview
 from featurestore.registry.overview import GroupFilter
 from featurestore.server import featuregroups as records
@@ -232,7 +232,7 @@ def validation_page(
         reports=reports,
         quarantined=quarantined,
         describe=describe,
-        outcome=outcome_text,
+        outcome=format_outcome,
     )
 
 

@@ -17,7 +17,7 @@ from featurestore.featuregroups.quality import stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.model.times import python_rows
+from featurestore.model.times import to_python_rows
 from featurestore.registry import audit_log, featuregroups, overview
 from featurestore.registry.filtered import FilteredRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
@@ -231,7 +231,7 @@ def _read_within(
 
 
 def _values(table: pa.Table) -> dict[str, Any]:
-    json_rows = [to_json_value(list(row.values())) for row in python_rows(table)]
+    json_rows = [to_json_value(list(row.values())) for row in to_python_rows(table)]
     return {"columns": table.column_names, "rows": json_rows}
 
 

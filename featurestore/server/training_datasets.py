@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
 from featurestore.errors import TrainingDatasetNotFound
-from featurestore.model.manifest import source_text
+from featurestore.model.manifest import format_source
 from featurestore.registry import overview, training_datasets
 from featurestore.registry.overview import DatasetLine
 from featurestore.server import experiments
@@ -113,7 +113,7 @@ def sources(dataset: TrainingDataset) -> list[dict[str, Any]]:
     """Return the pinned versions of a dataset's source groups."""
     return [
         {
-            "text": source_text(source),
+            "text": format_source(source),
             "name": source["featuregroup"],
             "version": source["version"],
         }

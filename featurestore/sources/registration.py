@@ -25,9 +25,9 @@ from featurestore.model.source import (
     SourceReport,
     SourceSpec,
     check_uri,
-    kind_of,
-    names_secret,
-    with_absolute_path,
+    is_secret_option,
+    make_path_absolute,
+    source_kind,
 )
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceQuery
@@ -61,8 +61,8 @@ def add(
         secret = str(parse_secret(secret))
     spec = SourceSpec(
         name=name,
-        kind=kind_of(uri),
-        uri=with_absolute_path(uri, absolute=_absolute_path),
+        kind=source_kind(uri),
+        uri=make_path_absolute(uri, absolute=_absolute_path),
         secret=secret,
         options=text_options(options),
         description=description,
@@ -208,7 +208,7 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
                 f"options={{{name!r}: ...}}: names of options are strings.",
                 hint="options={'format': 'csv'}",
             )
-        if names_secret(name):
+        if is_secret_option(name):
             raise InvalidArgument(
                 f"options={{{name!r}: ...}} would be stored in plain text.",
                 hint="secret='env:NAME'",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from featurestore.arrow.batches import take_values
 from featurestore.hashing.mixing import GOLDEN, byte_sums, mix, mix_all, tag, words_at
-from featurestore.hashing.values import FLOAT, ByteValues, WordValues, valid_rows, values_of
+from featurestore.hashing.values import FLOAT, ByteValues, WordValues, canonical_values, valid_mask
 from featurestore.statistics.counts import dictionary_codes
 from featurestore.statistics.values import (
     Bools,
@@ -305,7 +305,7 @@ def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator
 
 def _text_words(column: pa.Array) -> Hashes:
     """Return a word per text from its length and prefix, then the word of nulls."""
-    values = values_of(column)
+    values = canonical_values(column)
     assert isinstance(values, ByteValues)
     lengths = values.lengths
     words = empty(len(lengths) + 1, np.uint64)
@@ -326,7 +326,7 @@ def _text_words(column: pa.Array) -> Hashes:
 def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
     """Return dictionary indices; nulls have the index after the last value."""
     codes = dictionary_codes(column.indices)
-    valid = valid_rows(column.indices)
+    valid = valid_mask(column.indices)
     if valid is not None:
         codes = np.where(valid, codes, len(column.dictionary))
     return codes
@@ -390,7 +390,7 @@ def within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
 
 def _add_column(state: Hashes, column: Any, factor: int) -> None:
     """Add the values of a column, times an odd factor, to the state; texts with all bytes."""
-    values = values_of(column)
+    values = canonical_values(column)
     if isinstance(values, ByteValues):
         byte_hashes = byte_sums(values.data, values.starts, values.lengths)
         words, is_float = [byte_hashes, values.lengths.view(np.uint64)], False

@@ -47,7 +47,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
                 '"kwargs": {"column": "x"}}]',
             )
         path = f"/featuregroups/{check_name(name)}"
-        df, language = ingest.with_language(df)
+        df, language = ingest.peek_language(df)
         rows = typed_reader(ingest.to_reader(df), types, name=name, library=language)
         record = client_of(self._session).send(path, options, rows)
         return self.featuregroup(record["name"], version=record["version"])

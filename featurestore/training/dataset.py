@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.manifest import Manifest, source_text
+from featurestore.model.manifest import Manifest, format_source
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
 from featurestore.storage import files, storage_for
@@ -182,7 +182,7 @@ class TrainingDataset(ModelInputs):
 
     def _repr_html_(self) -> str:
         caption = f"Training dataset {self.name} v{self.version}"
-        more = {"path": self.path, "sources": list(map(source_text, self.manifest.sources))}
+        more = {"path": self.path, "sources": list(map(format_source, self.manifest.sources))}
         columns: list[dict[str, object]] = [
             {"name": column.name, "type": column.tf_type, "role": column.role}
             for column in self.manifest.columns

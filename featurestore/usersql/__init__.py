@@ -12,15 +12,21 @@ from featurestore.usersql.expressions import (
     Merge,
     check_column_expression,
     column_expression,
-    merge_of,
+    mean_part_name,
+    merge_method,
     metrics_query,
-    part_name,
 )
-from featurestore.usersql.queries import columns_read, parameters, query, tables_read, why_rows_vary
+from featurestore.usersql.queries import (
+    find_columns,
+    find_nondeterminism,
+    find_tables,
+    parameters,
+    query,
+)
 from featurestore.usersql.text import DIALECT, quote
 
 __all__ = [
     "DIALECT", "MEAN_PARTS", "Merge", "check_column_expression", "column_expression",
-    "columns_read", "fix_clock", "merge_of", "metrics_query", "parameters", "part_name",
-    "predicate", "query", "quote", "tables_read", "why_rows_vary",
+    "find_columns", "find_nondeterminism", "find_tables", "fix_clock", "mean_part_name",
+    "merge_method", "metrics_query", "parameters", "predicate", "query", "quote",
 ]  # fmt: skip

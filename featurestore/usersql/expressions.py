@@ -90,18 +90,18 @@ def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     return _build_query(tuple(metrics.items()), dialect)
 
 
-def part_name(metric: str, part: str) -> str:
+def mean_part_name(metric: str, part: str) -> str:
     """Return the column name of a metric component in ``MEAN_PARTS``."""
     return f"{RESERVED_PREFIX}{part}_of_{metric}"
 
 
 @lru_cache(maxsize=256)
-def merge_of(name: str, text: str) -> Merge | None:
+def merge_method(name: str, text: str) -> Merge | None:
     """Return how a metric is merged across windows: "mean", "sum", "min" or "max".
 
     Returns None if the metric cannot be computed from the metrics of the windows.
 
-    >>> merge_of("late", "avg(late)"), merge_of("n", "count(*)"), merge_of("x", "median(late)")
+    >>> merge_method("late", "avg(late)"), merge_method("n", "count(*)"), merge_method("x", "median(late)")
     ('mean', 'sum', None)
     """
     from sqlglot import exp
@@ -125,13 +125,13 @@ def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
     for name, text in metrics:
         expression = _parse_metric(name, text)
         columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
-        if merge_of(name, text) == "mean":
+        if merge_method(name, text) == "mean":
             value = exp.cast(expression.this.copy(), "double")
             square = exp.Mul(this=value.copy(), expression=value.copy())
             aggregates = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
             for part, aggregate in zip(MEAN_PARTS, aggregates, strict=True):
                 number = exp.cast(aggregate, "double")
-                columns.append(exp.alias_(number, part_name(name, part), quoted=True))
+                columns.append(exp.alias_(number, mean_part_name(name, part), quoted=True))
     statement = exp.select(*columns).from_("rows").sql(dialect=DIALECT)
     return query(statement, tables=["rows"], dialect=dialect)
 

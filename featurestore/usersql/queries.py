@@ -128,10 +128,10 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     return _transpile(text, dialect)
 
 
-def tables_read(text: str) -> tuple[str, ...]:
+def find_tables(text: str) -> tuple[str, ...]:
     """Return the tables that a query reads, without duplicates, in order; they may not exist.
 
-    >>> tables_read("with late as (from trips) select * from late join zones using (zone)")
+    >>> find_tables("with late as (from trips) select * from late join zones using (zone)")
     ('trips', 'zones')
 
     Raises:
@@ -144,14 +144,14 @@ def tables_read(text: str) -> tuple[str, ...]:
     return tuple(scopes.read)
 
 
-def columns_read(text: str, columns: Sequence[str]) -> list[str]:
+def find_columns(text: str, columns: Sequence[str]) -> list[str]:
     """Return the table columns that a query may read, at least one.
 
     Returns all columns if the query does not list its columns.
 
-    >>> columns_read("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
+    >>> find_columns("select zone, count(*) from trips group by zone", ["id", "zone", "fare"])
     ['zone']
-    >>> columns_read("select * from trips", ["id", "zone"])
+    >>> find_columns("select * from trips", ["id", "zone"])
     ['id', 'zone']
     """
     from sqlglot import exp
@@ -190,12 +190,12 @@ def parameters(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def why_rows_vary(text: str, schemas: Iterable[pa.Schema]) -> str | None:
+def find_nondeterminism(text: str, schemas: Iterable[pa.Schema]) -> str | None:
     """Return why the rows of a query may differ between runs, or None if they cannot.
 
     >>> trips = pa.schema([("zone", pa.string()), ("fare", pa.float64())])
-    >>> why_rows_vary("select zone, count(*) as n from trips group by zone", [trips])
-    >>> why_rows_vary("select zone, sum(fare) as fares from trips group by zone", [trips])
+    >>> find_nondeterminism("select zone, count(*) as n from trips group by zone", [trips])
+    >>> find_nondeterminism("select zone, sum(fare) as fares from trips group by zone", [trips])
     'the last bits of sum depend on the order in which rows are read'
 
     Args:

@@ -24,8 +24,8 @@ from featurestore.model.validation import (
     ExpectationResult,
     ValidationReport,
     describe,
-    outcome_text,
-    plain_json,
+    format_outcome,
+    to_plain_json,
 )
 from featurestore.plugins.observers import observed_part
 from featurestore.plugins.validator import Validator, find_validator
@@ -317,9 +317,9 @@ def _message(report: ValidationReport, failures: Sequence[ExpectationResult]) ->
         "nothing was written."
     ]
     for result in failures:
-        lines.append(f"  {describe(result.expectation)}: {outcome_text(result)}")
+        lines.append(f"  {describe(result.expectation)}: {format_outcome(result)}")
         for sample in result.samples[:_MAX_SHOWN_SAMPLES]:
-            lines.append(f"    {plain_json(sample)}")
+            lines.append(f"    {to_plain_json(sample)}")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.times import format_duration, python_rows, shifted
+from featurestore.model.times import format_duration, shifted, to_python_rows
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator
@@ -189,7 +189,7 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return a few of the failing rows as plain dicts of the columns that matter."""
     first = pa.array(np.flatnonzero(failing)[:MOST_SAMPLES])
-    return python_rows(batch.select(list(dict.fromkeys(columns))).take(first))
+    return to_python_rows(batch.select(list(dict.fromkeys(columns))).take(first))
 
 
 @dataclass(frozen=True)

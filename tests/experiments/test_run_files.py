@@ -26,7 +26,7 @@ from featurestore.model.json_object import MalformedJson
 from featurestore.model.run_record import (
     MetricValue,
     RunRecord,
-    metrics_line,
+    format_metrics_line,
     parse_metrics,
 )
 from featurestore.store import FeatureStore
@@ -45,7 +45,7 @@ def reported_text() -> str:
     lines = []
     for step in range(5):
         metrics = {"loss": 1 / (step + 1), "größe": 2.0}
-        lines.append(metrics_line(step, metrics, time=1.7e9 + step, begins=step in (0, 3)))
+        lines.append(format_metrics_line(step, metrics, time=1.7e9 + step, begins=step in (0, 3)))
     return "".join(lines)
 
 
@@ -87,7 +87,7 @@ def test_record_bit_flip_is_detected() -> None:
 
 def test_truncated_metrics_file_keeps_complete_lines() -> None:
     text = reported_text()
-    again = metrics_line(9, {"loss": 0.0}, time=1.8e9, begins=True)
+    again = format_metrics_line(9, {"loss": 0.0}, time=1.8e9, begins=True)
     ends = [end for end, letter in enumerate(text, 1) if letter == "}" and text[end:][:1] == "\n"]
     for length in range(len(text)):
         if text[max(0, length - 2) : length] == "\n\n":
@@ -102,7 +102,7 @@ def test_metrics_of_earlier_releases_are_read_and_continued() -> None:
     text = (
         '{"step": 0, "metrics": {"loss": 2}}\n{"step": 1, "met\n{"step": 2, "metrics": {"a": 1}}\n'
     )
-    text += '{"step": 3, "met' + metrics_line(4, {"a": 3.0}, time=1.0, begins=True)
+    text += '{"step": 3, "met' + format_metrics_line(4, {"a": 3.0}, time=1.0, begins=True)
     assert parse_metrics(text) == [
         MetricValue("loss", 0, 2.0),
         MetricValue("a", 2, 1.0),

@@ -290,7 +290,7 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
         value.pop("checksum", None)
         with contextlib.suppress(ValueError):
             value["checksum"] = json_object._checksum(value)
-            content = json_object._render(value)
+            content = json_object._serialize(value)
     content = json.dumps(value, allow_nan=True).encode() if "content" not in locals() else content
     folder = world.fresh() / "trainingdatasets/d/v1"
     (folder / "manifest.json").write_bytes(content)
@@ -301,7 +301,7 @@ def fuzz_manifest(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_manifest_bytes(world: World, data: st.DataObject) -> None:
-    content = flipped(json_object._render(world.manifest), data)
+    content = flipped(json_object._serialize(world.manifest), data)
     with contextlib.suppress(FeatureStoreError):
         manifest.Manifest.from_bytes(content, path="manifest.json")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.arrow.types import shape_of
+from featurestore.arrow.types import array_shape
 from featurestore.errors import SchemaMismatch, UnsupportedType
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) 
         "int(id) AS small",
     )
     group = store.create_featuregroup(frame, "images", primary_key="id")
-    shapes = {field.name: shape_of(field.type) for field in group.schema}
+    shapes = {field.name: array_shape(field.type) for field in group.schema}
     assert shapes == {"id": (), "image": (2, 2), "pair": (2,), "tokens": (), "small": ()}
     found = group.read().to_pandas().sort_values("id")
     assert found["image"].iloc[4].tolist() == [[4, 1], [2, 3]]
@@ -50,11 +50,11 @@ def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) 
     same = store.get_or_create_featuregroup(frame, "images", primary_key="id")
     assert same.delta_version == 2
     labelled = store.get_features("images.small", labels=frame.select("id", "image"))
-    assert shape_of(labelled.schema.field("image").type) == (2, 2)
+    assert array_shape(labelled.schema.field("image").type) == (2, 2)
 
     wider = frame.selectExpr("*", "array(1D, 2D, 3D) AS extra").where("id < 2")
     group.insert(wider, mode="upsert", schema_change="add")
-    assert shape_of(group.read().schema.field("extra").type) == (3,)
+    assert array_shape(group.read().schema.field("extra").type) == (3,)
 
     other = featurestore.connect(tmp_path / "other")
     there = other.create_featuregroup(frame, "images")

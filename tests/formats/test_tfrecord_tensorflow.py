@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from featurestore.arrow.text_values import decimal_text
+from featurestore.arrow.text_values import format_decimals
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,
@@ -57,7 +57,7 @@ def _plain(array: pa.Array) -> list[Any]:
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
     if pa.types.is_decimal(kind):
-        array = decimal_text(array)
+        array = format_decimals(array)
     if pa.types.is_date(kind):
         array = array.view(pa.int32())
     if pa.types.is_timestamp(kind):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from featurestore.arrow.arrays import from_numpy, to_cells
-from featurestore.arrow.types import items_of, shape_of
+from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import UnsupportedDataframe, UnsupportedType
 from featurestore.ingest import to_reader
 
@@ -46,7 +46,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_image_forms_are_read_with_shape(form: str) -> None:
     column = read(FORMS[form]()).column("image")
-    assert shape_of(column.type) == (4, 3, 1)
+    assert array_shape(column.type) == (4, 3, 1)
     np.testing.assert_array_equal(np.array(column.to_pylist()), IMAGES)
 
 
@@ -73,8 +73,8 @@ def test_permuted_tensors_are_read_in_logical_order() -> None:
     ],
 )
 def test_equal_length_lists_are_read_with_shape(cells: list[Any]) -> None:
-    assert shape_of(read(frame(cells)).schema.field("image").type) == (2,)
-    assert shape_of(read([{"v": cell} for cell in cells[:2]]).schema.types[0]) in ((2,), ())
+    assert array_shape(read(frame(cells)).schema.field("image").type) == (2,)
+    assert array_shape(read([{"v": cell} for cell in cells[:2]]).schema.types[0]) in ((2,), ())
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_typed_variable_length_lists_keep_type() -> None:
 
 def test_half_and_mixed_dtypes_are_widened() -> None:
     halves = [np.ones((2, 2), np.float16)] * 2
-    assert items_of(read(frame(halves)).schema.types[0]) == pa.float32()
+    assert array_item_type(read(frame(halves)).schema.types[0]) == pa.float32()
     mixed = [np.ones((2, 2), np.uint8), np.ones((2, 2), np.float32)]
-    assert items_of(read(frame(mixed)).schema.types[0]) == pa.float32()
+    assert array_item_type(read(frame(mixed)).schema.types[0]) == pa.float32()
 
 
 REFUSED = {

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from featurestore.arrow.column_lines import detect_language
-from featurestore.arrow.types import shape_of
+from featurestore.arrow.types import array_shape
 from featurestore.errors import UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.store import FeatureStore
@@ -99,7 +99,7 @@ def test_encoded_arrays_hint_decodes_frame(form: str, codec: str, tmp_path: Path
     again = tmp_path / "again"
     again.mkdir()
     decoded = to_reader(pasted(line, FRAMES[form](table, again))).read_all().column("image")
-    assert shape_of(decoded.type) == (4, 3)
+    assert array_shape(decoded.type) == (4, 3)
     assert decoded.to_pylist() == [None, *IMAGES.tolist()]
 
 

@@ -36,7 +36,7 @@ UTC_DAY = dt.datetime(2024, 1, 31, tzinfo=dt.UTC)
 FINE = pd.Timestamp("2024-01-31 12:00:00.000000800")
 DIGEST = bytes([1, 0, 2, 255])
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-# What a hint calls the dataframe, by the name that language_of gives its kind.
+# What a hint calls the dataframe, by the name that detect_language returns.
 NAMES = {"pandas": "df", "polars": "df", "pyarrow": "table", "duckdb": "rows", "numpy": "array"}
 NAMES |= dict.fromkeys(("rows", "tuples", "named tuples"), "rows") | {"columns": "columns"}
 

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 
 from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.fitting import Misfit, can_fit, cast_exactly, cast_label_keys, widens
+from featurestore.arrow.fitting import (
+    InexactValueError,
+    can_fit,
+    cast_exactly,
+    cast_label_keys,
+    widens,
+)
 from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
 from featurestore.ingest import to_reader
 
@@ -97,7 +103,7 @@ def test_cast_label_keys_number_without_equal_becomes_null(
     if deep:
         array, wanted = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(wanted)
     if misfits:
-        with pytest.raises(Misfit) as refusal:
+        with pytest.raises(InexactValueError) as refusal:
             cast_exactly(array, wanted)
         assert refusal.value.value == misfits[0]
     else:
@@ -140,7 +146,7 @@ def test_cast_exactly_value_without_equal_raises_misfit(
     values = column.to_pylist()
     wrong = [value for value in values if value is not None and not fits(value, wanted)]
     if wrong:
-        with pytest.raises(Misfit) as raised:
+        with pytest.raises(InexactValueError) as raised:
             cast_exactly(column, wanted)
         assert repr(raised.value.value) == repr(wrong[0])
         return
@@ -154,7 +160,7 @@ def test_cast_exactly_value_without_equal_raises_misfit(
 def test_cast_exactly_array_items_fit_like_numbers() -> None:
     pixels = pa.array([[[1.0, 2.0]], None, [[3.0, 4.0]]], shaped_type(pa.float64(), (1, 2)))
     assert cast_exactly(pixels, shaped_type(pa.uint8(), (1, 2))).to_pylist() == pixels.to_pylist()
-    with pytest.raises(Misfit, match=r"300\.0 does not fit"):
+    with pytest.raises(InexactValueError, match=r"300\.0 does not fit"):
         cast_exactly(pa.array([[[1.0, 300.0]]], pixels.type), shaped_type(pa.uint8(), (1, 2)))
 
 
@@ -166,7 +172,7 @@ def test_cast_exactly_lists_of_other_shape_raise_misfit() -> None:
         cast_exactly(cast_exactly(lists, wanted), pa.list_(pa.int64())).to_pylist()
         == lists.to_pylist()
     )
-    with pytest.raises(Misfit, match=r"shape \(3,\)"):
+    with pytest.raises(InexactValueError, match=r"shape \(3,\)"):
         cast_exactly(pa.array([[1, 2], [1, 2, 3]]), wanted)
     assert not can_fit(pa.list_(pa.float32(), 3), wanted)
 

@@ -16,7 +16,7 @@ from featurestore.arrow.text_values import (
     TextRules,
     check_format,
     fits,
-    has_number,
+    has_finite_number,
     parse_texts,
 )
 from featurestore.arrow.types import TIMESTAMP
@@ -123,8 +123,8 @@ def test_parse_texts_misfit_reports_text(text: str, kind: pa.DataType, rules: Te
 
 
 def test_has_number_nan_and_inf_texts_is_false() -> None:
-    assert not has_number(pa.array(["nan", "inf"]))
-    assert has_number(pa.array(["nan", "1"]))
+    assert not has_finite_number(pa.array(["nan", "inf"]))
+    assert has_finite_number(pa.array(["nan", "1"]))
 
 
 @pytest.mark.parametrize("pattern", ["%H:%M", "%Y", "%Y-%m-%d %Q", "%m/%d"])

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import can_fit, cast_exactly, widens
 from featurestore.arrow.types import feature_schema, feature_type, is_untyped
-from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts, typed_as, typed_like
+from featurestore.arrow.untyped import (
+    adopt_types,
+    dtypes_line,
+    refuse_untyped,
+    replace_null_types,
+    sql_casts,
+)
 from featurestore.errors import UnsupportedType
 
 LEAVES = st.sampled_from([pa.int32(), pa.string(), pa.bool_(), pa.decimal128(4, 2), pa.date32()])
@@ -56,7 +62,7 @@ def blank(kind: pa.DataType, draw: Any) -> Any:
 @given(kind=TYPES, data=st.data())
 def test_untyped_columns_cast_to_typed_keep_values(kind: pa.DataType, data: Any) -> None:
     given_type = without_leaves(kind, data.draw)
-    assert typed_as(given_type, kind) == kind
+    assert replace_null_types(given_type, kind) == kind
     assert widens(given_type, kind)
     assert can_fit(given_type, kind)
     values = [blank(given_type, data.draw) for _ in range(3)]
@@ -80,13 +86,13 @@ def test_refuse_untyped_raises_with_dtypes_hint(kind: pa.DataType, data: Any) ->
         suggested = eval(line, {"pa": pa})["a"]
         if isinstance(suggested, pa.DataType):
             assert not is_untyped(suggested)
-            assert typed_as(given_type, suggested) == suggested
+            assert replace_null_types(given_type, suggested) == suggested
 
 
 def test_typed_like_other_shapes_keep_type() -> None:
     given_schema = pa.schema([("a", pa.list_(pa.null())), ("b", pa.null()), ("c", pa.int8())])
     like = pa.schema([("a", pa.string()), ("c", pa.int64())])
-    assert typed_like(given_schema, like) == given_schema
+    assert adopt_types(given_schema, like) == given_schema
 
 
 @given(TYPES, st.data())
@@ -96,4 +102,4 @@ def test_sql_casts_type_only_null_columns(kind: pa.DataType, data: Any) -> None:
     query = f"select {sql_casts(rows.schema)} from rows"
     answered = feature_schema(duckdb.sql(query).to_arrow_table().schema).field("a").type
     assert not is_untyped(answered)
-    assert typed_as(given_kind, answered) == answered
+    assert replace_null_types(given_kind, answered) == answered

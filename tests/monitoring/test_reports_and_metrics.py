@@ -16,7 +16,7 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import metrics
-from featurestore.model.monitor_report import BinShares, Finding, MonitorReport, worst_first
+from featurestore.model.monitor_report import BinShares, Finding, MonitorReport, sort_by_severity
 from featurestore.model.times import Window
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import alerts
@@ -82,7 +82,7 @@ def test_monitor_page_of_200_features_fits_layout() -> None:
         name = f"x{number}"
         findings.append(Finding("drift", name, "psi", value, None, bound, drifts, drifts))
     report = MonitorReport(
-        "watch", "sales", 1, 1, window, 5, findings=worst_first(findings), notes=("late",)
+        "watch", "sales", 1, 1, window, 5, findings=sort_by_severity(findings), notes=("late",)
     )
     text = MonitorPage(report, (report,) * 60).to_html()
     page = Page(text)

@@ -28,7 +28,7 @@ from featurestore.errors import (
 )
 from featurestore.external.reading import grant_address, grant_name
 from featurestore.model.names import parse_secret
-from featurestore.model.source import SourceSpec, kind_of
+from featurestore.model.source import SourceSpec, source_kind
 from featurestore.registry import lineage
 from featurestore.storage.grants import resolve_secret
 from featurestore.store import FeatureStore
@@ -132,7 +132,7 @@ def test_insert_records_source_read_in_lineage(shop: FeatureStore) -> None:
     ],
 )
 def test_source_kind_is_derived_from_uri(uri: str, kind: str) -> None:
-    assert kind_of(uri) == kind
+    assert source_kind(uri) == kind
 
 
 @pytest.mark.parametrize(

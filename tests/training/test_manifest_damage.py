@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from featurestore import FeatureStore
 from featurestore.errors import DatasetDamaged, FeatureStoreError
-from featurestore.model.json_object import MalformedJson, _checksum, _render
+from featurestore.model.json_object import MalformedJson, _checksum, _serialize
 from featurestore.model.manifest import Manifest
 from featurestore.training.dataset import TrainingDataset
 
@@ -60,7 +60,7 @@ def sealed(data: dict[str, Any]) -> bytes:
         rest["content_hash"] = Manifest.from_json(rest).content_hash
     except MalformedJson:
         rest["content_hash"] = "0" * 64
-    return _render({**rest, "checksum": _checksum(rest)})
+    return _serialize({**rest, "checksum": _checksum(rest)})
 
 
 OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train//x", "./x", "a\0b")

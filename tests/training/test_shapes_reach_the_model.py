@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.types import shape_of
+from featurestore.arrow.types import array_shape
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -50,7 +50,7 @@ def test_array_shapes_preserved_in_every_format(
 ) -> None:
     made = dataset(duckdb_store, data_format)
     kinds = {column.name: type_from_json(column.type) for column in made.manifest.columns}
-    assert {name: shape_of(kinds[name]) for name in SHAPES} == SHAPES
+    assert {name: array_shape(kinds[name]) for name in SHAPES} == SHAPES
     names = ["id", *SHAPES]
     seen = []
     for batch in made.reader("train", global_batch_size=20, columns=names).batches():
@@ -122,4 +122,4 @@ def test_array_shapes_preserved_in_dataframes(duckdb_store: FeatureStore) -> Non
     assert frame.select("image", "frame").to_numpy().shape == (ROWS, 4 * 6 + 2 * 3 * 1)
     assert frame.to_polars()["frame"].dtype.shape == (2, 3, 1)
     again = duckdb_store.create_featuregroup(images, "again")
-    assert shape_of(again.schema.field("col_0").type) == (4, 6)
+    assert array_shape(again.schema.field("col_0").type) == (4, 6)

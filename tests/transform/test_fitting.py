@@ -326,7 +326,7 @@ def test_function_is_identified_by_source_hash(
     batch = next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
     assert batch["x"].shape == (64, 2)
     step = fitted_of(dataset)["x"].chain.steps[0]
-    assert step.options["source"] == functions.source_hash(above)
+    assert step.options["source"] == functions.hash_source(above)
     monkeypatch.setattr(functions, "_REGISTERED", {})
     with pytest.raises(TransformationNotKnown, match="above"):
         next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())

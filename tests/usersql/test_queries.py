@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import FeatureStoreError, InvalidSql
-from featurestore.usersql import columns_read, parameters, query
+from featurestore.usersql import find_columns, parameters, query
 from featurestore.usersql.queries import _duckdb_functions
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -218,7 +218,7 @@ def test_query_uncompared_function_raises_on_spark() -> None:
     ],
 )
 def test_columns_read_returns_named_columns(text: str, read: list[str]) -> None:
-    assert columns_read(text, ["id", "zone", "fare"]) == read
+    assert find_columns(text, ["id", "zone", "fare"]) == read
 
 
 def test_query_unknown_table_raises_with_known_tables() -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.types import is_unbounded, width_of_columns
+from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.errors import EngineError
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
 from featurestore.plugins.engine import Relation
@@ -81,7 +81,7 @@ def _row_id_bytes(plan: FeaturePlan) -> int:
     for join in plan.joins:
         columns += _key_and_time(plan, join)
     rows = count_label_rows(plan) or 0
-    total = rows * (width_of_columns(plan.left_schema, columns) + _ROW_ID_BYTES)
+    total = rows * (columns_width(plan.left_schema, columns) + _ROW_ID_BYTES)
     for side in feature_sides(plan):
         narrow = replace(side, join=replace(side.join, outputs=()))
         total += (narrow.bytes or 0) + (side.join.source.rows or 0) * _ROW_ID_BYTES
@@ -284,7 +284,7 @@ def _bytes_per_match(join: Join) -> int:
     """Estimate the bytes of a row's features and id."""
     source = join.source
     schema = _schema_of_features(join)
-    total = _ROW_ID_BYTES + width_of_columns(schema, schema.names)
+    total = _ROW_ID_BYTES + columns_width(schema, schema.names)
     if source.bytes and source.rows and any(map(is_unbounded, schema.types)):
         total += _COMPRESSION * source.bytes // source.rows
     return total

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import feature_schema
-from featurestore.arrow.unstorable import with_storable_types
+from featurestore.arrow.unstorable import cast_to_storable_types
 from featurestore.errors import InvalidSql, StorageError, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
@@ -62,7 +62,7 @@ def adopt(database: Database, frame: object) -> Relation | None:
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
     with building():
-        rows: duckdb.DuckDBPyRelation = with_storable_types(frame)
+        rows: duckdb.DuckDBPyRelation = cast_to_storable_types(frame)
     try:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
@@ -267,7 +267,7 @@ class UserSql:
             result = cursor.sql(query, params=parameters or None)
             if result is None:
                 raise InvalidSql("The query returns no rows.")
-            result = with_storable_types(result)
+            result = cast_to_storable_types(result)
             types = [str(kind) for kind in result.types]
             schema = result.to_arrow_table().schema
         rows = _Rows(self, query, tables, parameters, schema)
@@ -285,7 +285,7 @@ class UserSql:
             for name, table in tables.items():
                 cursor.register(name, _Table(self._database, table))
             watch_source(cursor)
-            yield from with_storable_types(
+            yield from cast_to_storable_types(
                 cursor.sql(query, params=parameters or None)
             ).to_arrow_reader()
 

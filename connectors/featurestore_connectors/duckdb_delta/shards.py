@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.batches import concat_arrays, select_rows, take_values
-from featurestore.arrow.types import is_unbounded, width_of_columns
+from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
@@ -114,7 +114,7 @@ def _memory(
     fixed_width_columns = [
         field.name for field in schema if not (is_large(field.type) or is_unbounded(field.type))
     ]
-    return memory if row_count * width_of_columns(schema, fixed_width_columns) <= memory else 0
+    return memory if row_count * columns_width(schema, fixed_width_columns) <= memory else 0
 
 
 def _max_memory(database: Database) -> int:

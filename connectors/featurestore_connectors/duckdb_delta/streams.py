@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.types import feature_schema, width_of
+from featurestore.arrow.types import feature_schema, type_width
 from featurestore.errors import SchemaMismatch, listing
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
@@ -139,7 +139,7 @@ def _may_be_long(kind: pa.DataType) -> bool:
 
 
 def _rows_that_fit(schema: pa.Schema) -> int:
-    width = sum(map(width_of, schema.types))
+    width = sum(map(type_width, schema.types))
     return max(_BATCH_BYTES // max(width, 1), 1)
 
 

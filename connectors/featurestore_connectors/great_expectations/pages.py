@@ -20,8 +20,8 @@ from featurestore.model.validation import (
     ExpectationResult,
     ValidationReport,
     describe,
-    outcome_text,
-    plain_json,
+    format_outcome,
+    to_plain_json,
 )
 from featurestore_connectors.great_expectations.forms import build, library, quiet
 
@@ -94,11 +94,11 @@ def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
 
 def _page_check(result: ExpectationResult) -> _PageCheck:
     mark = "warning" if result.warning else "failed"
-    finding = outcome_text(result)
+    finding = format_outcome(result)
     if result.success:
         mark = "passed"
-        finding = "" if result.row_level else f"found {plain_json(result.observed)}"
-    samples = tuple(str(plain_json(sample)) for sample in result.samples)
+        finding = "" if result.row_level else f"found {to_plain_json(result.observed)}"
+    samples = tuple(str(to_plain_json(sample)) for sample in result.samples)
     return _PageCheck(mark, _statement(result.expectation), finding, samples)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.schemas import is_logical_type_supported, time_units
+from featurestore.arrow.schemas import avro_time_units, is_logical_type_supported
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
 from featurestore_connectors.kafka.record_values import Decoded, named_types
 
@@ -57,7 +57,7 @@ class AvroValues:
             row, reason = self._read(value)
             rows.append(row)
             reasons.append(reason)
-        units = time_units(self.text)
+        units = avro_time_units(self.text)
         columns = {
             field.name: _convert_column(rows, reasons, field, units.get(field.name))
             for field in self.schema

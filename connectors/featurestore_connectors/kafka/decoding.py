@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.bounds import (
+    find_oversized_rows,
     max_cell_bytes,
     out_of_range_mask,
-    find_oversized_rows,
     variable_size_columns,
 )
 from featurestore.arrow.json_columns import JsonColumns, parse_object

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
-from featurestore.arrow.types import items_of, shape_of
+from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import ReaderConfigError, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
@@ -193,7 +193,7 @@ def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[st
     patterns = options.get("schema_fields")
     unsupported = []
     for field in schema_from_json(manifest.layout["schema"]):
-        sizes, leaf = shape_of(field.type), items_of(field.type)
+        sizes, leaf = array_shape(field.type), array_item_type(field.type)
         if not _is_selected(field.name, patterns):
             continue
         if pat.is_list(leaf):

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.arrays import flatten_items
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json
-from featurestore.arrow.types import items_of, shape_of
+from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import missing_extra
 from featurestore.model.manifest import Manifest, ManifestSplit
 
@@ -78,7 +78,7 @@ def unischema_of(
     unischema, _ = petastorm()
     fields = []
     for field in schema:
-        sizes, leaf = shape_of(field.type), items_of(field.type)
+        sizes, leaf = array_shape(field.type), array_item_type(field.type)
         shape: tuple[int | None, ...] = tuple(sizes)
         if sizes and not shaped:
             shape = (prod(sizes),)
@@ -119,8 +119,8 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
     """
     fields = []
     for field in schema:
-        sizes = shape_of(field.type)
-        flat_type = pa.list_(pa.field("item", items_of(field.type)), prod(sizes))
+        sizes = array_shape(field.type)
+        flat_type = pa.list_(pa.field("item", array_item_type(field.type)), prod(sizes))
         fields.append((field.name, flat_type if sizes else field.type))
     return pa.schema(fields)
 
@@ -130,7 +130,7 @@ def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     schema = stored_schema(batch.schema)
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
-        if shape_of(array.type):
+        if array_shape(array.type):
             array = _fixed_size_lists(flatten_items(array), array, field.type)
         arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -138,7 +138,7 @@ def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert a stored column to its feature type."""
-    sizes = shape_of(kind)
+    sizes = array_shape(kind)
     if len(sizes) < 2:
         return cast_array(array, kind)
     values = array.values.slice(array.offset * prod(sizes), len(array) * prod(sizes))
@@ -164,7 +164,7 @@ def is_supported(kind: pa.DataType) -> bool:
 
     Supported are scalars, and lists of booleans and numbers.
     """
-    sizes, leaf = shape_of(kind), items_of(kind)
+    sizes, leaf = array_shape(kind), array_item_type(kind)
     is_list = bool(sizes)
     if pat.is_list(leaf) and not sizes:
         is_list, leaf = True, leaf.value_type

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from featurestore.aggregates.stream import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
-from featurestore.arrow.types import width_of_columns
+from featurestore.arrow.types import columns_width
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.retrieval.point_in_time import count_label_rows, label_columns
@@ -63,7 +63,7 @@ def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
     labels, rows = count_label_rows(side.plan), side.join.source.rows
     if labels is None or rows is None:
         return None
-    return (labels + rows) * width_of_columns(schema, schema.names)
+    return (labels + rows) * columns_width(schema, schema.names)
 
 
 def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_bytes
-from featurestore.arrow.text_values import decimal_text
-from featurestore.arrow.types import items_of, numpy_type, shape_of
+from featurestore.arrow.text_values import format_decimals
+from featurestore.arrow.types import array_item_type, array_shape, numpy_type
 from featurestore.errors import UnsupportedType
 from featurestore.plugins.format import ColumnEncoding
 
@@ -70,11 +70,11 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
     columns, unsupported = [], []
     for field in schema:
         shape: tuple[int, ...] | None = None
-        leaf = items_of(field.type)
+        leaf = array_item_type(field.type)
         if pat.is_list(field.type):
             leaf = field.type.value_type
         else:
-            shape = shape_of(field.type)
+            shape = array_shape(field.type)
         wire, loss = _wire(leaf)
         if wire is None:
             unsupported.append(f"{field.name}: {field.type} ({_remedy(field.type)})")
@@ -210,7 +210,7 @@ def floats(values: pa.Array) -> npt.NDArray[np.float32]:
 def texts(values: pa.Array) -> pa.Array:
     """Return strings, binaries and decimals (as text) as binary, nulls as empty bytes."""
     if pat.is_decimal(values.type):
-        values = decimal_text(values)
+        values = format_decimals(values)
     if not pat.is_binary(values.type):
         values = cast_bytes(values, pa.binary())
     if values.null_count:

@@ -27,7 +27,7 @@ from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import FeatureReference
-from featurestore.model.on_demand import OnDemandFeature, features_of_plan
+from featurestore.model.on_demand import OnDemandFeature, find_plan_features
 from featurestore.model.registered_model import (
     Arrays,
     ModelAnnotations,
@@ -310,7 +310,7 @@ def retrieval_of(
     """
     steps: list[Mapping[str, Any]] = []
     if manifest.plan is not None:
-        needed = None if features_of_plan(manifest.plan) else set(inputs)
+        needed = None if find_plan_features(manifest.plan) else set(inputs)
         _add_steps(manifest.plan, steps, needed)
     time = None
     if manifest.plan is not None:

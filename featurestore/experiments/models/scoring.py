@@ -24,7 +24,7 @@ from featurestore.errors import (
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
-from featurestore.ingest import adopt_native, library_of, to_reader, to_relation
+from featurestore.ingest import adopt_native, library_name, to_reader, to_relation
 from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -32,7 +32,7 @@ from featurestore.model.registered_model import (
     PREDICTION,
     ModelInput,
     ModelSpec,
-    model_source,
+    model_lineage_name,
 )
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Relation
@@ -248,7 +248,7 @@ def score(
     if fixed_label_time is not None:
         fields.append(pa.field(LABEL_TIME, TIMESTAMP))
     schema = pa.schema(fields)
-    inputs = [{"source": model_source(spec.name), "version": spec.version}, *frame.inputs]
+    inputs = [{"source": model_lineage_name(spec.name), "version": spec.version}, *frame.inputs]
     duplicate_names = [name for name in schema.names if schema.names.count(name) > 1]
     if duplicate_names:
         raise ColumnConflict(
@@ -318,7 +318,7 @@ def _rows_in_memory(
     if adopted is not None:
         schema = typed_schema(adopted.schema, lambda _: types)
         return FeatureFrame(session, typed_relation(session.engine, adopted, schema))
-    table = typed_table(to_reader(labels).read_all(), lambda _: types, library_of(labels))
+    table = typed_table(to_reader(labels).read_all(), lambda _: types, library_name(labels))
 
     def relation() -> Relation:
         return to_relation(table, engine=session.engine)

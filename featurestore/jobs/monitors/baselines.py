@@ -15,7 +15,12 @@ from datetime import datetime, timedelta
 
 from featurestore.jobs.schedule import Schedule, last_schedule_time, window_ending
 from featurestore.model.monitor import Baseline
-from featurestore.model.monitor_report import Acceptance, Finding, Subject, subjects_out_of_bounds
+from featurestore.model.monitor_report import (
+    Acceptance,
+    Finding,
+    Subject,
+    find_subjects_out_of_bounds,
+)
 from featurestore.model.times import Window
 from featurestore.monitoring.comparison import Anchor, ReferenceWindows
 from featurestore.monitoring.profile import Profile
@@ -53,9 +58,9 @@ class History:
         """Replace the record of a window."""
         self._records.pop(window, None)
         current = list(findings)
-        out = subjects_out_of_bounds(current)
+        out = find_subjects_out_of_bounds(current)
         if out:
-            alarmed = subjects_out_of_bounds(each for each in current if each.alarm)
+            alarmed = find_subjects_out_of_bounds(each for each in current if each.alarm)
             self._records[window] = _Record(out, alarmed)
 
     def has(self, window: Window) -> bool:

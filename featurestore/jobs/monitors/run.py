@@ -31,7 +31,7 @@ from featurestore.jobs.windows import changes
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import LABELLED, MonitorSpec
-from featurestore.model.monitor_report import Finding, MonitorReport, worst_first
+from featurestore.model.monitor_report import Finding, MonitorReport, sort_by_severity
 from featurestore.model.times import Window, from_micros
 from featurestore.monitoring import rules
 from featurestore.monitoring.metrics import Quality
@@ -167,7 +167,7 @@ class Observation:
             delta_version=self._group.delta_version,
             window=window,
             rows=profile.rows,
-            findings=worst_first(findings),
+            findings=sort_by_severity(findings),
             learning=result.learning,
             notes=tuple(notes),
             shares=result.shares,

@@ -19,7 +19,7 @@ from featurestore.jobs.service import run_job
 from featurestore.jobs.windows import find_due_windows, resolve_window
 from featurestore.model import display, times
 from featurestore.model.display import Listing
-from featurestore.model.monitor_report import Acceptance, MonitorReport, acceptable_subjects
+from featurestore.model.monitor_report import Acceptance, MonitorReport, find_acceptable_subjects
 from featurestore.model.times import Window, parse_moment
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import audit_log, jobs, reports, runs
@@ -152,7 +152,7 @@ def accept(
         confirm, last = 1, None
         if spec.watched is not None:
             confirm, last = spec.watched.confirm, spec.watched.baseline.last
-        subjects = acceptable_subjects(
+        subjects = find_acceptable_subjects(
             accepted_reports, confirm=confirm, restart=accepted_window is None, last=last
         )
         if not subjects or end is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.model.statistics_text import share_text, source_name
+from featurestore.model.statistics_text import format_share, source_name
 from featurestore.model.statistics_text import short as shorten_middle
 from featurestore.statistics.distribution import BINS, stepped_edges
 from featurestore.statistics.drift import as_number, cumulative
@@ -53,7 +53,7 @@ def panel_title(column: ColumnStatistics, rows: int) -> str:
     name = shorten_name(column.name)
     if not column.missing or not rows:
         return name
-    return f"{name}  ({share_text(column.missing / rows)} missing)"
+    return f"{name}  ({format_share(column.missing / rows)} missing)"
 
 
 def shorten_name(name: str, longest: int = _MAX_NAME) -> str:

@@ -18,7 +18,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import DataWarning, InvalidArgument, listing
-from featurestore.ingest import as_relation, with_language
+from featurestore.ingest import open_relation, peek_language
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import (
     Manifest,
@@ -315,8 +315,8 @@ def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
         UnsupportedType: TFRecord does not support a column type; the message lists all columns.
     """
     tfrecord = find_format("tfrecord")
-    df, language = with_language(df)
-    with as_relation(df, engine=session.engine) as rows:
+    df, language = peek_language(df)
+    with open_relation(df, engine=session.engine) as rows:
         schema = rows.schema
         refuse_untyped_columns(schema, language=language)
         tfrecord.check(schema, compression=None)

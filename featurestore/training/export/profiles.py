@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.types import items_of, shape_of
+from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.format import ColumnProfile
@@ -95,9 +95,9 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
     """Return the number of list items in each row; 0 for null."""
     if pat.is_list(array.type):
         counts = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
-        return counts.astype(np.int64) * prod(shape_of(array.type.value_type))
+        return counts.astype(np.int64) * prod(array_shape(array.type.value_type))
     valid = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid.astype(np.int64) * prod(shape_of(array.type))
+    return valid.astype(np.int64) * prod(array_shape(array.type))
 
 
 def _find_extremes(array: Any) -> tuple[int, int] | None:
@@ -178,7 +178,7 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
                 hint=did_you_mean(name, schema.names, write="{!r}"),
             )
         kind = schema.field(name).type
-        item = items_of(kind)
+        item = array_item_type(kind)
         if not (pat.is_list(kind) or pat.is_string(item) or pat.is_binary(item)):
             raise InvalidArgument(
                 f"max_lengths[{name!r}]: the column is {kind}, whose values have a fixed length.",

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, TransformationNotKnown
 from featurestore.model.json_object import JsonObject
-from featurestore.model.on_demand import source_hash
+from featurestore.model.on_demand import hash_source
 from featurestore.transform.ops import NumpyOps, Ops, Value
 from featurestore.transform.rules.rule import Rule, Sample
 from featurestore.transform.steps import Form, Step
@@ -89,7 +89,7 @@ class Function(Rule):
 
 def register_function(function: Callable[..., Any], fit: Callable[..., Any] | None) -> Step:
     """Register a function by its source hash, and return a step that applies it."""
-    source = source_hash(function)
+    source = hash_source(function)
     _REGISTERED[source] = function
     name = getattr(function, "__qualname__", type(function).__name__)
     options = {"name": name, "source": source, "fitted": fit is not None}

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from featurestore.arrow.json_columns import JsonColumns, parse_object
-from featurestore.arrow.json_text import JsonError, kind_of, parse_json_at
+from featurestore.arrow.json_text import JsonError, json_type_name, parse_json_at
 from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.engine import TimeRange
@@ -307,7 +307,9 @@ class _Document:
                         f"the record that begins here is not JSON: {error}"
                     ) from None
         if not isinstance(value, dict):
-            raise self._refusal(f"the record that begins here is {kind_of(value)}, not an object")
+            raise self._refusal(
+                f"the record that begins here is {json_type_name(value)}, not an object"
+            )
         self._advance(end)
         return line, value
 

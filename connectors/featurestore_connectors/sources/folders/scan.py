@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.json_text import kind_of
-from featurestore.arrow.text_values import INFERRED, TextRules, arrow_type, fits, has_number
+from featurestore.arrow.json_text import json_type_name
+from featurestore.arrow.text_values import INFERRED, TextRules, arrow_type, fits, has_finite_number
 from featurestore_connectors.sources.folders.options import TableName
 
 _FIRST_VALUES = 64
@@ -41,7 +41,7 @@ class TextScan:
                 each for each in self._candidates if fits(sample, each, self._rules)
             ]
         if "double" in self._candidates and not self._has_number:
-            self._has_number = has_number(texts)
+            self._has_number = has_finite_number(texts)
 
     @property
     def meaning(self) -> str:
@@ -185,7 +185,7 @@ class JsonScan:
             file, line = first_location or self._first[int]
             return f"{description} at {file} line {line}"
         kinds_with_lines = [
-            f"{kind_of(kind())} at {file} line {line}"
+            f"{json_type_name(kind())} at {file} line {line}"
             for kind, (file, line) in self._first.items()
             if kind in kinds
         ]

@@ -197,11 +197,11 @@ def _matrix_to_lists(rows: Any, kind: pa.DataType) -> Any:
         kinds.append(kind)
         kind = kind.value_type
     lengths = [len(rows)]
-    for each in kinds[:-1]:
-        lengths.append(lengths[-1] * each.list_size)
+    for list_type in kinds[:-1]:
+        lengths.append(lengths[-1] * list_type.list_size)
     values = pa.array(rows.reshape(-1), kind)
-    for each, length in zip(reversed(kinds), reversed(lengths), strict=True):
-        values = pa.Array.from_buffers(each, length, [None], 0, children=[values])
+    for list_type, length in zip(reversed(kinds), reversed(lengths), strict=True):
+        values = pa.Array.from_buffers(list_type, length, [None], 0, children=[values])
     return values
 
 

@@ -295,7 +295,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
     lists = [_to_list(cell) for cell in cells]
-    items = list(itertools.chain.from_iterable(each for each in lists if each is not None))
+    items = list(itertools.chain.from_iterable(values for values in lists if values is not None))
     try:
         normal = normalize_cells(items)
     except Unstorable as error:
@@ -311,7 +311,8 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
         return cells if kinds == {"list"} else lists
     following = iter(normal)
     rebuilt: list[Any] = [
-        None if each is None else list(itertools.islice(following, len(each))) for each in lists
+        None if values is None else list(itertools.islice(following, len(values)))
+        for values in lists
     ]
     return rebuilt
 

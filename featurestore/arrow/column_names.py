@@ -132,7 +132,7 @@ def _to_feature_name(name: object) -> str:
 
 def _make_unique_name(name: str, used_names: set[str]) -> str:
     """Return an unused name, with a numeric suffix if needed."""
-    used_lower = {each.lower() for each in used_names}
+    used_lower = {used_name.lower() for used_name in used_names}
     number, candidate = 1, name
     while candidate.lower() in used_lower:
         number += 1

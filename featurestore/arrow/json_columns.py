@@ -157,16 +157,16 @@ class JsonColumns:
     ) -> tuple[list[pa.Array], _Reasons]:
         reasons: _Reasons = {}
         if self.only_known:
-            names = {each.name for each in fields}
+            names = {field.name for field in fields}
             for row, members in enumerate(objects):
                 if not members.keys() <= names:
                     unknown = parent + next(name for name in members if name not in names)
                     reasons[row] = f"the name {short_repr(unknown)} is not in the schema"
         columns = []
-        for each in fields:
-            values = [members.get(each.name) for members in objects]
+        for field in fields:
+            values = [members.get(field.name) for members in objects]
             column, bad = self._column(
-                values, each.type, parent + each.name, as_text=each.name in as_text
+                values, field.type, parent + field.name, as_text=field.name in as_text
             )
             columns.append(column)
             reasons = {**bad, **reasons}
@@ -251,7 +251,7 @@ class JsonColumns:
                 reasons[row] = _format_reason(path, value, kind)
             objects.append(value if type(value) is dict else {})
         fields = [kind.field(number) for number in range(kind.num_fields)]
-        names = [each.name for each in fields]
+        names = [field.name for field in fields]
         columns, bad = self._fields(
             objects, fields, f"{path}.", as_text=frozenset(names if as_text else ())
         )

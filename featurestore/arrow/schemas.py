@@ -110,7 +110,7 @@ def schema_to_json(schema: Iterable[pa.Field]) -> list[dict[str, Any]]:
 
 def schema_from_json(data: Sequence[Mapping[str, Any]]) -> pa.Schema:
     """Convert the output of ``schema_to_json`` to a schema."""
-    return pa.schema([pa.field(each["name"], type_from_json(each["type"])) for each in data])
+    return pa.schema([pa.field(field["name"], type_from_json(field["type"])) for field in data])
 
 
 def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
@@ -200,14 +200,14 @@ def _record_fields(record: Any, name: str) -> list[pa.Field]:
             f"{name} is a {record['type']} of Avro, not a record.", hint='{"type": "record", ...}'
         )
     return [
-        pa.field(str(each["name"]), _arrow_type(each["type"], each["name"]))
-        for each in record["fields"]
+        pa.field(str(field["name"]), _arrow_type(field["type"], field["name"]))
+        for field in record["fields"]
     ]
 
 
 def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
     if isinstance(avro_type, list):
-        non_null_types = [each for each in avro_type if each != "null"]
+        non_null_types = [member_type for member_type in avro_type if member_type != "null"]
         if len(non_null_types) == 1:
             return _arrow_type(non_null_types[0], name)
         raise _unsupported_error(name, "a union of several types")

@@ -496,15 +496,15 @@ def _nesting_depth(kind: pa.DataType) -> int:
     deepest = 0
     waiting = [(kind, 0)]
     while waiting:
-        each, levels = waiting.pop()
-        if pat.is_dictionary(each):
-            waiting.append((each.value_type, levels))
-        elif isinstance(each, pa.BaseExtensionType):
-            waiting.append((each.storage_type, levels))
-        elif is_nested(each):
+        nested_type, levels = waiting.pop()
+        if pat.is_dictionary(nested_type):
+            waiting.append((nested_type.value_type, levels))
+        elif isinstance(nested_type, pa.BaseExtensionType):
+            waiting.append((nested_type.storage_type, levels))
+        elif is_nested(nested_type):
             deepest = max(deepest, levels + 1)
-            for index in range(each.num_fields):
-                waiting.append((each.field(index).type, levels + 1))
+            for index in range(nested_type.num_fields):
+                waiting.append((nested_type.field(index).type, levels + 1))
     return deepest
 
 

@@ -251,25 +251,25 @@ def _argument_error(
             args = args[1:]
     name = function.__name__
     positional, keyword = [], []
-    for each in parameters.values():
-        if each.kind is inspect.Parameter.KEYWORD_ONLY:
-            keyword.append(each.name)
+    for parameter in parameters.values():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            keyword.append(parameter.name)
         else:
-            positional.append(each.name)
+            positional.append(parameter.name)
     accepted_names = [*positional, *keyword]
-    unknown = [each for each in kwargs if each not in accepted_names]
+    unknown = [parameter for parameter in kwargs if parameter not in accepted_names]
     if unknown:
-        suggestions = [_suggest_replacement(each, accepted_names) for each in unknown]
+        suggestions = [_suggest_replacement(parameter, accepted_names) for parameter in unknown]
         return UnknownArgument(
             f"{name}() takes no {listing(unknown)}.", hint="; ".join(dict.fromkeys(suggestions))
         )
     if len(args) > len(positional):
         return _too_many_arguments_error(name, args, positional, keyword)
     missing_names = []
-    for each in parameters.values():
-        is_passed = each.name in kwargs or each.name in positional[: len(args)]
-        if each.default is inspect.Parameter.empty and not is_passed:
-            missing_names.append(each.name)
+    for parameter in parameters.values():
+        is_passed = parameter.name in kwargs or parameter.name in positional[: len(args)]
+        if parameter.default is inspect.Parameter.empty and not is_passed:
+            missing_names.append(parameter.name)
     if missing_names:
         more = ["..."] if keyword else []
         return UnknownArgument(

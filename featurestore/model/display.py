@@ -70,7 +70,7 @@ def value_text(value: object) -> str:
     if isinstance(value, timedelta):
         return format_duration(value)
     if isinstance(value, Mapping):
-        value = [f"{value_text(key)}={value_text(each)}" for key, each in value.items()]
+        value = [f"{value_text(key)}={value_text(item)}" for key, item in value.items()]
     if isinstance(value, list | tuple):
         return ", ".join(map(value_text, value)) or "-"
     return printable_line(str(value))
@@ -96,7 +96,7 @@ class Listing(list[T]):
     """
 
     def _repr_html_(self) -> str:
-        rows = [each._summary() for each in self[:_MAX_ROWS]]
+        rows = [record._summary() for record in self[:_MAX_ROWS]]
         caption = ""
         if len(self) > len(rows):
             caption = f"the first {len(rows)} of {len(self):,}"

@@ -81,7 +81,7 @@ class DriftReport:
     @property
     def drifted(self) -> tuple[FeatureDrift, ...]:
         """The features that drifted."""
-        return tuple(each for each in self.features if each.drifted)
+        return tuple(feature for feature in self.features if feature.drifted)
 
     @property
     def ok(self) -> bool:
@@ -101,7 +101,7 @@ class DriftReport:
         >>> (report.feature("temp").psi, report.feature("temp").drifted)
         (0.0, False)
         """
-        return next(each for each in self.features if each.name == name)
+        return next(candidate for candidate in self.features if candidate.name == name)
 
     def __str__(self) -> str:
         before = f"{_source_name(self.before)} ({self.rows_before:,} rows)"
@@ -113,24 +113,24 @@ class DriftReport:
             lines.append(f"columns removed: {', '.join(self.removed)}")
         if self.retyped:
             lines.append(f"columns of another type: {', '.join(self.retyped)}")
-        for each in self.drifted:
-            lines.append(f"  {each.name}: {'; '.join(each.reasons)}")
+        for feature in self.drifted:
+            lines.append(f"  {feature.name}: {'; '.join(feature.reasons)}")
         lines.append(f"{len(self.drifted)} of {len(self.features)} features drifted")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         rows: list[dict[str, object]] = [
             {
-                "feature": each.name,
-                "drifted": each.drifted,
-                "psi": each.psi,
-                "ks": each.ks,
-                "values": "all" if each.values_complete else "most frequent",
-                "missing_before": format_share(each.missing_before),
-                "missing_after": format_share(each.missing_after),
-                "reasons": each.reasons,
+                "feature": feature.name,
+                "drifted": feature.drifted,
+                "psi": feature.psi,
+                "ks": feature.ks,
+                "values": "all" if feature.values_complete else "most frequent",
+                "missing_before": format_share(feature.missing_before),
+                "missing_after": format_share(feature.missing_after),
+                "reasons": feature.reasons,
             }
-            for each in self.features
+            for feature in self.features
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 

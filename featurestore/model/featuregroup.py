@@ -168,8 +168,8 @@ class FeatureGroupSpec:
         ('temp',)
         """
         schema = self.schema
-        for each in new_fields:
-            schema = schema.append(each)
+        for field in new_fields:
+            schema = schema.append(field)
         return replace(self, schema=schema)
 
 

@@ -112,7 +112,9 @@ class JobSpec:
     @property
     def row_lookback(self) -> timedelta:
         """The maximum age of rows before the window starts: the lookback of change data capture."""
-        is_capture = any(each.time == self.event_time for each in self.sources.values())
+        is_capture = any(
+            source_input.time == self.event_time for source_input in self.sources.values()
+        )
         return self.lookback if is_capture and self.mode == "upsert" else timedelta(0)
 
     @property
@@ -165,7 +167,9 @@ class JobSpec:
         if self.watched is not None:
             data["watched"] = self.watched.to_json()
         if self.sources:
-            sources: Any = {name: each.to_json() for name, each in self.sources.items()}
+            sources: Any = {
+                name: source_input.to_json() for name, source_input in self.sources.items()
+            }
             data["sources"] = sources
         if self.tombstone is not None:
             data["tombstone"] = self.tombstone
@@ -199,8 +203,8 @@ class JobSpec:
                 "on_error": parse_on_error(data["on_error"]),
                 **_optional_fields(data),
                 "sources": {
-                    str(name): SourceInput.from_json(each)
-                    for name, each in dict(data.get("sources", {})).items()
+                    str(name): SourceInput.from_json(source_json)
+                    for name, source_json in dict(data.get("sources", {})).items()
                 },
             }
             spec = cls(**values)
@@ -282,8 +286,8 @@ class WindowJob:
     def lineage(self) -> list[WindowLineage]:
         """The lineage of the aggregates."""
         return [
-            WindowLineage.from_feature(each, version=each.reference.version)
-            for each in self.windows
+            WindowLineage.from_feature(feature, version=feature.reference.version)
+            for feature in self.windows
         ]
 
     def instants(self, window: Window) -> list[datetime]:
@@ -308,10 +312,10 @@ class WindowJob:
         if self.keep_empty:
             return None
         longest = timedelta(0)
-        for each in self.windows:
-            if each.over is None:
+        for feature in self.windows:
+            if feature.over is None:
                 return None
-            longest = max(longest, each.over + each.offset)
+            longest = max(longest, feature.over + feature.offset)
         return longest
 
     def event_time_range(self, window: Window) -> tuple[int, int]:
@@ -332,9 +336,9 @@ class WindowJob:
             event_times: The event time column of the group of each aggregated feature.
         """
         longest: dict[WindowFeature, WindowFeature] = {}
-        for each in self.windows:
+        for feature in self.windows:
             count = replace(
-                each, reference=event_times[each.reference], function="count", name="",
+                feature, reference=event_times[feature.reference], function="count", name="",
                 fill_value=None, n=0,
             )  # fmt: skip
             if self.keep_empty:
@@ -344,8 +348,8 @@ class WindowJob:
             if longest_count is None or _has_longer_window(count, longest_count):
                 longest[same] = count
         counts = [
-            replace(each, name=f"{_PRESENT}_{number}")
-            for number, each in enumerate(longest.values())
+            replace(feature, name=f"{_PRESENT}_{number}")
+            for number, feature in enumerate(longest.values())
         ]
         return counts
 
@@ -366,7 +370,7 @@ def _parse_start(value: str | None) -> datetime | None:
 
 
 def _to_strings(value: Mapping[str, object]) -> dict[str, str]:
-    return {key: str(each) for key, each in dict(value).items()}
+    return {key: str(item) for key, item in dict(value).items()}
 
 
 def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class JsonObject:
     def texts(self, name: str) -> tuple[str, ...]:
         """Return an array of strings."""
         value = self.array(name)
-        if not all(isinstance(each, str) for each in value):
+        if not all(isinstance(item, str) for item in value):
             raise self.wrong(name, "an array of texts")
         return tuple(value)
 

@@ -138,9 +138,9 @@ class Manifest:
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; raise InvalidSplit with the existing splits if not found."""
-        for each in self.splits:
-            if each.name == name:
-                return each
+        for candidate in self.splits:
+            if candidate.name == name:
+                return candidate
         names = [split.name for split in self.splits]
         raise InvalidSplit(
             f"Training dataset {self.name!r} version {self.version} has no split {name!r}; "
@@ -150,9 +150,9 @@ class Manifest:
 
     def column(self, name: str) -> ManifestColumn:
         """Return a column by name."""
-        for each in self.columns:
-            if each.name == name:
-                return each
+        for candidate in self.columns:
+            if candidate.name == name:
+                return candidate
         raise InvalidSplit(
             f"No column {name!r}; there are {listing(column.name for column in self.columns)}."
         )
@@ -233,7 +233,7 @@ def _damaged_error(path: str, reason: str) -> DatasetDamaged:
 
 def _to_plain_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _to_plain_json(each) for key, each in value.items()}
+        return {key: _to_plain_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return list(map(_to_plain_json, value))
     return value

@@ -115,12 +115,12 @@ class MonitorReport:
     @property
     def alarms(self) -> tuple[Finding, ...]:
         """The findings that are out of bounds in the required number of consecutive windows."""
-        return tuple(each for each in self.findings if each.alarm)
+        return tuple(finding for finding in self.findings if finding.alarm)
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
         """The findings that are out of bounds in this window, but did not yet raise an alarm."""
-        return tuple(each for each in self.findings if each.out and not each.alarm)
+        return tuple(finding for finding in self.findings if finding.out and not finding.alarm)
 
     @property
     def state(self) -> State:
@@ -141,9 +141,13 @@ class MonitorReport:
         >>> report.finding("schema") is None  # no earlier window to compare with
         True
         """
-        for each in self.findings:
-            if each.kind == kind and each.subject == subject and measure in (None, each.measure):
-                return each
+        for candidate in self.findings:
+            if (
+                candidate.kind == kind
+                and candidate.subject == subject
+                and measure in (None, candidate.measure)
+            ):
+                return candidate
         return None
 
     def __str__(self) -> str:
@@ -171,14 +175,14 @@ class MonitorReport:
     def _repr_html_(self) -> str:
         rows: list[dict[str, object]] = [
             {
-                "kind": each.kind,
-                "of": each.subject,
-                "measure": each.measure,
-                "value": each.value,
-                "bounds": _bounds_text(each.low, each.high),
-                "state": _state_text(each),
+                "kind": finding.kind,
+                "of": finding.subject,
+                "measure": finding.measure,
+                "value": finding.value,
+                "bounds": _bounds_text(finding.low, finding.high),
+                "state": _state_text(finding),
             }
-            for each in self.findings
+            for finding in self.findings
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
@@ -186,17 +190,17 @@ class MonitorReport:
         """Return a JSON object that ``from_json`` reads back equal."""
         findings = [
             [
-                each.kind,
-                each.subject,
-                each.measure,
-                each.value,
-                each.low,
-                each.high,
-                each.out,
-                each.alarm,
-                each.text,
+                finding.kind,
+                finding.subject,
+                finding.measure,
+                finding.value,
+                finding.low,
+                finding.high,
+                finding.out,
+                finding.alarm,
+                finding.text,
             ]
-            for each in self.findings
+            for finding in self.findings
         ]
         return {
             "format": 1,
@@ -234,7 +238,9 @@ class MonitorReport:
 
 def sort_by_severity(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with alarms first, then in descending order of excess."""
-    return tuple(sorted(findings, key=lambda each: (not each.alarm, not each.out, -each.excess)))
+    return tuple(
+        sorted(findings, key=lambda finding: (not finding.alarm, not finding.out, -finding.excess))
+    )
 
 
 @dataclass(frozen=True)
@@ -318,13 +324,17 @@ def find_subjects_out_of_bounds(findings: Iterable[Finding]) -> frozenset[Subjec
 
 
 def find_acceptable_subjects(
-    reports: Collection[MonitorReport], *, confirm: int, restart: bool, last: timedelta | None
+    reports: Collection[MonitorReport],
+    *,
+    recovery_reports: int,
+    restart: bool,
+    last: timedelta | None,
 ) -> dict[Subject, datetime | None]:
     """Return the subjects that are out of bounds in the reports, with their new baseline starts.
 
     Args:
         reports: The reports of the windows to accept, in any order.
-        confirm: The number of consecutive windows in bounds that ends a change.
+        recovery_reports: The number of consecutive windows in bounds that ends a change.
         restart: Whether a change that is ongoing in the newest report starts a new baseline at the
             first window of the change.
         last: The width of the moving baseline. If a baseline drifted from its anchor, it becomes
@@ -339,7 +349,7 @@ def find_acceptable_subjects(
     for subject in sorted(
         {each for report in sorted_reports for each in find_subjects_out_of_bounds(report.findings)}
     ):
-        start = _find_change_start(sorted_reports, subject, confirm)
+        start = _find_change_start(sorted_reports, subject, recovery_reports)
         if restart and start is not None:
             starts[subject] = start
         else:
@@ -371,16 +381,16 @@ def _finding_from_json(data: Sequence[Any]) -> Finding:
 
 
 def _find_change_start(
-    ordered: Iterable[MonitorReport], subject: Subject, confirm: int
+    ordered: Iterable[MonitorReport], subject: Subject, recovery_reports: int
 ) -> datetime | None:
     """Return when the ongoing change started, or None if it has ended."""
-    start, within = None, 0
+    start, in_range_count = None, 0
     for report in ordered:
         findings = [each for each in report.findings if finding_subject(each) == subject]
         if any(each.out for each in findings):
-            start, within = start or report.window.start, 0
+            start, in_range_count = start or report.window.start, 0
         elif findings:
-            within += 1
-        if within >= confirm:
+            in_range_count += 1
+        if in_range_count >= recovery_reports:
             start = None
     return start

@@ -183,7 +183,7 @@ def check_rename(rename: object) -> str | None:
         return SNAKE_CASE
     if isinstance(value, Mapping):
         texts = [*value.keys(), *value.values()]
-        if all(isinstance(each, str) for each in texts):
+        if all(isinstance(name, str) for name in texts):
             return json.dumps(dict(value), ensure_ascii=False)
     raise InvalidArgument(
         f"rename={rename!r} is not a mapping of names.",

@@ -109,14 +109,14 @@ def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterabl
         ColumnConflict: A name is taken.
     """
     used_names = {name.lower() for name in existing_names}
-    for each in features:
-        if each.name.lower() in used_names:
+    for feature in features:
+        if feature.name.lower() in used_names:
             raise ColumnConflict(
-                f"The on-demand feature {each.name!r} has the name of another column (ignoring "
+                f"The on-demand feature {feature.name!r} has the name of another column (ignoring "
                 "case).",
-                hint=f"featurestore.feature('{each.name}_2', ...)",
+                hint=f"featurestore.feature('{feature.name}_2', ...)",
             )
-        used_names.add(each.name.lower())
+        used_names.add(feature.name.lower())
 
 
 def find_plan_features(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -127,7 +127,7 @@ def find_plan_features(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         features += find_plan_features(left_plan)
     listed = plan.get("on_demand")
     if isinstance(listed, list):
-        features += [each for each in listed if isinstance(each, Mapping)]
+        features += [feature_json for feature_json in listed if isinstance(feature_json, Mapping)]
     return features
 
 

@@ -284,9 +284,9 @@ class FeaturePlan:
 
     def left_column(self, name: str) -> str:
         """Return the left-side name of a left column ``name`` of the result."""
-        for each in self.left_renames:
-            if each.name == name:
-                return each.column
+        for output in self.left_renames:
+            if output.name == name:
+                return output.column
         return name
 
     @property
@@ -367,7 +367,7 @@ class FeaturePlan:
         return bool(self.filters or self.samples)
 
     def _result_names(self, columns: Sequence[str]) -> tuple[str, ...]:
-        names = {each.column: each.name for each in reversed(self.left_outputs)}
+        names = {output.column: output.name for output in reversed(self.left_outputs)}
         return tuple(names[column] for column in columns if column in names)
 
     def select(self, columns: Sequence[str]) -> FeaturePlan:
@@ -389,7 +389,9 @@ class FeaturePlan:
                 joins.append(replace(join, outputs=outputs))
         windows = []
         for window in self.windows:
-            aggregates = tuple(each for each in window.outputs if each.name in columns)
+            aggregates = tuple(
+                output_column for output_column in window.outputs if output_column.name in columns
+            )
             if aggregates:
                 windows.append(replace(window, outputs=aggregates))
         return replace(
@@ -398,7 +400,9 @@ class FeaturePlan:
             schema=schema,
             joins=tuple(joins),
             windows=tuple(windows),
-            on_demand=tuple(each for each in self.on_demand if each.name in columns),
+            on_demand=tuple(
+                output_column for output_column in self.on_demand if output_column.name in columns
+            ),
         )
 
     def with_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
@@ -476,16 +480,16 @@ def canonical_hash(data: Mapping[str, Any] | Sequence[Any]) -> str:
 
 def _window_to_json(window: WindowJoin) -> dict[str, Any]:
     outputs = []
-    for each in window.outputs:
+    for aggregate in window.outputs:
         output: dict[str, Any] = {
-            "column": each.column,
-            "name": each.name,
-            "function": each.function,
-            "over_us": micros(each.over),
-            "offset_us": micros(each.offset),
-            "where": each.where,
-            "fill_value": value_to_json(each.fill_value),
-            "n": each.n,
+            "column": aggregate.column,
+            "name": aggregate.name,
+            "function": aggregate.function,
+            "over_us": micros(aggregate.over),
+            "offset_us": micros(aggregate.offset),
+            "where": aggregate.where,
+            "fill_value": value_to_json(aggregate.fill_value),
+            "n": aggregate.n,
         }
         outputs.append(output)
     return {

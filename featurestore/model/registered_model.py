@@ -108,9 +108,9 @@ class ModelSpec:
                     needed[column] = None
             available.update(feature.name for feature in step.features)
             available.update(feature.name for feature in step.on_demand)
-        for each in self.inputs:
-            if each.name not in available:
-                needed[each.name] = None
+        for model_input in self.inputs:
+            if model_input.name not in available:
+                needed[model_input.name] = None
         return tuple(needed)
 
     def to_bytes(self) -> bytes:

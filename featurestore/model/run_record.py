@@ -177,7 +177,7 @@ def _parse_files(data: JsonObject) -> Mapping[str, str]:
 
 
 def _parse_objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
-    return tuple(each.data for each in data.objects(name))
+    return tuple(item.data for item in data.objects(name))
 
 
 def _parse_parent(data: JsonObject) -> str | None:
@@ -257,7 +257,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
         time = data.optional_real("time")
         for name, value in data.object("metrics").each(JsonObject.real).items():
             values[name, step] = MetricValue(name, step, value, time)
-    return sorted(values.values(), key=lambda each: (each.step, each.name))
+    return sorted(values.values(), key=lambda metric: (metric.step, metric.name))
 
 
 def _parse_line(line: str, number: int) -> JsonObject | None:

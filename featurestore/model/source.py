@@ -146,7 +146,7 @@ def is_secret_option(word: str) -> bool:
     (True, False, False)
     """
     folded = word.lower().replace(_USER_WORD, "")
-    return any(each in folded for each in _SECRET_WORDS)
+    return any(secret_word in folded for secret_word in _SECRET_WORDS)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class SourceInput:
 
     def to_json(self) -> dict[str, Any]:
         """Return the input as a JSON object that ``from_json`` reads back equal."""
-        return {name: each for name, each in vars(self).items() if name != "rename" or each}
+        return {name: value for name, value in vars(self).items() if name != "rename" or value}
 
     @classmethod
     def from_json(cls, data: Any) -> SourceInput:
@@ -209,7 +209,7 @@ def source(
     'created_at'
     """
     check_name(name, noun="source")
-    selections = [each for each in (table, sql, path) if each is not None]
+    selections = [selection for selection in (table, sql, path) if selection is not None]
     if len(selections) > 1:
         raise InvalidArgument(
             "table=, sql= and path= were given together.", hint="give one of them"
@@ -318,7 +318,7 @@ class SourceReport:
             "kind": self.kind,
             "ok": self.ok,
             "server": self.server,
-            "tables": [vars(each) for each in self.tables],
+            "tables": [vars(table) for table in self.tables],
             "sampled": self.sampled,
             "sample": list(map(dict, self.sample)),
             "dialect": dict(self.dialect),

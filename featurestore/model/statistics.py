@@ -109,7 +109,7 @@ class ColumnStatistics:
             return 1.0
         if self.sampled is None:
             return None
-        return sum(each.count for each in self.top) / max(self.sampled, 1)
+        return sum(top_value.count for top_value in self.top) / max(self.sampled, 1)
 
     def quantile(self, probability: float) -> float | str | None:
         """Return the stored quantile nearest to a probability, or None if there are no values.
@@ -207,10 +207,10 @@ class Statistics:
         >>> (temp.minimum, temp.mean, temp.maximum, temp.missing)
         (36.0, 37.625, 39.0, 0)
         """
-        for each in self.columns:
-            if each.name == name:
-                return each
-        names = listing(each.name for each in self.columns)
+        for candidate in self.columns:
+            if candidate.name == name:
+                return candidate
+        names = listing(candidate.name for candidate in self.columns)
         raise FeatureNotFound(f"No statistics of a column {name!r}; there are {names}.")
 
     @property
@@ -291,7 +291,7 @@ def _column_json(column: ColumnStatistics) -> dict[str, Any]:
             "mean": column.lengths.mean,
         }
     data["quantiles"] = list(column.quantiles)
-    data["top"] = [[each.value, each.count] for each in column.top]
+    data["top"] = [[top_value.value, top_value.count] for top_value in column.top]
     if column.histogram is not None:
         data["histogram"] = {
             "edges": list(column.histogram.edges),

@@ -132,7 +132,9 @@ def _format_column(column: ColumnStatistics, rows: int) -> str:
 
 def _format_top_values(column: ColumnStatistics) -> str:
     """Return the three most frequent values."""
-    names = [value_text(_display_value(each.value, column)) or '""' for each in column.top[:3]]
+    names = [
+        value_text(_display_value(top_value.value, column)) or '""' for top_value in column.top[:3]
+    ]
     if len(column.top) > len(names):
         names.append("...")
     return ", ".join(names)

@@ -99,10 +99,10 @@ class StreamSpec:
     @classmethod
     def from_json(cls, data: Any) -> StreamSpec:
         """Parse the output of ``to_json``; raise ValueError, KeyError or TypeError if invalid."""
-        fields = {str(name): str(each) for name, each in dict(data["fields"]).items()}
+        fields = {str(name): str(value) for name, value in dict(data["fields"]).items()}
         schema = schema_from_json(data["schema"])
         trigger = parse_duration(data["trigger"])
-        renames = {str(name): str(each) for name, each in dict(data.get("renames") or {}).items()}
+        renames = {str(name): str(value) for name, value in dict(data.get("renames") or {}).items()}
         values = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
         spec = cls(**{**data, **values})
         return check_stream(spec)
@@ -149,7 +149,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
             hint="on_duplicates='last'",
         )
     _check_texts(spec)
-    unknown = [each for each in spec.fields.values() if each not in RECORD_FIELDS]
+    unknown = [field_name for field_name in spec.fields.values() if field_name not in RECORD_FIELDS]
     if unknown:
         raise InvalidJob(
             f"fields= names {listing(unknown)}; a record has {listing(RECORD_FIELDS)}.",

@@ -250,5 +250,5 @@ def _to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
         values: list[Any] = column.to_pylist()
     except OverflowError:
         numbers = column.cast("int64").to_pylist()
-        return [None if each is None else f"{each:,} {column.type}" for each in numbers]
+        return [None if number is None else f"{number:,} {column.type}" for number in numbers]
     return values

@@ -74,12 +74,12 @@ class ValidationReport:
         if self.failed:
             outcome = f"{len(self.failed)} of {len(self.results)} checks failed"
         lines = [f"{subject}: {self.rows:,} rows, {outcome}, validation={self.validation!r}"]
-        for each in self.results:
-            if each.success:
-                lines.append(f"  ok   {describe(each.expectation)}")
+        for result in self.results:
+            if result.success:
+                lines.append(f"  ok   {describe(result.expectation)}")
             else:
-                mark = "warn" if each.warning else "FAIL"
-                lines.append(f"  {mark} {describe(each.expectation)}: {format_outcome(each)}")
+                mark = "warn" if result.warning else "FAIL"
+                lines.append(f"  {mark} {describe(result.expectation)}: {format_outcome(result)}")
         if self.rows_quarantined:
             lines.append(f"  {self.rows_quarantined:,} rows quarantined")
         return "\n".join(lines)
@@ -90,7 +90,7 @@ class ValidationReport:
             "group": f"{self.name} v{self.version}",
             "delta_version": self.delta_version,
             "success": self.success,
-            "failed": ", ".join(str(each.expectation["type"]) for each in self.failed) or None,
+            "failed": ", ".join(str(result.expectation["type"]) for result in self.failed) or None,
             "rows": self.rows,
             "rows_quarantined": self.rows_quarantined,
             "validation": self.validation,
@@ -98,12 +98,12 @@ class ValidationReport:
 
     def _repr_html_(self) -> str:
         checks: list[dict[str, object]] = []
-        for each in self.results:
+        for result in self.results:
             mark, outcome = "ok", ""
-            if not each.success:
-                mark = "warning" if each.warning else "failed"
-                outcome = format_outcome(each)
-            check = describe(each.expectation)
+            if not result.success:
+                mark = "warning" if result.warning else "failed"
+                outcome = format_outcome(result)
+            check = describe(result.expectation)
             checks.append({"result": mark, "check": check, "found": outcome})
         caption = str(self).partition("\n")[0]
         return display.properties_table(self._summary(), caption=caption) + display.records_table(
@@ -144,8 +144,8 @@ class ValidationReport:
             time=datetime.fromisoformat(data["time"]),
             rows=data["rows"],
             results=tuple(
-                ExpectationResult(**{**each, "samples": tuple(each["samples"])})
-                for each in data["results"]
+                ExpectationResult(**{**result_json, "samples": tuple(result_json["samples"])})
+                for result_json in data["results"]
             ),
             rows_quarantined=data["rows_quarantined"],
             delta_version=data["delta_version"],
@@ -174,7 +174,7 @@ def to_plain_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
-        return {str(key): to_plain_json(each) for key, each in value.items()}
+        return {str(key): to_plain_json(nested_value) for key, nested_value in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return list(map(to_plain_json, value))
     item = getattr(value, "item", None)

@@ -350,17 +350,19 @@ def parse_plan_windows(plan: Mapping[str, Any], *, columns: Collection[str]) -> 
 
     Malformed entries are omitted: manifests may come from other stores.
     """
-    lineages = [each for each in _iter_plan_windows(plan) if each.name in columns]
+    lineages = [lineage for lineage in _iter_plan_windows(plan) if lineage.name in columns]
     return lineages
 
 
 def parse_input_windows(inputs: Collection[object]) -> list[WindowLineage]:
     """Return the window aggregates in the inputs of a commit or a run."""
     lineages = []
-    for each in inputs:
-        if isinstance(each, Mapping) and isinstance(each.get("windows"), list | tuple):
-            group = each.get("source"), each.get("version")
-            lineages += list(_parse_windows(*group, each["windows"]))
+    for input_record in inputs:
+        if isinstance(input_record, Mapping) and isinstance(
+            input_record.get("windows"), list | tuple
+        ):
+            group = input_record.get("source"), input_record.get("version")
+            lineages += list(_parse_windows(*group, input_record["windows"]))
     return lineages
 
 
@@ -423,10 +425,10 @@ def _iter_plan_windows(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
             )
 
 
-def _parse_windows(group: object, version: object, listed: Any) -> Iterator[WindowLineage]:
-    for each in listed:
+def _parse_windows(group: object, version: object, entries: Any) -> Iterator[WindowLineage]:
+    for entry in entries:
         try:
-            data = JsonObject.from_value({**each, "group": group, "version": version})
+            data = JsonObject.from_value({**entry, "group": group, "version": version})
             yield _parse_window_lineage(data)
         except (MalformedJson, TypeError):
             continue

@@ -140,7 +140,7 @@ def _parse_metric(name: str, text: str) -> exp.Condition:
     from sqlglot import errors, exp, parse
 
     try:
-        trees = [each for each in parse(text, read=DIALECT) if each is not None]
+        trees = [tree for tree in parse(text, read=DIALECT) if tree is not None]
     except (errors.ParseError, errors.TokenError) as error:
         raise _invalid_metric(name, text) from error
     if len(trees) != 1 or not isinstance(trees[0], exp.Condition):

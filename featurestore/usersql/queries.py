@@ -391,4 +391,6 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
 
 def _have_exact_sums(types: list[pa.DataType]) -> bool:
     """Return whether sums are exact for all column types."""
-    return bool(types) and all(pat.is_integer(each) or pat.is_decimal(each) for each in types)
+    return bool(types) and all(
+        pat.is_integer(column_type) or pat.is_decimal(column_type) for column_type in types
+    )

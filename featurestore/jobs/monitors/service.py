@@ -153,7 +153,7 @@ def accept(
         if spec.watched is not None:
             confirm, last = spec.watched.confirm, spec.watched.baseline.last
         subjects = find_acceptable_subjects(
-            accepted_reports, confirm=confirm, restart=accepted_window is None, last=last
+            accepted_reports, recovery_reports=confirm, restart=accepted_window is None, last=last
         )
         if not subjects or end is None:
             raise InvalidArgument(

@@ -481,7 +481,7 @@ def did_you_mean(
     near = find_similar_names(unknown_name, known_names)[:most]
     if not near:
         return None
-    return meaning([write.format(name) for name in near])
+    return suggestion_question([write.format(name) for name in near])
 
 
 def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list[str]:
@@ -502,10 +502,10 @@ def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list
     return [folded[name] for name in near]
 
 
-def meaning(suggestions: Iterable[str]) -> str:
+def suggestion_question(suggestions: Iterable[str]) -> str:
     """Return a question that offers suggestions.
 
-    >>> meaning(["'csv'", "'parquet'"])
+    >>> suggestion_question(["'csv'", "'parquet'"])
     "did you mean 'csv' or 'parquet'?"
     """
     return f"did you mean {' or '.join(suggestions)}?"

@@ -53,8 +53,8 @@ from featurestore.arrow.column_names import check_feature_names, is_utf8_string,
 from featurestore.arrow.fitting import (
     InexactValueError,
     can_fit,
+    can_widen,
     cast_exactly,
-    widens,
     with_wider_decimals,
 )
 from featurestore.arrow.frames import (
@@ -731,7 +731,7 @@ def _target_schema(schema: pa.Schema, like: pa.Schema | None, *, language: str) 
     fields = []
     for field in adopt_types(features, like):
         index = like.get_field_index(field.name)
-        if index >= 0 and widens(field.type, like.field(index).type):
+        if index >= 0 and can_widen(field.type, like.field(index).type):
             field = pa.field(field.name, like.field(index).type)
         fields.append(field)
     return pa.schema(fields)

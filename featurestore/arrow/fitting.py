@@ -4,7 +4,7 @@ By default pandas only has 64-bit integers, and one missing value converts them 
 chunks of a file may have different types. A column may therefore be written to a column of another
 numeric type, or of a fixed shape, if every value has an equal there. The rule is applied twice: to
 the types (``can_fit``), and to the values where the rows are read (``cast_exactly``). If the target
-type contains all values of the source type, values are not checked (``widens``).
+type contains all values of the source type, values are not checked (``can_widen``).
 
 ==================  ===========================================================
 source, target      a value fits when
@@ -55,10 +55,10 @@ class InexactValueError(ValueError):
         self.value = value
 
 
-def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
+def can_widen(narrow: pa.DataType, wide: pa.DataType) -> bool:
     """Return whether every value of ``narrow`` has an equal value in ``wide``.
 
-    >>> widens(pa.int16(), pa.int64()), widens(pa.int64(), pa.int32())
+    >>> can_widen(pa.int16(), pa.int64()), can_widen(pa.int64(), pa.int32())
     (True, False)
     """
     if narrow == wide or pat.is_null(narrow):
@@ -71,10 +71,10 @@ def widens(narrow: pa.DataType, wide: pa.DataType) -> bool:
         digits_before = narrow.precision - narrow.scale
         return narrow.scale <= wide.scale and digits_before <= wide.precision - wide.scale
     if pat.is_fixed_size_list(narrow) and pat.is_fixed_size_list(wide):
-        return narrow.list_size == wide.list_size and widens(narrow.value_type, wide.value_type)
+        return narrow.list_size == wide.list_size and can_widen(narrow.value_type, wide.value_type)
     is_list = is_list_type(narrow)
     if is_list and pat.is_list(wide):
-        return widens(narrow.value_type, wide.value_type)
+        return can_widen(narrow.value_type, wide.value_type)
     if pat.is_struct(narrow) and pat.is_struct(wide):
         return _widens_struct(narrow, wide)
     return False
@@ -86,7 +86,7 @@ def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
     >>> can_fit(pa.int64(), pa.float64()), can_fit(pa.int64(), pa.string())
     (True, False)
     """
-    if widens(source, target):
+    if can_widen(source, target):
         return True
     if _is_numeric(source) and _is_numeric(target):
         return True
@@ -109,7 +109,7 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
     Raises:
         InexactValueError: A value has no equal in the type; the message names the first.
     """
-    if not widens(array.type, target):
+    if not can_widen(array.type, target):
         mismatch = find_shape_mismatch(array, target)
         if mismatch is not None:
             raise InexactValueError(f"an array of shape {mismatch[1]} does not fit")
@@ -236,7 +236,7 @@ def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
     for field, wide_field in zip(narrow_fields, wide_fields, strict=True):
         if field.name != wide_field.name:
             return False
-        if not widens(field.type, wide_field.type):
+        if not can_widen(field.type, wide_field.type):
             return False
     return True
 

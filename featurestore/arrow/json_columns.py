@@ -81,26 +81,26 @@ class JsonColumns:
         return bool(self.texts_of_values) or any(map(_has_decimals, self.schema.types))
 
     def decode(
-        self, texts: Sequence[str | None] | pa.Array
+        self, strings: Sequence[str | None] | pa.Array
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
         """Return the columns of JSON strings, and for each string its error, or None."""
-        array = texts if isinstance(texts, pa.Array) else pa.array(texts, pa.string())
+        array = strings if isinstance(strings, pa.Array) else pa.array(strings, pa.string())
         plain = _PlainObjects(self.schema)
         if not plain.is_flat or self.is_exact:
-            return self._decode_each(array.to_pylist())
-        mask = plain.are_plain(array)
+            return self._decode_individually(array.to_pylist())
+        mask = plain.plain_mask(array)
         columns = plain.parse(array.filter(mask))
         if columns is None:
-            return self._decode_each(array.to_pylist())
-        return self._merged(array, mask, columns)
+            return self._decode_individually(array.to_pylist())
+        return self._merge_columns(array, mask, columns)
 
-    def _decode_each(
-        self, texts: Sequence[str | None]
+    def _decode_individually(
+        self, strings: Sequence[str | None]
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
         objects: list[dict[str, Any]] = []
         reasons: list[str | None] = []
         is_exact = self.is_exact
-        for text in texts:
+        for text in strings:
             value, reason = parse_object(text, exact=is_exact)
             objects.append(value)
             reasons.append(reason)
@@ -109,14 +109,14 @@ class JsonColumns:
             reasons[row] = reasons[row] or reason
         return columns, reasons
 
-    def _merged(
-        self, texts: pa.Array, mask: pa.Array, plain: list[pa.Array]
+    def _merge_columns(
+        self, strings: pa.Array, mask: pa.Array, plain: list[pa.Array]
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
         """Return plain and other columns merged in the original row order."""
         plain_rows = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
         complex_rows = np.flatnonzero(~mask.to_numpy(zero_copy_only=False))
         columns: dict[str, pa.Array] = {}
-        reasons: list[str | None] = [None] * len(texts)
+        reasons: list[str | None] = [None] * len(strings)
         for column, array in zip(self.schema, plain, strict=True):
             if array.type != column.type:
                 array, bad = parse_texts(
@@ -129,8 +129,8 @@ class JsonColumns:
             columns[column.name] = array
         if len(complex_rows):
             order = np.argsort(np.concatenate([plain_rows, complex_rows]))
-            complex_columns, complex_reasons = self._decode_each(
-                texts.take(pa.array(complex_rows)).to_pylist()
+            complex_columns, complex_reasons = self._decode_individually(
+                strings.take(pa.array(complex_rows)).to_pylist()
             )
             for row, why in zip(complex_rows, complex_reasons, strict=True):
                 reasons[row] = why
@@ -142,12 +142,12 @@ class JsonColumns:
 
     def convert(self, objects: Sequence[dict[str, Any]]) -> tuple[dict[str, pa.Array], _Reasons]:
         """Return the columns of parsed objects, and the error of each invalid row."""
-        columns, reasons = self._fields(
+        columns, reasons = self._convert_fields(
             objects, list(self.schema), "", as_text=self.texts_of_values
         )
         return dict(zip(self.schema.names, columns, strict=True)), reasons
 
-    def _fields(
+    def _convert_fields(
         self,
         objects: Sequence[dict[str, Any]],
         fields: list[pa.Field],
@@ -157,29 +157,32 @@ class JsonColumns:
     ) -> tuple[list[pa.Array], _Reasons]:
         reasons: _Reasons = {}
         if self.only_known:
-            names = {field.name for field in fields}
+            names = {column_field.name for column_field in fields}
             for row, members in enumerate(objects):
                 if not members.keys() <= names:
                     unknown = parent + next(name for name in members if name not in names)
                     reasons[row] = f"the name {short_repr(unknown)} is not in the schema"
         columns = []
-        for field in fields:
-            values = [members.get(field.name) for members in objects]
-            column, bad = self._column(
-                values, field.type, parent + field.name, as_text=field.name in as_text
+        for column_field in fields:
+            values = [members.get(column_field.name) for members in objects]
+            column, bad = self._convert_column(
+                values,
+                column_field.type,
+                parent + column_field.name,
+                as_text=column_field.name in as_text,
             )
             columns.append(column)
             reasons = {**bad, **reasons}
         return columns, reasons
 
-    def _column(
+    def _convert_column(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         """Convert values to an array; invalid values become null and have an error."""
         if pat.is_struct(kind):
-            return self._structs(values, kind, path, as_text=as_text)
+            return self._convert_structs(values, kind, path, as_text=as_text)
         if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-            return self._lists(values, kind, path, as_text=as_text)
+            return self._convert_lists(values, kind, path, as_text=as_text)
         kinds: set[type] = set(map(type, values))
         if not kinds.isdisjoint(_NUMBER_TEXTS) and not pat.is_string(kind):
             if pat.is_decimal(kind):
@@ -196,25 +199,27 @@ class JsonColumns:
         if array is not None:
             return array, {}
         if pat.is_timestamp(kind) or pat.is_date(kind):
-            return self._times(values, kind, path)
+            return self._convert_times(values, kind, path)
         return _convert_each(values, kind, path)
 
-    def _times(self, values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.Array, _Reasons]:
+    def _convert_times(
+        self, values: list[Any], kind: pa.DataType, path: str
+    ) -> tuple[pa.Array, _Reasons]:
         reasons: _Reasons = {}
-        texts: list[str | None] = []
+        strings: list[str | None] = []
         for row, value in enumerate(values):
             is_valid_text = value is None or type(value) is str
-            texts.append(value if is_valid_text else None)
+            strings.append(value if is_valid_text else None)
             if not is_valid_text:
                 reasons[row] = _format_reason(path, value, kind)
         array, bad = parse_texts(
-            pa.array(texts, pa.string()), kind, self.rules_of.get(path, self.rules)
+            pa.array(strings, pa.string()), kind, self.rules_of.get(path, self.rules)
         )
         for row, reason in bad.items():
             reasons[row] = f"{path}: {reason}"
         return array, reasons
 
-    def _lists(
+    def _convert_lists(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         reasons: _Reasons = {}
@@ -235,13 +240,13 @@ class JsonColumns:
             items += value
             owners += [row] * len(value)
         offsets.append(len(items))
-        children, bad = self._column(items, kind.value_type, f"{path}[]", as_text=as_text)
+        children, bad = self._convert_column(items, kind.value_type, f"{path}[]", as_text=as_text)
         for index, reason in bad.items():
             reasons.setdefault(owners[index], reason)
         array = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), children)
         return cast_array(array, kind), reasons
 
-    def _structs(
+    def _convert_structs(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
         reasons: _Reasons = {}
@@ -252,7 +257,7 @@ class JsonColumns:
             objects.append(value if type(value) is dict else {})
         fields = [kind.field(number) for number in range(kind.num_fields)]
         names = [field.name for field in fields]
-        columns, bad = self._fields(
+        columns, bad = self._convert_fields(
             objects, fields, f"{path}.", as_text=frozenset(names if as_text else ())
         )
         mask = pa.array([type(value) is not dict for value in values], pa.bool_())
@@ -307,21 +312,21 @@ class _PlainObjects:
         self._rounded = rf'"(?:{"|".join(floats)})"{_SPACE}:{_SPACE}-?[0-9]{{16,}}'
         self._has_floats = bool(floats)
 
-    def are_plain(self, texts: pa.Array) -> pa.Array:
+    def plain_mask(self, strings: pa.Array) -> pa.Array:
         """Return a mask of the strings that are plain objects; nulls are not."""
-        plain = pc.match_substring_regex(texts, self._object)
+        plain = pc.match_substring_regex(strings, self._object)
         for name in self._names:
-            count = pc.count_substring_regex(texts, rf'"{re.escape(name)}"{_SPACE}:')
+            count = pc.count_substring_regex(strings, rf'"{re.escape(name)}"{_SPACE}:')
             plain = pc.and_(plain, pc.less_equal(count, 1))
         if self._has_floats:
-            plain = pc.and_(plain, pc.invert(pc.match_substring_regex(texts, self._rounded)))
+            plain = pc.and_(plain, pc.invert(pc.match_substring_regex(strings, self._rounded)))
         return pc.fill_null(plain, False)
 
-    def parse(self, texts: pa.Array) -> list[pa.Array] | None:
+    def parse(self, strings: pa.Array) -> list[pa.Array] | None:
         """Return the columns of plain objects, or None if a value has the wrong type."""
         tables = []
-        for start in range(0, len(texts), _MAX_BLOCK_ROWS):
-            table = self._parse_block(texts.slice(start, _MAX_BLOCK_ROWS))
+        for start in range(0, len(strings), _MAX_BLOCK_ROWS):
+            table = self._parse_block(strings.slice(start, _MAX_BLOCK_ROWS))
             if table is None:
                 return None
             tables.append(table)
@@ -331,8 +336,8 @@ class _PlainObjects:
         columns = [combine_chunks(all_rows.column(name)) for name in self._names]
         return None if _has_infinity(columns) else columns
 
-    def _parse_block(self, texts: pa.Array) -> pa.Table | None:
-        lines = pc.binary_join_element_wise(texts, "", "\n")
+    def _parse_block(self, strings: pa.Array) -> pa.Table | None:
+        lines = pc.binary_join_element_wise(strings, "", "\n")
         data = lines.buffers()[2]
         try:
             table = json.read_json(
@@ -344,7 +349,7 @@ class _PlainObjects:
             )
         except pa.ArrowInvalid:
             return None
-        if table.num_rows != len(texts) or table.schema.names != self._names:
+        if table.num_rows != len(strings) or table.schema.names != self._names:
             return None
         return table
 

@@ -1,6 +1,6 @@
 """Conversion of strings to typed values: the grammar of numbers, booleans, dates and timestamps.
 
-There are two uses. ``fits`` decides whether all strings of a column have a type, by a grammar under
+There are two uses. ``all_match`` decides whether all strings of a column have a type, by a grammar under
 which conversion loses nothing: ``007`` and ``+49`` are not integers. ``parse_texts`` converts
 strings to a type; if the user declared the type (``declared``), it also accepts ``007``.
 
@@ -73,43 +73,43 @@ class TextRules:
     zone: bool | None = None
 
 
-def arrow_type(meaning: str) -> pa.DataType:
-    """Return the Arrow type of a type name that ``fits`` accepts.
+def arrow_type(type_name: str) -> pa.DataType:
+    """Return the Arrow type of a type name that ``all_match`` accepts.
 
     >>> arrow_type("date")
     DataType(date32[day])
     """
-    return _ARROW.get(meaning, pa.string())
+    return _ARROW.get(type_name, pa.string())
 
 
-def fits(texts: pa.Array, meaning: str, rules: TextRules) -> bool:
+def all_match(strings: pa.Array, type_name: str, rules: TextRules) -> bool:
     """Return whether every non-null string has a type, one of ``INFERRED``.
 
-    >>> fits(pa.array(["1", "-20", None]), "int64", TextRules())
+    >>> all_match(pa.array(["1", "-20", None]), "int64", TextRules())
     True
-    >>> fits(pa.array(["007"]), "int64", TextRules())
+    >>> all_match(pa.array(["007"]), "int64", TextRules())
     False
     """
-    texts = _copy_sliced(texts.drop_null())
-    if meaning in ("int64", "double"):
-        texts = _normalize_numbers(texts, rules)
-    pattern = _pattern(meaning, rules)
-    if pattern is not None and not _all_true(pc.match_substring_regex(texts, f"^(?:{pattern})$")):
+    strings = _copy_sliced(strings.drop_null())
+    if type_name in ("int64", "double"):
+        strings = _normalize_numbers(strings, rules)
+    pattern = _find_pattern(type_name, rules)
+    if pattern is not None and not _all_true(pc.match_substring_regex(strings, f"^(?:{pattern})$")):
         return False
-    if meaning == "double":
-        return _are_integers_exact(texts)
-    if meaning == "boolean":
+    if type_name == "double":
+        return _are_integers_exact(strings)
+    if type_name == "boolean":
         return True
-    return not _parse(texts, arrow_type(meaning), _inference_rules(meaning, rules))[1]
+    return not _parse(strings, arrow_type(type_name), _inference_rules(type_name, rules))[1]
 
 
-def has_finite_number(texts: pa.Array) -> bool:
+def has_finite_number(strings: pa.Array) -> bool:
     """Return whether strings that fit "double" include a number other than ``nan`` and ``inf``."""
-    return bool(pc.any(pc.match_substring_regex(texts, "[0-9]")).as_py())
+    return bool(pc.any(pc.match_substring_regex(strings, "[0-9]")).as_py())
 
 
 def parse_texts(
-    texts: pa.Array, kind: pa.DataType, rules: TextRules
+    strings: pa.Array, kind: pa.DataType, rules: TextRules
 ) -> tuple[pa.Array, dict[int, str]]:
     """Parse strings of a type; return the values, and the error of each invalid row, which is null.
 
@@ -117,16 +117,16 @@ def parse_texts(
     {1: "'x' is not int64"}
     """
     if pat.is_string(kind):
-        return texts, {}
+        return strings, {}
     if pat.is_list(kind) or pat.is_struct(kind) or pat.is_binary(kind):
-        return pa.nulls(len(texts), kind), {0: f"text is not read as {kind}"}
-    texts = clean = _copy_sliced(texts)
+        return pa.nulls(len(strings), kind), {0: f"text is not read as {kind}"}
+    strings = clean = _copy_sliced(strings)
     if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
-        clean = _normalize_numbers(texts, rules)
+        clean = _normalize_numbers(strings, rules)
     values, bad = _parse(clean, kind, rules)
     reasons = {}
     for row, reason in bad.items():
-        reasons[row] = f"{short_repr(texts[row].as_py())} is not {kind}{reason}"
+        reasons[row] = f"{short_repr(strings[row].as_py())} is not {kind}{reason}"
     return values, reasons
 
 
@@ -187,12 +187,12 @@ def decimal_text_length(kind: pa.DataType) -> int:
     return len("-") + digits
 
 
-def _copy_sliced(texts: pa.Array) -> pa.Array:
+def _copy_sliced(strings: pa.Array) -> pa.Array:
     """Copy sliced strings: ``if_else`` of Arrow 14 creates invalid arrays from slices."""
-    return texts if texts.offset == 0 else pa.concat_arrays([texts, texts.slice(0, 0)])
+    return strings if strings.offset == 0 else pa.concat_arrays([strings, strings.slice(0, 0)])
 
 
-def _normalize_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
+def _normalize_numbers(strings: pa.Array, rules: TextRules) -> pa.Array:
     """Normalize numbers: a decimal point, and no thousands separators.
 
     Separators are removed only between groups of three digits. If a point is not the decimal sign,
@@ -201,19 +201,19 @@ def _normalize_numbers(texts: pa.Array, rules: TextRules) -> pa.Array:
     if rules.thousands:
         mark, point = re.escape(rules.thousands), re.escape(rules.decimal)
         grouped = pc.match_substring_regex(
-            texts, rf"^[+-]?[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+(?:{point}[0-9]*)?$"
+            strings, rf"^[+-]?[0-9]{{1,3}}(?:{mark}[0-9]{{3}})+(?:{point}[0-9]*)?$"
         )
-        texts = pc.if_else(grouped, pc.replace_substring(texts, rules.thousands, ""), texts)
+        strings = pc.if_else(grouped, pc.replace_substring(strings, rules.thousands, ""), strings)
     if rules.decimal != ".":
-        texts = pc.replace_substring(texts, ".", "no number")
-        texts = pc.replace_substring(texts, rules.decimal, ".")
-    return texts
+        strings = pc.replace_substring(strings, ".", "no number")
+        strings = pc.replace_substring(strings, rules.decimal, ".")
+    return strings
 
 
-def _pattern(meaning: str, rules: TextRules) -> str | None:
-    if meaning == "date" and rules.date_format is not None:
+def _find_pattern(type_name: str, rules: TextRules) -> str | None:
+    if type_name == "date" and rules.date_format is not None:
         return None
-    if meaning == "timestamp" and rules.timestamp_format is not None:
+    if type_name == "timestamp" and rules.timestamp_format is not None:
         return None
     return {
         "boolean": f"{_TRUE}|{_FALSE}",
@@ -222,24 +222,24 @@ def _pattern(meaning: str, rules: TextRules) -> str | None:
         "date": _DATE,
         "timestamp": _TIME,
         "timestamp with zone": _TIME + _ZONE,
-    }[meaning]
+    }[type_name]
 
 
 def _all_true(mask: pa.Array) -> bool:
     return pc.all(mask, min_count=0).as_py() is True
 
 
-def _are_integers_exact(texts: pa.Array) -> bool:
+def _are_integers_exact(strings: pa.Array) -> bool:
     """Return whether float64 represents every integer among strings that look like floats."""
-    long = pc.match_substring_regex(texts, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
+    long = pc.match_substring_regex(strings, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
     if _any_true(long):
-        for text in texts.filter(long).to_pylist():
+        for text in strings.filter(long).to_pylist():
             if len(text) > 400 or int(float(text)) != int(text):
                 return False
-    values = texts.cast(pa.float64())
+    values = strings.cast(pa.float64())
     infinite = pc.is_inf(values)
     return not _any_true(infinite) or _all_true(
-        pc.match_substring_regex(texts.filter(infinite), f"^(?:{_WORD})$")
+        pc.match_substring_regex(strings.filter(infinite), f"^(?:{_WORD})$")
     )
 
 
@@ -247,36 +247,40 @@ def _any_true(mask: pa.Array) -> bool:
     return pc.any(mask, min_count=0).as_py() is True
 
 
-def _parse(texts: pa.Array, kind: pa.DataType, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
+def _parse(
+    strings: pa.Array, kind: pa.DataType, rules: TextRules
+) -> tuple[pa.Array, dict[int, str]]:
     """Return the values, and details on each invalid row."""
     if pat.is_timestamp(kind):
-        return _parse_timestamps(texts, rules)
+        return _parse_timestamps(strings, rules)
     if pat.is_date(kind) and rules.date_format is not None:
-        return _parse_with_format(texts, kind, rules.date_format)
+        return _parse_with_format(strings, kind, rules.date_format)
     pattern, cast = _grammar_and_cast(kind, declared=rules.declared)
-    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
-    return _cast(texts, kind, cast, bad)
+    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(strings, f"^(?:{pattern})$")), "")
+    return _cast(strings, kind, cast, bad)
 
 
-def _parse_timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
+def _parse_timestamps(strings: pa.Array, rules: TextRules) -> tuple[pa.Array, dict[int, str]]:
     """Parse timestamps; UTC is the default time zone, and a date is its first microsecond."""
     if rules.timestamp_format is not None:
-        return _parse_with_format(texts, TIMESTAMP, rules.timestamp_format)
+        return _parse_with_format(strings, TIMESTAMP, rules.timestamp_format)
     pattern = {None: f"{_TIME}{_ZONE}?", True: f"{_TIME}{_ZONE}", False: _TIME}[rules.zone]
     if rules.declared:
         pattern = f"{pattern}|{_DATE}"
-    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(texts, f"^(?:{pattern})$")), "")
-    finer = pc.match_substring_regex(texts, _FINER)
+    bad = dict.fromkeys(_find_false_rows(pc.match_substring_regex(strings, f"^(?:{pattern})$")), "")
+    finer = pc.match_substring_regex(strings, _FINER)
     up: pa.Array | None = None
     if _any_true(finer):
-        digits = pc.struct_field(pc.extract_regex(texts, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more")
+        digits = pc.struct_field(
+            pc.extract_regex(strings, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more"
+        )
         if rules.precision is None:
             has_nanoseconds = pc.fill_null(pc.match_substring_regex(digits, "[1-9]"), False)
             for row in pc.indices_nonzero(has_nanoseconds).to_pylist():
                 bad[row] = ": it has nanoseconds"
         up = pc.greater_equal(pc.fill_null(digits, "0"), "5")
-        texts = pc.replace_substring_regex(texts, r"(\.[0-9]{6})[0-9]+", r"\1")
-    values, bad = _cast(texts, TIMESTAMP, _cast_timestamps, bad)
+        strings = pc.replace_substring_regex(strings, r"(\.[0-9]{6})[0-9]+", r"\1")
+    values, bad = _cast(strings, TIMESTAMP, _cast_timestamps, bad)
     if up is not None and rules.precision is not None:
         micros = pc.add(values.cast(pa.int64()), up.cast(pa.int64()))
         values = micros.cast(TIMESTAMP)
@@ -284,12 +288,12 @@ def _parse_timestamps(texts: pa.Array, rules: TextRules) -> tuple[pa.Array, dict
 
 
 def _parse_with_format(
-    texts: pa.Array, kind: pa.DataType, pattern: str
+    strings: pa.Array, kind: pa.DataType, pattern: str
 ) -> tuple[pa.Array, dict[int, str]]:
     """Parse dates or timestamps with a ``strptime`` pattern."""
     values: list[Any] = []
     bad = {}
-    for row, text in enumerate(texts.to_pylist()):
+    for row, text in enumerate(strings.to_pylist()):
         value = None if text is None else _strptime(text, pattern)
         if value is None and text is not None:
             bad[row] = f" by the format {pattern!r}"
@@ -314,53 +318,53 @@ def _find_false_rows(mask: pa.Array) -> list[int]:
 
 
 def _cast(
-    texts: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
+    strings: pa.Array, kind: pa.DataType, cast: Cast, bad: dict[int, str]
 ) -> tuple[pa.Array, dict[int, str]]:
     """Cast strings, except the rows in ``bad``; return the rows where the cast fails, too."""
     if bad:
-        texts = _mask_rows(texts, bad)
+        strings = _mask_rows(strings, bad)
     try:
-        return cast(texts), bad
+        return cast(strings), bad
     except pa.ArrowInvalid:
-        for row in _find_failing_rows(texts, cast):
+        for row in _find_failing_rows(strings, cast):
             bad[row] = ""
-    return cast(_mask_rows(texts, bad)), bad
+    return cast(_mask_rows(strings, bad)), bad
 
 
-def _mask_rows(texts: pa.Array, rows: Mapping[int, str]) -> pa.Array:
-    mask = pa.array([False] * len(texts)).to_numpy(zero_copy_only=False).copy()
+def _mask_rows(strings: pa.Array, rows: Mapping[int, str]) -> pa.Array:
+    mask = pa.array([False] * len(strings)).to_numpy(zero_copy_only=False).copy()
     mask[list(rows)] = True
-    return pc.if_else(pa.array(mask), pa.scalar(None, texts.type), texts)
+    return pc.if_else(pa.array(mask), pa.scalar(None, strings.type), strings)
 
 
-def _find_failing_rows(texts: pa.Array, cast: Cast, start: int = 0) -> list[int]:
+def _find_failing_rows(strings: pa.Array, cast: Cast, start: int = 0) -> list[int]:
     """Return the rows at which a cast fails, by bisection."""
     try:
-        cast(texts)
+        cast(strings)
     except pa.ArrowInvalid:
-        if len(texts) == 1:
+        if len(strings) == 1:
             return [start]
-        half = len(texts) // 2
+        half = len(strings) // 2
         return [
-            *_find_failing_rows(texts.slice(0, half), cast, start),
-            *_find_failing_rows(texts.slice(half), cast, start + half),
+            *_find_failing_rows(strings.slice(0, half), cast, start),
+            *_find_failing_rows(strings.slice(half), cast, start + half),
         ]
     return []
 
 
-def _cast_timestamps(texts: pa.Array) -> pa.Array:
+def _cast_timestamps(strings: pa.Array) -> pa.Array:
     """Cast ISO 8601 strings, with or without a time zone."""
-    zoned = pc.match_substring_regex(texts, f"[0-9]{_ZONE}$")
-    is_day = pc.equal(pc.binary_length(texts), 10)
+    zoned = pc.match_substring_regex(strings, f"[0-9]{_ZONE}$")
+    is_day = pc.equal(pc.binary_length(strings), 10)
     zoned = pc.and_(zoned, pc.invert(is_day))
     if _all_true(zoned):
-        values = texts.cast(TIMESTAMP)
+        values = strings.cast(TIMESTAMP)
     elif not _any_true(zoned):
-        values = texts.cast(pa.timestamp("us")).cast(TIMESTAMP)
+        values = strings.cast(pa.timestamp("us")).cast(TIMESTAMP)
     else:
-        null = pa.scalar(None, texts.type)
-        with_zone = pc.if_else(zoned, texts, null).cast(TIMESTAMP)
-        without = pc.if_else(zoned, null, texts).cast(pa.timestamp("us")).cast(TIMESTAMP)
+        null = pa.scalar(None, strings.type)
+        with_zone = pc.if_else(zoned, strings, null).cast(TIMESTAMP)
+        without = pc.if_else(zoned, null, strings).cast(pa.timestamp("us")).cast(TIMESTAMP)
         values = pc.coalesce(with_zone, without)
     bounds = pc.min_max(values.cast(pa.int64())).as_py()
     if bounds["min"] is not None and not _LOW <= bounds["min"] <= bounds["max"] <= _HIGH:
@@ -374,37 +378,37 @@ def _grammar_and_cast(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
         pattern = f"{_TRUE}|{_FALSE}"
         if declared:
             pattern += "|0|1"
-        return pattern, lambda texts: pc.utf8_lower(texts).cast(kind)
+        return pattern, lambda strings: pc.utf8_lower(strings).cast(kind)
     if pat.is_integer(kind):
-        return (_DECLARED_INTEGER if declared else _INTEGER), lambda texts: pc.utf8_ltrim(
-            texts, "+"
+        return (_DECLARED_INTEGER if declared else _INTEGER), lambda strings: pc.utf8_ltrim(
+            strings, "+"
         ).cast(kind)
     if pat.is_decimal(kind):
-        return _DECLARED_FLOAT, lambda texts: texts.cast(kind)
+        return _DECLARED_FLOAT, lambda strings: strings.cast(kind)
     if pat.is_date(kind):
         return _DATE, _cast_dates
     pattern = _DECLARED_FLOAT if declared else _FLOAT
-    return f"{pattern}|{_WORD}", lambda texts: _cast_floats(texts, kind)
+    return f"{pattern}|{_WORD}", lambda strings: _cast_floats(strings, kind)
 
 
-def _cast_dates(texts: pa.Array) -> pa.Array:
-    if _any_true(pc.starts_with(texts, "0000")):
+def _cast_dates(strings: pa.Array) -> pa.Array:
+    if _any_true(pc.starts_with(strings, "0000")):
         raise pa.ArrowInvalid("year 0")
-    return texts.cast(pa.date32())
+    return strings.cast(pa.date32())
 
 
-def _cast_floats(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    values = pc.utf8_ltrim(texts, "+").cast(kind)
+def _cast_floats(strings: pa.Array, kind: pa.DataType) -> pa.Array:
+    values = pc.utf8_ltrim(strings, "+").cast(kind)
     infinite = pc.is_inf(values)
     if _any_true(infinite) and not _all_true(
-        pc.match_substring_regex(texts.filter(infinite), f"^{_WORD}$")
+        pc.match_substring_regex(strings.filter(infinite), f"^{_WORD}$")
     ):
         raise pa.ArrowInvalid("a number is beyond the type")
     return values
 
 
-def _inference_rules(meaning: str, rules: TextRules) -> TextRules:
+def _inference_rules(type_name: str, rules: TextRules) -> TextRules:
     """Return rules that accept timestamps finer than a microsecond, which parsing refuses later."""
-    if meaning.startswith("timestamp"):
+    if type_name.startswith("timestamp"):
         return TextRules(timestamp_format=rules.timestamp_format, precision="us")
     return TextRules(date_format=rules.date_format)

@@ -17,8 +17,8 @@ from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.fitting import (
     InexactValueError,
     can_fit,
+    can_widen,
     cast_exactly,
-    widens,
     wider_decimal,
 )
 from featurestore.arrow.types import array_shape, describe, is_nested
@@ -98,7 +98,7 @@ class Fit:
         return cast_batch(pa.RecordBatch.from_arrays(columns, self.schema.names), self.schema)
 
     def _fitted(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        if widens(column.type, field.type):
+        if can_widen(column.type, field.type):
             return column  # cast with the batch
         try:
             return cast_exactly(column, field.type)
@@ -154,7 +154,7 @@ def conform(
     schema = pa.schema([*wider.schema, *extra_columns])
     if relation.schema.names != schema.names:
         relation = engine.select(relation, {name: name for name in schema.names})
-    unchecked = not all(map(widens, relation.schema.types, schema.types))
+    unchecked = not all(map(can_widen, relation.schema.types, schema.types))
     if not _equal(relation.schema, schema):
         fit = Fit(schema, _title(spec), library, can_widen=schema_change is None)
         relation = engine.map_batches(relation, fit, schema=schema)

@@ -21,7 +21,7 @@ from featurestore.errors import (
 from featurestore.featuregroups.table import open_group, open_stored, resolve, version_title
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
-from featurestore.model.times import parse_duration, shifted, utc_now
+from featurestore.model.times import parse_duration, shift_time, utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions
@@ -90,7 +90,7 @@ def vacuum(
     Return their paths. The log entries of pinned versions stay, so that they remain readable.
     """
     group = open_group(session, name, version)
-    oldest = shifted(utc_now(), -parse_duration(retain, argument="retain"))
+    oldest = shift_time(utc_now(), -parse_duration(retain, argument="retain"))
     spec = group.spec
     with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
         pinned = pinned_versions(session, spec.name, spec.version)

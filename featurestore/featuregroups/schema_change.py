@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.fitting import widens, with_wider_decimals
+from featurestore.arrow.fitting import can_widen, with_wider_decimals
 from featurestore.arrow.types import is_exact, is_list_type
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
@@ -203,7 +203,7 @@ def _may_need_more(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
         return _may_need_more(batch_type.value_type, column_type.value_type)
     if not (pat.is_decimal(column_type) and is_exact(batch_type)):
         return False
-    return not widens(batch_type, column_type)
+    return not can_widen(batch_type, column_type)
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType:

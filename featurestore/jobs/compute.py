@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.fitting import widens
+from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
@@ -188,13 +188,13 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
     previous, new = adopt_types(previous, new), adopt_types(new, previous)
     for field in previous:
         new_field = new.field(field.name)
-        if not widens(new_field.type, field.type) and not widens(field.type, new_field.type):
+        if not can_widen(new_field.type, field.type) and not can_widen(field.type, new_field.type):
             raise SchemaMismatch(
                 f"Job {spec.name!r} returned {field.name!r} as {field.type} in one window and as "
                 f"{new_field.type} in another.",
                 hint="cast it in the job",
             )
-        if widens(new_field.type, field.type):
+        if can_widen(new_field.type, field.type):
             new_field = field
         fields.append(new_field)
     return pa.schema(fields)

@@ -32,7 +32,7 @@ from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec, WindowJob, input_name
 from featurestore.model.names import parse_group_reference
 from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.model.times import Window, shifted, to_micros
+from featurestore.model.times import Window, shift_time, to_micros
 from featurestore.model.window_features import WindowLineage
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import PartitionedSnapshot, SourceQuery
@@ -153,8 +153,8 @@ def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     if spec.watched is not None and spec.watched.model is not None:
         label_delay = spec.watched.model.within  # labels may follow their predictions by so much
     return lambda window: (
-        to_micros(shifted(window.start, -spec.lookback)),
-        to_micros(shifted(window.end, label_delay)),
+        to_micros(shift_time(window.start, -spec.lookback)),
+        to_micros(shift_time(window.end, label_delay)),
     )
 
 
@@ -185,7 +185,7 @@ def filter_window(
     """Return the rows of a relation that a window may see."""
     if time_column is None:
         return relation
-    visible = TimeRange(time_column, shifted(window.start, -lookback), window.end)
+    visible = TimeRange(time_column, shift_time(window.start, -lookback), window.end)
     return session.engine.within(relation, visible)
 
 

@@ -68,7 +68,7 @@ def register_jobs(
         if spec.stream is not None:
             check_stream_job(session, spec)
         elif spec.start is None:  # no catchup: the job begins with the window that is open now
-            now = times.shifted(times.utc_now(), -spec.allowed_lateness)
+            now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
             watermark = last_schedule_time(schedule_of(spec), now)
         with session.registry.transaction() as connection:
             earlier = jobs.find(connection, name)

@@ -27,7 +27,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from featurestore.errors import InvalidJob, OutOfRange, missing_extra
 from featurestore.model import times
 from featurestore.model.job import JobSpec
-from featurestore.model.runtime import in_time
+from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 
 # Windows compared to find overlaps: enough for a year of daily ones with daylight saving changes.
@@ -83,8 +83,8 @@ def due_windows(
     since = watermark or schedule.start
     if since is None:
         return due
-    for window in in_time(windows_after(schedule, since)):
-        if times.shifted(window.end, schedule.allowed_lateness) > now or len(due) == limit:
+    for window in iterate_within_limit(windows_after(schedule, since)):
+        if times.shift_time(window.end, schedule.allowed_lateness) > now or len(due) == limit:
             break
         has_started = schedule.start is None or window.start >= schedule.start
         if has_started and window not in computed:
@@ -123,7 +123,7 @@ def windows_between(
     windows: list[Window] = []
     if start >= end:
         return windows
-    for window in in_time(windows_after(schedule, start)):
+    for window in iterate_within_limit(windows_after(schedule, start)):
         if window.end > end or len(windows) == limit:
             break
         if window.start >= start:
@@ -139,7 +139,7 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
     """
     if schedule.width is not None:
         for end in _schedule_times(schedule, instant):
-            yield Window(times.shifted(end, -schedule.width), end)
+            yield Window(times.shift_time(end, -schedule.width), end)
     previous = last_schedule_time(schedule, instant)
     for end in _schedule_times(schedule, instant):
         yield Window(previous, end)
@@ -148,7 +148,7 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
 
 def window_ending(schedule: Schedule, end: datetime) -> Window:
     """Return the window that ends at ``end``; InvalidJob if that is not a schedule time."""
-    before = times.shifted(end, -timedelta(microseconds=1))
+    before = times.shift_time(end, -timedelta(microseconds=1))
     window = next(windows_after(schedule, before))
     if window.end != end:
         raise InvalidJob(
@@ -161,8 +161,8 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
     """Return the window that begins at ``start``; InvalidJob if none does."""
-    ending = times.shifted(start, schedule.width or timedelta(microseconds=1))
-    window = next(windows_after(schedule, times.shifted(ending, -timedelta(microseconds=1))))
+    ending = times.shift_time(start, schedule.width or timedelta(microseconds=1))
+    window = next(windows_after(schedule, times.shift_time(ending, -timedelta(microseconds=1))))
     if window.start != start:
         raise InvalidJob(
             f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at "
@@ -175,7 +175,7 @@ def window_starting(schedule: Schedule, start: datetime) -> Window:
 def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
     """Return the last window that ended ``allowed_lateness`` ago, None before the first one."""
     window = window_ending(
-        schedule, last_schedule_time(schedule, times.shifted(now, -schedule.allowed_lateness))
+        schedule, last_schedule_time(schedule, times.shift_time(now, -schedule.allowed_lateness))
     )
     if schedule.start is not None and window.start < schedule.start:
         return None
@@ -188,7 +188,7 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
     Raises:
         OutOfRange: No schedule time is in the years 1 to 9999.
     """
-    just_after = times.shifted(instant, timedelta(microseconds=1))
+    just_after = times.shift_time(instant, timedelta(microseconds=1))
     with _within_calendar(schedule, instant):
         cron_times = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
         local_time: datetime = cron_times.get_prev(datetime)

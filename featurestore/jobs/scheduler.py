@@ -154,7 +154,7 @@ class Scheduler:
                 failures=state.tries,
                 failed_at=state.updated,
                 retries=job.spec.retries,
-                complete_at=times.shifted(latest.end, job.spec.allowed_lateness),
+                complete_at=times.shift_time(latest.end, job.spec.allowed_lateness),
                 now=now,
             ):
                 to_run.append(window)

@@ -354,7 +354,7 @@ def window_of(job: RegisteredJob) -> Window:
     """Return the window of a stream run: the trigger interval up to now, which labels the run."""
     assert job.spec.stream is not None
     now = times.utc_now()
-    return Window(times.shifted(now, -job.spec.stream.trigger), now)
+    return Window(times.shift_time(now, -job.spec.stream.trigger), now)
 
 
 def _consume(stop: threading.Event, run: JobRun) -> RunOutput:

@@ -93,7 +93,7 @@ def find_complete_windows(
     Oldest first, ``limit`` at most.
     """
     now = times.utc_now()
-    until = min(end, times.shifted(now, -spec.allowed_lateness))
+    until = min(end, times.shift_time(now, -spec.allowed_lateness))
     return windows_between(schedule_of(spec), start, until, limit=limit)
 
 

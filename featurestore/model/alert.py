@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.display import printable, printable_line
-from featurestore.model.json_object import parsing
+from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.names import check_name, parse_secret
 from featurestore.model.times import parse_moment
 
@@ -74,7 +74,7 @@ class Alert:
     @classmethod
     def from_text(cls, text: str) -> Alert:
         """Parse an alert from JSON; raise MalformedJson if it is invalid."""
-        with parsing("a message of the outbox"):
+        with translate_parse_errors("a message of the outbox"):
             fields = json.loads(text)
             event = fields["event"]
             if event not in _EVENT_VERBS:

@@ -148,7 +148,7 @@ class FeatureViewSpec:
                 step_json["on_demand"] = [feature.to_json() for feature in step.on_demand]
             steps.append(step_json)
         data = {
-            "format": self._format,
+            "format": self._format_version,
             "name": self.name,
             "version": self.version,
             "steps": steps,
@@ -164,7 +164,7 @@ class FeatureViewSpec:
         return data
 
     @property
-    def _format(self) -> int:
+    def _format_version(self) -> int:
         """The oldest format version that can represent the view."""
         if self.on_demand:
             return ON_DEMAND_FORMAT

@@ -168,8 +168,8 @@ class FeatureGroupSpec:
         ('temp',)
         """
         schema = self.schema
-        for field in new_fields:
-            schema = schema.append(field)
+        for new_field in new_fields:
+            schema = schema.append(new_field)
         return replace(self, schema=schema)
 
 

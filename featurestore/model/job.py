@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
-from featurestore.model.json_object import JsonObject, MalformedJson, parsing
+from featurestore.model.json_object import JsonObject, MalformedJson, translate_parse_errors
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import FeatureReference, check_name
 from featurestore.model.plan import canonical_hash
@@ -271,7 +271,7 @@ class WindowJob:
             InvalidJob: The definition is invalid, for example in the registry of another store.
         """
         try:
-            with parsing("the aggregates"):
+            with translate_parse_errors("the aggregates"):
                 data = JsonObject.from_value(json.loads(spec.code))
                 windows = tuple(map(window_from_json, data.objects("windows")))
                 every = timedelta(microseconds=data.number("every_us", minimum=1))

@@ -25,10 +25,10 @@ class MalformedJson(ValueError):
 
 
 @contextmanager
-def parsing(subject: str) -> Iterator[None]:
+def translate_parse_errors(subject: str) -> Iterator[None]:
     """Translate errors that occur while parsing stored JSON to MalformedJson.
 
-    >>> with parsing("statistics"):
+    >>> with translate_parse_errors("statistics"):
     ...     {}["rows"]
     Traceback (most recent call last):
     featurestore.model.json_object.MalformedJson: statistics: KeyError 'rows'

@@ -63,7 +63,7 @@ class Baseline:
     same_weekday: bool = False
 
     @property
-    def rolls(self) -> bool:
+    def is_moving(self) -> bool:
         """Whether the baseline moves with the window."""
         return self.last is not None
 

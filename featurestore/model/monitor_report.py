@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from featurestore.model import display
-from featurestore.model.json_object import parsing
+from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.times import Window, parse_moment
 
 FindingKind = Literal[
@@ -220,7 +220,7 @@ class MonitorReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
         """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
-        with parsing("a monitor's report"):
+        with translate_parse_errors("a monitor's report"):
             start = parse_moment(data["start"], warn=False)
             end = parse_moment(data["end"], warn=False)
             return cls(

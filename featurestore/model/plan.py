@@ -50,7 +50,7 @@ class Source:
             "table_id": self.table_id,
         }
 
-    def known_unique(self) -> Source:
+    def assume_unique(self) -> Source:
         """Return the source with rows that are assumed to be unique."""
         return replace(self, unique=True)
 
@@ -259,7 +259,7 @@ class FeaturePlan:
         return canonical_hash(self.to_json())
 
     @property
-    def every_join(self) -> tuple[Join | WindowJoin, ...]:
+    def all_joins(self) -> tuple[Join | WindowJoin, ...]:
         """All joins to the left side, for features and for window aggregates."""
         return (*self.windows, *self.joins)
 
@@ -278,7 +278,7 @@ class FeaturePlan:
             sources += self.left_plan.sources
         if self.left_query is not None:
             sources += [source for _, source in self.left_query.tables]
-        for join in self.every_join:
+        for join in self.all_joins:
             sources.append(join.source)
         return tuple(sources)
 
@@ -312,7 +312,7 @@ class FeaturePlan:
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.keys
-        for join in self.every_join:
+        for join in self.all_joins:
             for left_column, _ in join.on:
                 columns.append(left_column)
         return self._result_names(tuple(dict.fromkeys(columns)))
@@ -327,7 +327,7 @@ class FeaturePlan:
         columns: list[str] = []
         if self.left_plan is not None:
             columns += self.left_plan.join_columns
-        for join in self.every_join:
+        for join in self.all_joins:
             for left_column, _ in join.on:
                 columns.append(left_column)
         return self._result_names(tuple(dict.fromkeys(columns)))
@@ -353,12 +353,12 @@ class FeaturePlan:
         >>> store.get_features(["weather.temp"], labels="questions").plan.rows
         4
         """
-        if self.how != "left" or self.cuts_rows:
+        if self.how != "left" or self.drops_rows:
             return None
         return self.left_rows
 
     @property
-    def cuts_rows(self) -> bool:
+    def drops_rows(self) -> bool:
         """Whether filters or samples remove rows.
 
         >>> store.get_featuregroup("weather").filter("temp > 38").plan.cuts_rows
@@ -380,7 +380,7 @@ class FeaturePlan:
         ('temp',)
         """
         schema = pa.schema(list(map(self.schema.field, columns)))
-        if self.cuts_rows:  # a filter may look at any column
+        if self.drops_rows:  # a filter may look at any column
             return replace(self, columns=tuple(columns), schema=schema)
         joins = []
         for join in self.joins:
@@ -405,13 +405,13 @@ class FeaturePlan:
             ),
         )
 
-    def with_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
+    def map_sources(self, change: Callable[[Source], Source]) -> FeaturePlan:
         """Return the plan with ``change`` applied to each group; the columns stay the same."""
         left_source, left_plan, query = self.left_source, self.left_plan, self.left_query
         if left_source is not None:
             left_source = change(left_source)
         if left_plan is not None:
-            left_plan = left_plan.with_sources(change)
+            left_plan = left_plan.map_sources(change)
         if query is not None:
             tables = [(name, change(source)) for name, source in query.tables]
             query = replace(query, tables=tuple(tables))

@@ -191,13 +191,13 @@ def _column_reads(plan: FeaturePlan) -> Iterator[tuple[Source, Sequence[str]]]:
             yield source, source.spec.schema.names
     if plan.left_source is not None:
         columns = [output.column for output in plan.left_outputs]
-        for join in plan.every_join:
+        for join in plan.all_joins:
             for left_column, _ in join.on:
                 columns.append(left_column)
         if plan.left_time is not None:
             columns.append(plan.left_time)
         yield plan.left_source, list(dict.fromkeys(columns))
-    for join in plan.every_join:
+    for join in plan.all_joins:
         yield join.source, _find_join_columns(join)
 
 

@@ -19,9 +19,9 @@ from featurestore.model.json_object import (
     JsonObject,
     MalformedJson,
     parse_object,
-    parsing,
     seal,
     seal_line,
+    translate_parse_errors,
     unseal,
     unseal_line,
 )
@@ -117,7 +117,7 @@ class RunRecord:
         Raises:
             MalformedJson: The contents differ from what was written.
         """
-        with parsing("run.json"):
+        with translate_parse_errors("run.json"):
             data = parse_object(content)
             if data.get("format") != _FORMAT_WITHOUT_CHECKSUMS:
                 data = unseal(content)
@@ -130,7 +130,7 @@ class RunRecord:
         Raises:
             MalformedJson: Names the value that is missing or has a wrong type.
         """
-        with parsing("run.json"):
+        with translate_parse_errors("run.json"):
             data = JsonObject.from_value(value)
             if data.number("format") not in (_FORMAT_WITHOUT_CHECKSUMS, FORMAT):
                 raise MalformedJson(f"format {data.get('format')} is of a newer release")

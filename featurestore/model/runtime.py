@@ -50,13 +50,13 @@ def check_time() -> None:
         )
 
 
-def in_time(items: Iterable[T]) -> Iterator[T]:
+def iterate_within_limit(items: Iterable[T]) -> Iterator[T]:
     """Yield items until the time limit.
 
     Raises:
         QueryEnded: The time limit has passed.
 
-    >>> list(in_time("ab"))
+    >>> list(iterate_within_limit("ab"))
     ['a', 'b']
     """
     for item in items:

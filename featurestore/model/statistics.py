@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featurestore.errors import FeatureNotFound, listing
-from featurestore.model.json_object import parsing
+from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.roles import Role
 
 STATISTICS_FORMAT = 1
@@ -266,7 +266,7 @@ class Statistics:
         >>> Statistics.from_json(statistics.to_json()) == statistics
         True
         """
-        with parsing("statistics"):
+        with translate_parse_errors("statistics"):
             return cls(
                 rows=data["rows"],
                 columns=tuple(map(_column_from_json, data["columns"])),

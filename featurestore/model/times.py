@@ -114,10 +114,10 @@ def from_micros(micros: int) -> datetime:
         ) from error
 
 
-def shifted(timestamp: datetime, duration: timedelta) -> datetime:
+def shift_time(timestamp: datetime, duration: timedelta) -> datetime:
     """Shift a timestamp by a duration, limited to the years 1 to 9999.
 
-    >>> shifted(datetime(1970, 1, 2, tzinfo=UTC), -timedelta(days=1))
+    >>> shift_time(datetime(1970, 1, 2, tzinfo=UTC), -timedelta(days=1))
     datetime.datetime(1970, 1, 1, 0, 0, tzinfo=datetime.timezone.utc)
     """
     try:

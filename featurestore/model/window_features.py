@@ -17,7 +17,12 @@ import numpy as np
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
 from featurestore.model.display import printable_line
-from featurestore.model.json_object import MAX_INT64, JsonObject, MalformedJson, parsing
+from featurestore.model.json_object import (
+    MAX_INT64,
+    JsonObject,
+    MalformedJson,
+    translate_parse_errors,
+)
 from featurestore.model.names import FeatureReference, format_group_reference, parse_reference
 from featurestore.model.times import format_duration, parse_duration
 
@@ -273,7 +278,7 @@ def value_from_json(data: Any) -> Any:
         return list(map(value_from_json, data))
     if not isinstance(data, Mapping):
         return data
-    with parsing("fill_value"):
+    with translate_parse_errors("fill_value"):
         ((kind, text),) = data.items()
         return _KINDS[kind](text)
 

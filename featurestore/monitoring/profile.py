@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from featurestore.model.json_object import parsing
+from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 from featurestore.model.times import Window, parse_moment
@@ -82,7 +82,7 @@ class Profile:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
         """Return the profile of ``to_json``; MalformedJson for invalid data."""
-        with parsing("the profile of a window"):
+        with translate_parse_errors("the profile of a window"):
             window, newest = None, None
             if data["window"] is not None:
                 start, end = data["window"]

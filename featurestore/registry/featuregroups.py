@@ -11,7 +11,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.arrow.fitting import widens
+from featurestore.arrow.fitting import can_widen
 from featurestore.errors import FeatureGroupExists, FeatureGroupNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import suggest_group
@@ -226,7 +226,7 @@ def _extends_schema(registered: pa.Schema, schema: pa.Schema) -> bool:
     if set(registered.names) != set(schema.names) or registered == schema:
         return False
     types = dict(zip(schema.names, schema.types, strict=True))
-    return all(widens(field.type, types[field.name]) for field in registered)
+    return all(can_widen(field.type, types[field.name]) for field in registered)
 
 
 def describe(

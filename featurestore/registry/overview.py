@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import exists
 from sqlalchemy.engine import Connection
 
-from featurestore.model.times import Window, from_micros, shifted, to_micros, utc_now
+from featurestore.model.times import Window, from_micros, shift_time, to_micros, utc_now
 from featurestore.registry import runs
 from featurestore.registry.featuregroups import KIND
 from featurestore.registry.tables import (
@@ -218,7 +218,7 @@ def _group_conditions(
     if search_filter.owner:
         conditions.append(_has_tag(OWNER, search_filter.owner))
     if search_filter.changed_within is not None:
-        since = to_micros(shifted(utc_now(), -search_filter.changed_within))
+        since = to_micros(shift_time(utc_now(), -search_filter.changed_within))
         conditions.append(columns.changed >= since)
     return conditions
 
@@ -311,7 +311,7 @@ def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Sele
     if search_filter.owner:
         yield tagged.where(tags.c.key == OWNER, tags.c.value == search_filter.owner)
     if search_filter.changed_within is not None:
-        since = to_micros(shifted(utc_now(), -search_filter.changed_within))
+        since = to_micros(shift_time(utc_now(), -search_filter.changed_within))
         # Kinds without a time column never match.
         name_column, time = _TIMES.get(kind, (tags.c.name, sa.literal(since - 1)))
         yield sa.select(name_column).where(time >= since)

@@ -135,7 +135,7 @@ def warn_of_empty_groups(
 
     Plans with filters or samples are not checked, since these select rows on purpose.
     """
-    if plan is None or plan.cuts_rows or not plan.joins:
+    if plan is None or plan.drops_rows or not plan.joins:
         return reader
     batches = _batches_with_warning(session, plan, reader, labels)
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
@@ -150,7 +150,7 @@ def warn_of_empty_groups_in_export(
     nulls: Mapping[str, int],
 ) -> None:
     """Warn about groups whose features are nearly all null in an export."""
-    if plan.cuts_rows:
+    if plan.drops_rows:
         return
     values = {}
     for group, names in _columns_by_group(plan).items():
@@ -238,7 +238,7 @@ def count_dropped_rows(
         chain.append(chain[-1].left_plan)
     if not drops_label_rows(plan):
         return None
-    if rows is not None and not any(chained_plan.cuts_rows for chained_plan in chain):
+    if rows is not None and not any(chained_plan.drops_rows for chained_plan in chain):
         return _count_left_rows(session, chain[-1], labels) - rows
     dropped = 0
     for chained_plan in chain:
@@ -298,7 +298,7 @@ def drops_label_rows(plan: FeaturePlan) -> bool:
 
 
 def _has_filters(plan: FeaturePlan) -> bool:
-    return plan.cuts_rows or (plan.left_plan is not None and _has_filters(plan.left_plan))
+    return plan.drops_rows or (plan.left_plan is not None and _has_filters(plan.left_plan))
 
 
 def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:

@@ -256,7 +256,7 @@ def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, Feature
     """
     if join.event_time is None:
         return
-    single_join_plan = replace(plan, joins=(replace(join, source=join.source.known_unique()),))
+    single_join_plan = replace(plan, joins=(replace(join, source=join.source.assume_unique()),))
     join = replace(single_join_plan.joins[0], outputs=(Output(join.event_time, _EVENT),))
     if join.ttl is not None:
         join = replace(join, ttl=None)

@@ -53,7 +53,7 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     if plan.on_demand and labels_relation is not None:
         plan, labels_relation = compute_on_demand(engine, plan, labels_relation)
     plan = compile_window_conditions(plan, dialect=engine.dialect)
-    if not plan.cuts_rows:
+    if not plan.drops_rows:
         return engine.retrieve(plan, labels=labels_relation)
     # Compute all columns, since a filter may read columns that are not returned.
     schema = computed_schema(plan, plan.left_schema)
@@ -243,7 +243,7 @@ def compute_on_demand(
 
 def has_joins(plan: FeaturePlan) -> bool:
     """Return whether a plan or one of its left plans joins groups to labels."""
-    return bool(plan.every_join) or (plan.left_plan is not None and has_joins(plan.left_plan))
+    return bool(plan.all_joins) or (plan.left_plan is not None and has_joins(plan.left_plan))
 
 
 def plan_over_labels(plan: FeaturePlan, labels: pa.Schema) -> FeaturePlan:

@@ -407,7 +407,7 @@ class FeatureFrame:
         if (
             self._plan is not None
             and self._plan.how == "left"
-            and not self._plan.cuts_rows
+            and not self._plan.drops_rows
             and self._plan.left_columns
         ):
             narrow = self._plan.select(self._plan.left_columns[:1])

@@ -130,7 +130,7 @@ def feature_sides(plan: FeaturePlan) -> list[FeatureSide]:
 def label_columns(plan: FeaturePlan) -> list[str]:
     """Return the left columns that a plan needs; at least one, so that rows can be counted."""
     needed_columns = [output.column for output in plan.left_outputs]
-    for join in plan.every_join:
+    for join in plan.all_joins:
         for label_column, _ in join.on:
             needed_columns.append(label_column)
     if plan.left_time is not None:

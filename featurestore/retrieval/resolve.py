@@ -21,12 +21,12 @@ from featurestore.errors import (
     did_you_mean,
     find_similar_names,
     listing,
-    meaning,
+    suggestion_question,
 )
 from featurestore.model.arguments import check_version
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import FeatureReference, parse_reference, suggest_group
-from featurestore.model.runtime import in_time
+from featurestore.model.runtime import iterate_within_limit
 
 Pairs = tuple[tuple[str, str], ...]
 Keys = str | Sequence[str] | Mapping[str, str]
@@ -81,7 +81,7 @@ def resolve(
         number = check_version(version, argument=f"versions[{group!r}]")
         find_spec(group, version=number, specs=specs)
     matches: list[Feature] = []
-    for text in in_time(reference_texts):
+    for text in iterate_within_limit(reference_texts):
         reference = parse_reference(text)
         if reference.group is None:
             candidates: Iterable[str] = specs
@@ -228,7 +228,7 @@ def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str
         if column.lower() in similar_columns
     ]
     if similar_references:
-        return meaning(similar_references[:5])
+        return suggestion_question(similar_references[:5])
     return "get_features_list() shows every feature, search(text) finds some"
 
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from featurestore import __version__
 from featurestore.model.display import printable_line, value_text
-from featurestore.model.runtime import in_time, time_limit
+from featurestore.model.runtime import iterate_within_limit, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.server.access.visitors import Visitor, compute_form_token
 
@@ -94,7 +94,7 @@ def csv_file(name: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(columns)
-    for row in in_time(rows):
+    for row in iterate_within_limit(rows):
         writer.writerow([_csv_cell(value) for value in row])
     headers = {"Content-Disposition": f'attachment; filename="{file_name(name)}.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
@@ -164,7 +164,7 @@ def _render(
             **values,
         )
     )
-    return HTMLResponse("".join(in_time(chunks)), status_code=status)
+    return HTMLResponse("".join(iterate_within_limit(chunks)), status_code=status)
 
 
 def _form_field(visitor: Visitor | None) -> Markup:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.errors import StorageError
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.json_object import MalformedJson, parsing
+from featurestore.model.json_object import MalformedJson, translate_parse_errors
 from featurestore.model.roles import Role
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics.counts import (
@@ -318,7 +318,7 @@ def state_from_bytes(data: bytes) -> StatisticsState:
         StorageError: The bytes are not a state of statistics, or are damaged.
     """
     try:
-        with parsing("a state of statistics"):
+        with translate_parse_errors("a state of statistics"):
             return _parse_state(*_split_sections(_verified_content(data)))
     except MalformedJson as error:
         raise _damaged(str(error)) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from featurestore.arrow.fitting import widens
+from featurestore.arrow.fitting import can_widen
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import DataWarning, InvalidJob, OffsetsLost
@@ -73,7 +73,7 @@ def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
         kind = declared.get(field.name)
         if kind is None:
             differences.append(f"{field.name!r} is missing")
-        elif not widens(kind, field.type):
+        elif not can_widen(kind, field.type):
             differences.append(f"{field.name!r} is {kind} instead of {field.type}")
     return differences
 

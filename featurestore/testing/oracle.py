@@ -55,7 +55,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
         tables: All rows of each group of the plan, by name and version, in feature types.
         labels: The left side, if it is not a group.
     """
-    if plan.cuts_rows or plan.left_plan is not None:
+    if plan.drops_rows or plan.left_plan is not None:
         raise ValueError("the oracle does not support filters and nested plans")
     label_table = labels
     if plan.left_source is not None:

@@ -160,23 +160,23 @@ class _Writer:
         # Only these nodes are supported; all other nodes are rejected.
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedSql]] = {
             exp.Paren: lambda node: self.write(node.this),
-            exp.Column: self._column,
-            exp.Dot: self._column,
-            exp.Literal: self._literal,
-            exp.Boolean: self._boolean,
-            exp.Neg: self._negative,
-            exp.And: self._junction,
-            exp.Or: self._junction,
-            exp.Not: self._not,
-            exp.Is: self._is_test,
-            exp.In: self._in,
-            exp.Between: self._between,
-            exp.Like: self._like,
-            exp.Case: self._case,
-            exp.If: self._if,
-            exp.Cast: self._cast,
-            exp.Extract: self._extract,
-            exp.Anonymous: self._call,
+            exp.Column: self._write_column,
+            exp.Dot: self._write_column,
+            exp.Literal: self._write_literal,
+            exp.Boolean: self._write_boolean,
+            exp.Neg: self._write_negative,
+            exp.And: self._write_junction,
+            exp.Or: self._write_junction,
+            exp.Not: self._write_not,
+            exp.Is: self._write_is_test,
+            exp.In: self._write_in,
+            exp.Between: self._write_between,
+            exp.Like: self._write_like,
+            exp.Case: self._write_case_node,
+            exp.If: self._write_if,
+            exp.Cast: self._write_cast,
+            exp.Extract: self._write_extract,
+            exp.Anonymous: self._write_call,
         }
         self._comparisons: dict[type[exp.Expr], str] = {
             exp.EQ: "=",
@@ -205,14 +205,14 @@ class _Writer:
             left, right = self._to_comparable([self.write(node.this), self.write(node.expression)])
             return TypedSql(f"({left} {self._comparisons[kind]} {right})", "boolean")
         if kind in self._operators:
-            return self._operator(self._operators[kind], node)
+            return self._write_operator(self._operators[kind], node)
         if kind in self._writers:
             return self._writers[kind](node)
-        raise self._unsupported(node)
+        raise self._unsupported_error(node)
 
     # -- columns and constants ------------------------------------------------------------
 
-    def _column(self, node: exp.Expr) -> TypedSql:
+    def _write_column(self, node: exp.Expr) -> TypedSql:
         """Return the SQL of a column or a struct field.
 
         A condition has no tables, so ``a.b`` is a struct field.
@@ -220,7 +220,7 @@ class _Writer:
         from sqlglot import exp
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
-            raise self._unsupported(node)
+            raise self._unsupported_error(node)
         first, *fields = [part.name for part in node.parts]
         if first.lower() not in self._columns:
             raise InvalidSql(
@@ -242,9 +242,9 @@ class _Writer:
         sql = ".".join([quote(name, dialect=self._dialect) for name in names])
         return TypedSql(sql, _value_kind(arrow), arrow=arrow)
 
-    def _literal(self, node: exp.Expr) -> TypedSql:
+    def _write_literal(self, node: exp.Expr) -> TypedSql:
         if node.args["is_string"]:
-            return self._text_constant(node.name)
+            return self._write_string(node.name)
         text = node.name
         if re.fullmatch(r"\d+", text):
             if int(text) >= 2**64:
@@ -258,39 +258,39 @@ class _Writer:
             f"{short(self._text)}: {text} is not a number.", hint="write 10, 0.5 or 1e-3"
         )
 
-    def _text_constant(self, value: str) -> TypedSql:
+    def _write_string(self, value: str) -> TypedSql:
         from sqlglot import exp
 
         return TypedSql(
             exp.Literal.string(value).sql(dialect=self._dialect), "text", constant=value
         )
 
-    def _boolean(self, node: exp.Expr) -> TypedSql:
+    def _write_boolean(self, node: exp.Expr) -> TypedSql:
         return TypedSql(str(bool(node.this)).upper(), "boolean")
 
-    def _negative(self, node: exp.Expr) -> TypedSql:
+    def _write_negative(self, node: exp.Expr) -> TypedSql:
         operand = self.write(node.this)
         if isinstance(operand.constant, int | Decimal) and operand.kind in ("integer", "decimal"):
             return TypedSql(f"-{operand.sql}", operand.kind, constant=-operand.constant)
         if operand.kind == "integer":
-            return self._apply("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
+            return self._write_function("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
         if operand.kind in ("number", "float"):
-            return TypedSql(f"(-{self._as_number(operand)})", "number")
-        raise self._wrong_kinds("-", [operand])
+            return TypedSql(f"(-{self._convert_to_number(operand)})", "number")
+        raise self._wrong_kinds_error("-", [operand])
 
-    def _timestamp(self, value: datetime) -> TypedSql:
+    def _write_timestamp(self, value: datetime) -> TypedSql:
         text = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
         word = "TIMESTAMPTZ"
         if self._dialect == "spark":
             word = "TIMESTAMP"
         return TypedSql(f"{word} '{text}'", "timestamp", constant=value)
 
-    def _date(self, value: date) -> TypedSql:
+    def _write_date(self, value: date) -> TypedSql:
         return TypedSql(f"DATE '{value.isoformat()}'", "date", constant=value)
 
     # -- logic ----------------------------------------------------------------------------
 
-    def _condition(self, node: exp.Expr) -> str:
+    def _write_condition(self, node: exp.Expr) -> str:
         condition = self.write(node)
         if condition.kind != "boolean":
             raise InvalidSql(
@@ -300,52 +300,52 @@ class _Writer:
             )
         return condition.sql
 
-    def _junction(self, node: exp.Expr) -> TypedSql:
+    def _write_junction(self, node: exp.Expr) -> TypedSql:
         word = type(node).__name__.upper()
         # Long AND chains are deep trees, so they are written without recursion.
         operands = []
         while type(node).__name__.upper() == word:
-            operands.append(self._condition(node.expression))
+            operands.append(self._write_condition(node.expression))
             node = node.this
-        operands.append(self._condition(node))
+        operands.append(self._write_condition(node))
         return TypedSql(f"({f' {word} '.join(reversed(operands))})", "boolean")
 
-    def _not(self, node: exp.Expr) -> TypedSql:
-        return TypedSql(f"(NOT {self._condition(node.this)})", "boolean")
+    def _write_not(self, node: exp.Expr) -> TypedSql:
+        return TypedSql(f"(NOT {self._write_condition(node.this)})", "boolean")
 
-    def _is_test(self, node: exp.Expr) -> TypedSql:
+    def _write_is_test(self, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if isinstance(node.expression, exp.Null):
             return TypedSql(f"({self.write(node.this).sql} IS NULL)", "boolean")
         if isinstance(node.expression, exp.Boolean):
-            word = self._boolean(node.expression).sql
-            return TypedSql(f"({self._condition(node.this)} IS {word})", "boolean")
-        raise self._unsupported(node)
+            word = self._write_boolean(node.expression).sql
+            return TypedSql(f"({self._write_condition(node.this)} IS {word})", "boolean")
+        raise self._unsupported_error(node)
 
-    def _in(self, node: exp.Expr) -> TypedSql:
+    def _write_in(self, node: exp.Expr) -> TypedSql:
         choice_nodes = node.expressions
         if not choice_nodes:
-            raise self._unsupported(node)
+            raise self._unsupported_error(node)
         for name, argument in node.args.items():
             if argument and name not in ("this", "expressions"):
-                raise self._unsupported(node)
+                raise self._unsupported_error(node)
         value, *choices = self._to_comparable(
             [self.write(node.this), *map(self.write, choice_nodes)]
         )
         return TypedSql(f"({value} IN ({', '.join(choices)}))", "boolean")
 
-    def _between(self, node: exp.Expr) -> TypedSql:
+    def _write_between(self, node: exp.Expr) -> TypedSql:
         if node.args.get("symmetric"):
-            raise self._unsupported(node)
+            raise self._unsupported_error(node)
         operands = map(self.write, (node.this, node.args["low"], node.args["high"]))
         value, low, high = self._to_comparable(list(operands))
         return TypedSql(f"({value} BETWEEN {low} AND {high})", "boolean")
 
-    def _like(self, node: exp.Expr) -> TypedSql:
+    def _write_like(self, node: exp.Expr) -> TypedSql:
         value, pattern = self.write(node.this), self.write(node.expression)
         if value.kind != "text" or not isinstance(pattern.constant, str):
-            raise self._wrong_kinds("like", [value, pattern])
+            raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
                 f"{short(self._text)}: a backslash in a pattern escapes on some engines only.",
@@ -356,27 +356,27 @@ class _Writer:
             word = "NOT LIKE"
         return TypedSql(f"({value.sql} {word} {pattern.sql})", "boolean")
 
-    def _case(self, node: exp.Expr) -> TypedSql:
+    def _write_case_node(self, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if node.this is not None:
-            raise self._unsupported(node)
+            raise self._unsupported_error(node)
         branches = node.args["ifs"]
-        conditions = [self._condition(branch.this) for branch in branches]
+        conditions = [self._write_condition(branch.this) for branch in branches]
         results = [self.write(branch.args["true"]) for branch in branches]
         default = node.args.get("default")
         if default is not None and not isinstance(default, exp.Null):
             results.append(self.write(default))
         return self._write_case(conditions, results)
 
-    def _if(self, node: exp.Expr) -> TypedSql:
+    def _write_if(self, node: exp.Expr) -> TypedSql:
         results = [self.write(node.args["true"])]
         if node.args.get("false") is not None:
             results.append(self.write(node.args["false"]))
-        return self._write_case([self._condition(node.this)], results)
+        return self._write_case([self._write_condition(node.this)], results)
 
     def _write_case(self, conditions: Sequence[str], results: Sequence[TypedSql]) -> TypedSql:
-        kind, values = self._unify(results)
+        kind, values = self._convert_to_common_kind(results)
         text = "CASE"
         for condition, value in zip(conditions, values, strict=False):
             text += f" WHEN {condition} THEN {value}"
@@ -386,7 +386,7 @@ class _Writer:
 
     # -- functions ------------------------------------------------------------------------
 
-    def _operator(self, operator: str, node: exp.Expr) -> TypedSql:
+    def _write_operator(self, operator: str, node: exp.Expr) -> TypedSql:
         from sqlglot import exp
 
         if isinstance(node.expression, exp.Interval):
@@ -394,9 +394,9 @@ class _Writer:
         if isinstance(node.this, exp.Interval) and operator == "+":
             return self._shift_time(operator, self.write(node.expression), node.this)
         operands = [self.write(node.this), self.write(node.expression)]
-        return self._apply(operator, OPERATORS[operator], operands)
+        return self._write_function(operator, OPERATORS[operator], operands)
 
-    def _call(self, node: exp.Expr) -> TypedSql:
+    def _write_call(self, node: exp.Expr) -> TypedSql:
         name = node.name.lower()
         name = ALIASES.get(name, name)
         arguments = node.expressions
@@ -406,10 +406,10 @@ class _Writer:
             return self._write_date_part(arguments[0], arguments[1])
         functions = FUNCTIONS.get(name) or OPERATORS.get(name)
         if functions is None:
-            raise self._unknown_function(node.name)
-        return self._apply(name, functions, list(map(self.write, arguments)))
+            raise self._unknown_function_error(node.name)
+        return self._write_function(name, functions, list(map(self.write, arguments)))
 
-    def _extract(self, node: exp.Expr) -> TypedSql:
+    def _write_extract(self, node: exp.Expr) -> TypedSql:
         return self._write_date_part(node.this, node.expression)
 
     def _write_date_part(self, field: exp.Expr, time: exp.Expr) -> TypedSql:
@@ -417,16 +417,16 @@ class _Writer:
         name = ALIASES.get(name, name)
         functions = FUNCTIONS.get(name)
         if functions is None or functions[0].arguments != ("timestamp",):
-            raise self._unknown_function(name)
-        return self._apply(name, functions, [self.write(time)])
+            raise self._unknown_function_error(name)
+        return self._write_function(name, functions, [self.write(time)])
 
     def _write_choice(self, name: str, arguments: list[TypedSql]) -> TypedSql:
         if name == "nullif" and len(arguments) != 2:
-            raise self._wrong_kinds(name, arguments)
-        kind, values = self._unify(arguments)
+            raise self._wrong_kinds_error(name, arguments)
+        kind, values = self._convert_to_common_kind(arguments)
         return TypedSql(f"{name}({', '.join(values)})", kind)
 
-    def _apply(
+    def _write_function(
         self, name: str, functions: Sequence[Function], arguments: list[TypedSql]
     ) -> TypedSql:
         """Return a call of the first overload that accepts the argument kinds."""
@@ -435,16 +435,16 @@ class _Writer:
                 continue
             converted = []
             for argument, kind in zip(arguments, function.arguments, strict=True):
-                value = self._as_argument(argument, kind)
+                value = self._convert_argument(argument, kind)
                 if value is not None:
                     converted.append(value)
             if len(converted) == len(arguments):
                 return TypedSql(
                     function.template(self._dialect).format(*converted), function.result
                 )
-        raise self._wrong_kinds(name, arguments, functions)
+        raise self._wrong_kinds_error(name, arguments, functions)
 
-    def _as_argument(self, argument: TypedSql, kind: Kind) -> str | None:
+    def _convert_argument(self, argument: TypedSql, kind: Kind) -> str | None:
         """Convert an argument to a kind; return None if it cannot be converted."""
         if kind == "count":
             if isinstance(argument.constant, int) and argument.constant >= 1:
@@ -457,12 +457,12 @@ class _Writer:
         if argument.kind == kind:
             return argument.sql
         if kind == "number" and argument.kind in _NUMERIC:
-            return self._as_number(argument)
+            return self._convert_to_number(argument)
         if kind == "timestamp" and argument.kind == "text" and isinstance(argument.constant, str):
             return self._constant_time(argument.constant, "timestamp").sql
         return None
 
-    def _as_number(self, operand: TypedSql) -> str:
+    def _convert_to_number(self, operand: TypedSql) -> str:
         if operand.kind == "number":
             return operand.sql
         if isinstance(operand.constant, Decimal):
@@ -471,7 +471,7 @@ class _Writer:
 
     # -- kinds ----------------------------------------------------------------------------
 
-    def _unify(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
+    def _convert_to_common_kind(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
         """Return the common kind of values, and the converted values."""
         kinds = {value.kind for value in values}
         if kinds <= {"integer"}:
@@ -479,8 +479,8 @@ class _Writer:
         if len(kinds) == 1 and values[0].kind in _ORDERED:
             return values[0].kind, [value.sql for value in values]
         if kinds <= set(_NUMERIC):
-            return "number", list(map(self._as_number, values))
-        raise self._wrong_kinds("these", values)
+            return "number", list(map(self._convert_to_number, values))
+        raise self._wrong_kinds_error("these", values)
 
     def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
         """Convert the operands of a comparison to comparable kinds."""
@@ -492,7 +492,7 @@ class _Writer:
             return self._to_comparable_numbers(operands, kinds)
         if len(kinds) == 1 and operands[0].kind in _ORDERED:
             return [operand.sql for operand in operands]
-        raise self._wrong_kinds("a comparison", operands)
+        raise self._wrong_kinds_error("a comparison", operands)
 
     def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
         columns = {operand.kind for operand in operands if operand.constant is None}
@@ -507,7 +507,7 @@ class _Writer:
             return converted
         if kinds <= {"integer", "unsigned", "decimal"}:
             return [operand.sql for operand in operands]
-        return list(map(self._as_number, operands))
+        return list(map(self._convert_to_number, operands))
 
     def _to_comparable_times(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
         is_date = "timestamp" not in kinds
@@ -515,7 +515,7 @@ class _Writer:
         for operand in operands:
             if operand.kind == "text":
                 if not isinstance(operand.constant, str):
-                    raise self._wrong_kinds("a comparison", operands)
+                    raise self._wrong_kinds_error("a comparison", operands)
                 # If one string has a time of day, all operands are compared as timestamps.
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
         for operand in operands:
@@ -533,7 +533,7 @@ class _Writer:
     def _constant_time(self, text: str, kind: Kind) -> TypedSql:
         try:
             if kind == "date":
-                return self._date(date.fromisoformat(text))
+                return self._write_date(date.fromisoformat(text))
             value = datetime.fromisoformat(text)
         except ValueError as error:
             raise InvalidSql(
@@ -543,22 +543,22 @@ class _Writer:
         if value.tzinfo is None:
             value = value.replace(tzinfo=UTC)
         try:
-            return self._timestamp(value)
+            return self._write_timestamp(value)
         except OverflowError as error:
             raise InvalidSql(
                 f"{short(self._text)}: {text!r} is outside of the years 1 to 9999."
             ) from error
 
-    def _cast(self, node: exp.Expr) -> TypedSql:
+    def _write_cast(self, node: exp.Expr) -> TypedSql:
         target = node.args["to"]
         kind = _TYPE_KINDS.get(str(target.this.name))
         operand = self.write(node.this)
         if kind is None or target.expressions or node.args.get("format"):
-            raise self._unsupported(node)
+            raise self._unsupported_error(node)
         if isinstance(operand.constant, str) and kind in ("date", "timestamp"):
             return self._constant_time(operand.constant, kind)
         if isinstance(operand.constant, str) and kind == "binary":
-            return self._binary(operand.constant)
+            return self._parse_binary(operand.constant)
         return self._apply_cast(operand, kind)
 
     def _apply_cast(self, operand: TypedSql, kind: Kind) -> TypedSql:
@@ -575,7 +575,7 @@ class _Writer:
             )
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
-    def _binary(self, text: str) -> TypedSql:
+    def _parse_binary(self, text: str) -> TypedSql:
         r"""Parse DuckDB's binary notation, with ``\xFF`` for bytes that are not ASCII."""
         matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
         value = bytearray()
@@ -594,18 +594,18 @@ class _Writer:
 
     def _shift_time(self, operator: str, time: TypedSql, interval: exp.Expr) -> TypedSql:
         """Return a time plus or minus an interval, evaluated immediately for constants."""
-        step = self._interval(interval)
+        step = self._parse_interval(interval)
         if operator == "-":
             step = -step
         if operator not in ("+", "-") or time.kind not in ("date", "timestamp"):
-            raise self._wrong_kinds(operator, [time, TypedSql("", "interval")])
+            raise self._wrong_kinds_error(operator, [time, TypedSql("", "interval")])
         if time.constant is not None:
             value = time.constant
             if not isinstance(value, datetime):
                 midnight = datetime.min.time()
                 value = datetime.combine(value, midnight, tzinfo=UTC)  # type: ignore[arg-type]
             try:
-                return self._timestamp(value + step)
+                return self._write_timestamp(value + step)
             except OverflowError as error:
                 raise InvalidSql(f"{short(self._text)} leads outside of time.") from error
         timestamp = self._apply_cast(time, "timestamp")
@@ -616,7 +616,7 @@ class _Writer:
             )
         return TypedSql(f"make_timestamptz(epoch_us({timestamp.sql}) + {micros})", "timestamp")
 
-    def _interval(self, node: exp.Expr) -> timedelta:
+    def _parse_interval(self, node: exp.Expr) -> timedelta:
         unit = amount = ""
         if node.args.get("unit") is not None:
             unit = node.args["unit"].name.upper().rstrip("S")
@@ -631,7 +631,7 @@ class _Writer:
 
     # -- refusals -------------------------------------------------------------------------
 
-    def _unsupported(self, node: exp.Expr) -> InvalidSql:
+    def _unsupported_error(self, node: exp.Expr) -> InvalidSql:
         sql = node.sql(dialect=DIALECT)
         hint = REPLACEMENTS.get(type(node).__name__.lower())
         if type(node).__name__ == "IntDiv":
@@ -642,7 +642,7 @@ class _Writer:
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
-    def _unknown_function(self, name: str) -> InvalidSql:
+    def _unknown_function_error(self, name: str) -> InvalidSql:
         hint = f"the functions are {listing(sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS}), limit=60)}"
         if name.lower() in CLOCK:
             hint = "fix_clock() comes first"
@@ -651,7 +651,7 @@ class _Writer:
             hint=REPLACEMENTS.get(name.lower(), hint),
         )
 
-    def _wrong_kinds(
+    def _wrong_kinds_error(
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
         kinds = ", ".join([operand.kind for operand in operands])

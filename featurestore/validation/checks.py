@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.times import format_duration, shifted, to_python_rows
+from featurestore.model.times import format_duration, shift_time, to_python_rows
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator
@@ -139,7 +139,7 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
         checks.append(RowCheck(NULL_KEYS, (subject.event_time,)))
     if subject.event_time:
         checks.append(
-            RowCheck(FUTURE_TIMES, (subject.event_time,), shifted(now, tolerance), tolerance)
+            RowCheck(FUTURE_TIMES, (subject.event_time,), shift_time(now, tolerance), tolerance)
         )
         checks.append(RowCheck(EARLY_TIMES, (subject.event_time,)))
     return tuple(checks)

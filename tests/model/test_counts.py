@@ -22,7 +22,7 @@ from featurestore.model.times import (
     from_micros,
     parse_duration,
     parse_moment,
-    shifted,
+    shift_time,
     to_micros,
 )
 from featurestore.store import FeatureStore
@@ -102,7 +102,7 @@ def test_parse_duration_above_max_duration_raises(number: int, unit: str) -> Non
     else:
         length = parse_duration(text)
         assert length <= MAX_DURATION
-        assert FIRST <= shifted(CLOCK, -length) <= CLOCK <= shifted(CLOCK, length) <= LAST
+        assert FIRST <= shift_time(CLOCK, -length) <= CLOCK <= shift_time(CLOCK, length) <= LAST
 
 
 def test_parse_duration_very_many_digits_raises_out_of_range() -> None:

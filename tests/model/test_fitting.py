@@ -22,9 +22,9 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import (
     InexactValueError,
     can_fit,
+    can_widen,
     cast_exactly,
     cast_label_keys,
-    widens,
 )
 from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
 from featurestore.ingest import to_reader
@@ -98,7 +98,7 @@ def test_cast_label_keys_number_without_equal_becomes_null(
     assert cast_label_keys(array, wanted).to_pylist() == expected
     misfits = [value for value in values if value is not None and not holds(wanted, value)]
     assert can_fit(source, wanted)
-    if widens(source, wanted):
+    if can_widen(source, wanted):
         assert not misfits
     if deep:
         array, wanted = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(wanted)

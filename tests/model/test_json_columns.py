@@ -157,7 +157,7 @@ def test_decode_batch_equals_decode_each(
         texts.append(f"{{{space}{listed}{',' if has_comma and listed else ''}}}{space}")
     parser = JsonColumns(FLAT)
     columns, reasons = parser.decode(texts)
-    expected, expected_reasons = parser._decode_each(texts)
+    expected, expected_reasons = parser._decode_individually(texts)
     assert reasons == expected_reasons
     for row, reason in enumerate(reasons):
         if reason is None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from featurestore.arrow.text_values import (
     INFERRED,
     TextRules,
+    all_match,
     check_format,
-    fits,
     has_finite_number,
     parse_texts,
 )
@@ -64,7 +64,7 @@ MEANINGS = {
 
 @pytest.mark.parametrize("text", MEANINGS)
 def test_fits_infers_first_matching_type(text: str) -> None:
-    meanings = [each for each in INFERRED if fits(pa.array([text, None]), each, TextRules())]
+    meanings = [each for each in INFERRED if all_match(pa.array([text, None]), each, TextRules())]
     assert (meanings or [None])[0] == MEANINGS[text]
 
 
@@ -137,7 +137,7 @@ def test_check_format_without_day_raises(pattern: str) -> None:
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.none()))
 def test_parse_texts_integers_round_trip(values: list[int | None]) -> None:
     texts = pa.array([None if value is None else str(value) for value in values], pa.string())
-    assert fits(texts, "int64", TextRules())
+    assert all_match(texts, "int64", TextRules())
     array, reasons = parse_texts(texts, pa.int64(), TextRules())
     assert (array.to_pylist(), reasons) == (values, {})
 
@@ -145,7 +145,7 @@ def test_parse_texts_integers_round_trip(values: list[int | None]) -> None:
 @given(st.lists(st.floats()))
 def test_parse_texts_floats_round_trip(values: list[float]) -> None:
     texts = pa.array([repr(value) for value in values], pa.string())
-    assert fits(texts, "double", TextRules())
+    assert all_match(texts, "double", TextRules())
     array, _ = parse_texts(texts, pa.float64(), TextRules())
     for value, read in zip(values, array.to_pylist(), strict=True):
         assert read == value or (math.isnan(read) and math.isnan(value))
@@ -154,6 +154,6 @@ def test_parse_texts_floats_round_trip(values: list[float]) -> None:
 @given(st.lists(st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)), max_size=5))
 def test_parse_texts_instants_round_trip(values: list[datetime]) -> None:
     texts = pa.array([value.isoformat() for value in values], pa.string())
-    assert fits(texts, "timestamp", TextRules())
+    assert all_match(texts, "timestamp", TextRules())
     array, _ = parse_texts(texts, TIMESTAMP, TextRules())
     assert array.to_pylist() == [value.replace(tzinfo=UTC) for value in values]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.arrow.casts import cast_array, cast_batch
-from featurestore.arrow.fitting import widens
+from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import (
     TIMESTAMP,
     can_be_key,
@@ -131,7 +131,7 @@ def test_can_be_key_floats_and_nested_types_is_false() -> None:
     ],
 )
 def test_widens_only_without_loss(narrow: pa.DataType, wide: pa.DataType, expected: bool) -> None:
-    assert widens(narrow, wide) is expected
+    assert can_widen(narrow, wide) is expected
 
 
 # -- casts --------------------------------------------------------------------------------------------------------

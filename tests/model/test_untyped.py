@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from featurestore.arrow.casts import cast_array
-from featurestore.arrow.fitting import can_fit, cast_exactly, widens
+from featurestore.arrow.fitting import can_fit, can_widen, cast_exactly
 from featurestore.arrow.types import feature_schema, feature_type, is_untyped
 from featurestore.arrow.untyped import (
     adopt_types,
@@ -63,7 +63,7 @@ def blank(kind: pa.DataType, draw: Any) -> Any:
 def test_untyped_columns_cast_to_typed_keep_values(kind: pa.DataType, data: Any) -> None:
     given_type = without_leaves(kind, data.draw)
     assert replace_null_types(given_type, kind) == kind
-    assert widens(given_type, kind)
+    assert can_widen(given_type, kind)
     assert can_fit(given_type, kind)
     values = [blank(given_type, data.draw) for _ in range(3)]
     array = pa.array(values, given_type)

@@ -263,7 +263,7 @@ def model_monitor_job(
     >>> (watch.spec.inputs, watch.spec.watched.metric_names)
     ({'rows': 'late_scores', 'labels': 'questions'}, ('auc', 'labelled'))
     """
-    if baseline is not None and not baseline.rolls:
+    if baseline is not None and not baseline.is_moving:
         raise InvalidJob(
             f"The baseline of predictions must be rolling, and it is {baseline}.",
             hint="baseline(last='56d'), or limits={'auc': (0.7, None)} for fixed bounds",

@@ -249,7 +249,7 @@ class Observation:
     def _fixed_baseline(self) -> FixedBaseline | None:
         """The profile of a baseline that does not move."""
         baseline, spec = self.watched.baseline, self._group.spec
-        if baseline.rolls:
+        if baseline.is_moving:
             return None
         if baseline.training_dataset is not None:
             return self._dataset_baseline(baseline.training_dataset)

@@ -21,7 +21,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.model.times import parse_duration, shifted, utc_now
+from featurestore.model.times import parse_duration, shift_time, utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
@@ -153,7 +153,7 @@ def make_token(
         raise InvalidArgument(f"A label has at most {_MAX_LABEL_LENGTH} characters.")
     created, expires_at = utc_now(), None
     if expires is not None:
-        expires_at = shifted(created, parse_duration(expires, argument="expires"))
+        expires_at = shift_time(created, parse_duration(expires, argument="expires"))
     secret = TOKEN_PREFIX + new_secret()
     token = Token(uuid.uuid4().hex[:12], name, label, scope, created, expires_at)
     with access_transaction(session) as connection:

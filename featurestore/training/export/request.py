@@ -286,7 +286,7 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
             return snapshots.get(source, source)
         return source
 
-    plan = data.plan.with_sources(snapshot_of)
+    plan = data.plan.map_sources(snapshot_of)
     frame = FeatureFrame.planned(session, plan, labels=data.labels, reads=data.label_reads)
     if data.view is not None:
         frame = frame.of_view(*data.view)

@@ -167,9 +167,9 @@ class CsvTexts:
             return False
         quotes = PlainQuotes(self.dialect)
         with self._stream() as stream:
-            while quotes.are_plain and (data := stream.read(_CHUNK_BYTES)):
+            while quotes.plain_mask and (data := stream.read(_CHUNK_BYTES)):
                 quotes.update(np.frombuffer(data, dtype="u1"))
-        return not quotes.are_plain or quotes.are_open
+        return not quotes.plain_mask or quotes.are_open
 
     def _stream(self) -> Any:
         """Return the file as UTF-8 without the lines that are skipped."""
@@ -269,7 +269,7 @@ class PlainQuotes:
         self._neighbors[[*dialect.delimiter.encode(), *b"\r\n", self._quote]] = True
         self._last = ord("\n")
         self._count = 0
-        self.are_plain = not dialect.escape
+        self.plain_mask = not dialect.escape
 
     @property
     def are_open(self) -> bool:
@@ -282,13 +282,13 @@ class PlainQuotes:
         neighbors = self._neighbors
         if self._last == self._quote and self._count and not self.are_open:
             # The last quote of the previous chunk closes a field, or is the first of two.
-            self.are_plain &= bool(neighbors[data[0]])
+            self.plain_mask &= bool(neighbors[data[0]])
         if len(positions):
             opening = positions[self._count % 2 :: 2]
             closing = positions[1 - self._count % 2 :: 2]
             before = np.where(opening > 0, data[opening - 1], self._last)
             after = data[closing[closing < len(data) - 1] + 1]
-            self.are_plain &= bool(neighbors[before].all() and neighbors[after].all())
+            self.plain_mask &= bool(neighbors[before].all() and neighbors[after].all())
             self._count += len(positions)
         self._last = int(data[-1])
 

@@ -12,7 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.json_text import json_type_name
-from featurestore.arrow.text_values import INFERRED, TextRules, arrow_type, fits, has_finite_number
+from featurestore.arrow.text_values import (
+    INFERRED,
+    TextRules,
+    all_match,
+    arrow_type,
+    has_finite_number,
+)
 from featurestore_connectors.sources.folders.options import TableName
 
 _FIRST_VALUES = 64
@@ -38,7 +44,7 @@ class TextScan:
         self._has_values = True
         for sample in (texts.slice(0, _FIRST_VALUES), texts):
             self._candidates = [
-                each for each in self._candidates if fits(sample, each, self._rules)
+                each for each in self._candidates if all_match(sample, each, self._rules)
             ]
         if "double" in self._candidates and not self._has_number:
             self._has_number = has_finite_number(texts)

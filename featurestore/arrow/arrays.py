@@ -117,7 +117,7 @@ def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     'fixed_size_list<item: int64>[2]'
 
     Raises:
-        UnsupportedType: Arrays of two or more dimensions differ in shape; names the rows.
+        UnsupportedType: The shapes of multi-dimensional arrays differ; names the rows.
     """
     arrays = _index_arrays_by_row(cells)
     if any(array.ndim == 0 for array in arrays.values()):
@@ -184,7 +184,8 @@ def to_plain_array(array: Any) -> Any:
     dtype('<M8[D]')
 
     Raises:
-        Unstorable: Complex numbers, durations, records, and values that would be rounded.
+        Unstorable: The array contains complex numbers, durations or records, or values would be
+            rounded.
     """
     kind = array.dtype.kind
     if kind in _REFUSED:
@@ -207,7 +208,8 @@ def to_python_cells(array: Any) -> Any:
     [datetime.datetime(2024, 3, 1, 12, 0)]
 
     Raises:
-        Unstorable: As ``to_plain_array``; times finer than a microsecond or outside years 1 to 9999.
+        Unstorable: As in ``to_plain_array``; also for times finer than a microsecond or outside the
+            years 1 to 9999.
     """
     if array.dtype.kind in _REFUSED_CELLS:
         raise Unstorable(

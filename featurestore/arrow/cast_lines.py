@@ -94,8 +94,8 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     >>> cast_line("pyspark", "n", pa.int64(), pa.int32())
     'df = df.withColumn("n", F.expr("try_cast(n AS int)"))'
 
-    Returns None if no such line exists, as for whole numbers that are times in a unit
-    which only the caller knows.
+    Returns None if no snippet exists, for example for epoch numbers whose unit only the caller
+    knows.
     """
     is_wide_integer = pat.is_integer(source) and pat.is_decimal(target)
     if is_wide_integer or (pat.is_decimal(source) and is_exact(target)):

@@ -146,7 +146,7 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     [datetime.datetime(2024, 1, 1, 12, 0), None]
 
     Raises:
-        Unstorable: Cells of incompatible kinds, or that cannot be stored.
+        Unstorable: The cells have incompatible kinds, or cannot be stored.
     """
     if _find_types(cells) in _PLAIN:
         return cells

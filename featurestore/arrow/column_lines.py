@@ -232,7 +232,7 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
     >>> type_line("duckdb", "t", pa.time64("us"))
     'rows = rows.select(\'* REPLACE (CAST("t" AS VARCHAR) AS "t")\')'
 
-    Returns None if the type has no such line.
+    Returns None if no snippet exists for the type.
     """
     if pat.is_map(kind) and language in _MAPS:
         return _MAPS[language].format(c=column, q=quoted(column))

@@ -50,8 +50,8 @@ _EXACT_IN_FLOAT32, _EXACT_IN_FLOAT64 = 2**24, 2**53
 class InexactValueError(ValueError):
     """Error for a value without an equal in the target type; ``value`` is None for arrays."""
 
-    def __init__(self, text: str, value: float | Decimal | None = None) -> None:
-        super().__init__(text)
+    def __init__(self, message: str, value: float | Decimal | None = None) -> None:
+        super().__init__(message)
         self.value = value
 
 
@@ -107,7 +107,7 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
     [1, None, 3]
 
     Raises:
-        InexactValueError: A value has no equal in the type; the message names the first.
+        InexactValueError: A value has no equal in the target type; the message names the first.
     """
     if not can_widen(array.type, target):
         mismatch = find_shape_mismatch(array, target)
@@ -173,7 +173,7 @@ def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
     [Decimal128Type(decimal128(5, 2))]
 
     Raises:
-        SchemaMismatch: No decimals of 38 digits hold both.
+        SchemaMismatch: No decimal type of at most 38 digits holds both types.
     """
     types_by_name = dict(zip(columns.names, columns.types, strict=True))
     fields = []

@@ -133,7 +133,7 @@ def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
     2
 
     Raises:
-        UnsupportedDataframe: Values that are not columns, or columns of different lengths.
+        UnsupportedDataframe: Values are not columns, or columns have different lengths.
     """
     if not columns:
         raise UnsupportedDataframe("An empty dict has no columns.")
@@ -193,7 +193,7 @@ def array_from_values(
     [1, 2]
 
     Raises:
-        UnsupportedType: Names the column, the row, and the line to paste.
+        UnsupportedType: Names the column, the row, and the code that converts it.
     """
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values

@@ -85,7 +85,7 @@ class JsonColumns:
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
         """Return the columns of JSON strings, and for each string its error, or None."""
         array = strings if isinstance(strings, pa.Array) else pa.array(strings, pa.string())
-        plain = _PlainObjects(self.schema)
+        plain = _PlainObjectParser(self.schema)
         if not plain.is_flat or self.is_exact:
             return self._decode_individually(array.to_pylist())
         mask = plain.plain_mask(array)
@@ -290,7 +290,7 @@ def _has_decimals(kind: pa.DataType) -> bool:
     return bool(pat.is_decimal(kind))
 
 
-class _PlainObjects:
+class _PlainObjectParser:
     """A parser of plain JSON objects, into the columns of a flat schema.
 
     Dates and timestamps are returned as strings, for the caller to parse.

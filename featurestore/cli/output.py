@@ -20,7 +20,7 @@ import typer
 
 from featurestore.cli.state import OutputFormat, settings
 from featurestore.errors import FeatureStoreError
-from featurestore.model.display import printable, value_text
+from featurestore.model.display import escape_controls, value_text
 from featurestore.model.times import format_duration
 
 ROWS_OF_A_PAGE = 50
@@ -217,7 +217,7 @@ class EscapingStream(io.TextIOBase):
         return self.raw.encoding
 
     def write(self, text: str) -> int:
-        self.raw.write(printable(text))
+        self.raw.write(escape_controls(text))
         return len(text)
 
     def flush(self) -> None:

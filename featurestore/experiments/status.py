@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import RunDamaged, RunRunning
 from featurestore.experiments.tasks import CHIEF, Member, by_severity, is_over
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.plugins.launcher import RunningGang
 from featurestore.storage import files, locks
@@ -306,8 +306,8 @@ def _progress_lines(logs: Logs) -> list[str]:
     progress_lines = []
     for name, path in logs().items():
         log_lines = [line for line in read_last_lines(path, 20) if line.strip()]
-        last = printable_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
-        progress_lines.append(f"{printable_line(name)}: {last}"[:_WIDTH])
+        last = escape_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
+        progress_lines.append(f"{escape_line(name)}: {last}"[:_WIDTH])
     return progress_lines
 
 

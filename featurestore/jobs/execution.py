@@ -31,7 +31,7 @@ from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, 
 from featurestore.jobs.schedule import schedule_of, windows_after
 from featurestore.jobs.stream_jobs import is_due, run_stream, window_of
 from featurestore.jobs.training_jobs import run_training
-from featurestore.model.display import printable
+from featurestore.model.display import escape_controls
 from featurestore.model.job import JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
@@ -340,7 +340,7 @@ def _run_failure_command(command: str, run: Run) -> None:
         "FEATURESTORE_RUN": run.run_id,
         "FEATURESTORE_WINDOW_START": run.window.start.isoformat(),
         "FEATURESTORE_WINDOW_END": run.window.end.isoformat(),
-        "FEATURESTORE_ERROR": printable(run.error or ""),
+        "FEATURESTORE_ERROR": escape_controls(run.error or ""),
         "FEATURESTORE_LOG": run.log or "",
     }
     try:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.display import printable, printable_line
+from featurestore.model.display import escape_controls, escape_line
 from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.names import check_name, parse_secret
 from featurestore.model.times import parse_moment
@@ -48,12 +48,12 @@ class Alert:
     @property
     def title(self) -> str:
         """The subject line."""
-        return printable_line(f"{self.job}: {', '.join(self.families)} {_EVENT_VERBS[self.event]}")
+        return escape_line(f"{self.job}: {', '.join(self.families)} {_EVENT_VERBS[self.event]}")
 
     @property
     def text(self) -> str:
         """The message text, with at most 40 findings."""
-        shown = [f"- {printable(line)}" for line in self.lines[:_MAX_LINES]]
+        shown = [f"- {escape_controls(line)}" for line in self.lines[:_MAX_LINES]]
         if len(self.lines) > _MAX_LINES:
             shown.append(f"- and {len(self.lines) - _MAX_LINES} more")
         return "\n".join([self.title, *shown])
@@ -104,7 +104,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
     scheme = uri_scheme(uri)
     if scheme not in SCHEMES:
         raise InvalidArgument(
-            f"{printable_line(scheme)!r} is not a kind of alert channel. Available: "
+            f"{escape_line(scheme)!r} is not a kind of alert channel. Available: "
             f"{', '.join(SCHEMES)}.",
             hint='"webhook+https://hooks.example.com/path", "smtp://mail.example.com:587/?to=me@x.org"',
         )
@@ -115,7 +115,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
             "A command channel needs an absolute path.", hint='"command:/usr/local/bin/notify"'
         )
     if scheme == "log" and uri != "log":
-        raise InvalidArgument(f"{printable_line(uri)!r} is not a channel.", hint='uri="log"')
+        raise InvalidArgument(f"{escape_line(uri)!r} is not a channel.", hint='uri="log"')
     if "://" in uri:
         _check_address(uri)
     return Channel(name, uri, secret)

@@ -134,8 +134,8 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
     3
 
     Raises:
-        InvalidArgument: It is not a whole number.
-        OutOfRange: It is outside the range.
+        InvalidArgument: The value is not an integer.
+        OutOfRange: The value is outside the range.
     """
     try:
         # Python and NumPy treat booleans as integers.

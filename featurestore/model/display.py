@@ -30,20 +30,20 @@ _MAX_CELL_LENGTH = 300
 _ALIGN_LEFT = "text-align: left"
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Escape control characters in a string, except newlines and tabs.
 
-    >>> print(printable("\x1b[31mred\nnext line"))
+    >>> print(escape_controls("\x1b[31mred\nnext line"))
     \u001b[31mred
     next line
     """
     return text.translate(_ESCAPED_IN_LINES)
 
 
-def printable_line(text: str) -> str:
+def escape_line(text: str) -> str:
     r"""Escape control characters in a string, including newlines and tabs.
 
-    >>> print(printable_line("a\nb"))
+    >>> print(escape_line("a\nb"))
     a\u000ab
     """
     return text.translate(_ESCAPED)
@@ -73,7 +73,7 @@ def value_text(value: object) -> str:
         value = [f"{value_text(key)}={value_text(item)}" for key, item in value.items()]
     if isinstance(value, list | tuple):
         return ", ".join(map(value_text, value)) or "-"
-    return printable_line(str(value))
+    return escape_line(str(value))
 
 
 class Summarized(Protocol):
@@ -132,7 +132,7 @@ def table(
     """Return a table of strings; ``head`` has the name and the subtitle of each column."""
     lines = [_table_start(caption), "<thead><tr>"]
     for name, below in head:
-        lines.append(f'<th style="{_ALIGN_LEFT}">{html.escape(printable_line(name))}')
+        lines.append(f'<th style="{_ALIGN_LEFT}">{html.escape(escape_line(name))}')
         if below:
             lines.append(f"<br><small>{html.escape(below)}</small>")
         lines.append("</th>")
@@ -145,7 +145,7 @@ def table(
 
 def paragraph(text: str) -> str:
     """Return a string as an HTML paragraph."""
-    return f"<p>{html.escape(printable_line(text))}</p>"
+    return f"<p>{html.escape(escape_line(text))}</p>"
 
 
 def preformatted(text: str) -> str:
@@ -160,10 +160,10 @@ def preformatted(text: str) -> str:
 def _table_start(caption: str) -> str:
     if not caption:
         return "<table>"
-    return f'<table><caption style="{_ALIGN_LEFT}">{html.escape(printable_line(caption))}</caption>'
+    return f'<table><caption style="{_ALIGN_LEFT}">{html.escape(escape_line(caption))}</caption>'
 
 
 def _cell(text: str) -> str:
     if len(text) > _MAX_CELL_LENGTH:
         text = text[:_MAX_CELL_LENGTH] + "..."
-    return f'<td style="{_ALIGN_LEFT}">{html.escape(printable_line(text))}</td>'
+    return f'<td style="{_ALIGN_LEFT}">{html.escape(escape_line(text))}</td>'

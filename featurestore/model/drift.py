@@ -135,7 +135,7 @@ class DriftReport:
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "format": 1,
             "ok": self.ok,
@@ -152,7 +152,7 @@ class DriftReport:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DriftReport:
-        """Return the report that ``to_json`` wrote.
+        """Parse the output of ``to_json``.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> report = featurestore.compare_statistics(statistics, statistics)

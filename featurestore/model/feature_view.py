@@ -139,7 +139,7 @@ class FeatureViewSpec:
         return tuple(read)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         steps = []
         for step in self.steps:
             features = list(map(_feature_json, step.features))

@@ -95,7 +95,7 @@ class FeatureGroupSpec:
         return tuple(name for name in self.schema.names if name not in roles)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         ttl = None
         if self.ttl is not None:
             ttl = format_duration(self.ttl)
@@ -207,7 +207,7 @@ class ExternalRows:
         return f"source {self.source!r}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the definition as a JSON object that ``from_json`` reads back equal."""
+        """Convert the definition to a JSON object, the inverse of ``from_json``."""
         data: dict[str, Any] = {"source": self.source, "snapshots": self.snapshots}
         for name in ("table", "sql", "path", "rename"):
             if getattr(self, name) is not None:

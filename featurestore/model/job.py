@@ -123,7 +123,7 @@ class JobSpec:
         return self.kind in ("python", "sql", "window")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the definition as a JSON object that ``from_json`` reads back equal."""
+        """Convert the definition to a JSON object, the inverse of ``from_json``."""
         start = None
         if self.start is not None:
             start = self.start.isoformat()

@@ -172,7 +172,7 @@ class Manifest:
         return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         data = {"format": MANIFEST_FORMAT, **_to_plain_json(asdict(self))}
         for name in ("view", "transformations", "reads", "max_lengths"):
             if not data[name]:

@@ -78,7 +78,7 @@ class Baseline:
         return f"version {self.version}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         as_of: Any = self.as_of
         if isinstance(as_of, datetime):
             as_of = as_of.isoformat()
@@ -139,7 +139,7 @@ class MonitorSpec:
         return (*self.metrics, *self.model.names)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         features = None
         if self.features is not None:
             features = list(self.features)
@@ -250,7 +250,7 @@ class MonitoredModel:
         return (*self.measures, *self.metrics, LABELLED)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         return {
             "model": self.model,
             "version": self.version,

@@ -187,7 +187,7 @@ class MonitorReport:
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Convert to a JSON object, the inverse of ``from_json``."""
         findings = [
             [
                 finding.kind,

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import format_window
@@ -29,7 +29,7 @@ def describe(plan: FeaturePlan) -> str:
     for number, join in enumerate(plan.joins, start=1):
         lines += ["", *_describe_join(plan, join, number)]
     for output in plan.on_demand:
-        text = printable_line(output.feature.sql)
+        text = escape_line(output.feature.sql)
         lines += ["", f"on demand  {output.name} = {text} ({output.kind})"]
     if plan.filters:
         lines += ["", f"filter     {' and '.join(plan.filters)}"]
@@ -97,7 +97,7 @@ def _describe_left_side(plan: FeaturePlan) -> Iterator[str]:
         for line in describe(plan.left_plan).splitlines():
             yield f"           | {line}"
     elif plan.left_query is not None:
-        yield f"left       {printable_line(' '.join(plan.left_query.sql.split()))}"
+        yield f"left       {escape_line(' '.join(plan.left_query.sql.split()))}"
         for name, source in plan.left_query.tables:
             yield f"           {name}: {_describe_source(source)}"
     else:
@@ -175,7 +175,7 @@ def _describe_output(output: Output) -> str:
 def _describe_source(source: Source) -> str:
     group = f"{source.spec.name}@v{source.spec.version}"
     if source.to_json().get("live"):
-        return f"{group} at {printable_line(str(source.spec.external))}: read when it is needed"
+        return f"{group} at {escape_line(str(source.spec.external))}: read when it is needed"
     rows = "unknown rows"
     if source.rows is not None:
         rows = f"{source.rows:,} rows"

@@ -21,7 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.model import display
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 
 Role = Literal["feature", "label", "weight", "key", "time", "unused"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -236,7 +236,7 @@ class DatasetRoles(Mapping[str, Role]):
             names = self.named(role)
             if not names:
                 continue
-            text = printable_line(", ".join(names[:_MAX_NAMES]))
+            text = escape_line(", ".join(names[:_MAX_NAMES]))
             if len(names) > _MAX_NAMES:
                 text += f", ... ({len(names)} in all)"
             if role == "unused":

@@ -29,7 +29,7 @@ def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> It
     featurestore.errors.QueryEnded: The call was ended: it took more than 0 seconds.
     Hint: request fewer rows
     """
-    limit = None if seconds is None else _Limit(time.monotonic() + seconds, seconds, hint)
+    limit = None if seconds is None else _TimeLimit(time.monotonic() + seconds, seconds, hint)
     token = _limit.set(limit)
     try:
         yield
@@ -81,10 +81,10 @@ def usable_cores() -> int:
 
 
 @dataclass(frozen=True)
-class _Limit:
+class _TimeLimit:
     end: float
     seconds: float
     hint: str
 
 
-_limit: ContextVar[_Limit | None] = ContextVar("time_limit", default=None)
+_limit: ContextVar[_TimeLimit | None] = ContextVar("time_limit", default=None)

@@ -41,7 +41,7 @@ class SourceSpec:
     created: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the registration as a JSON object that ``from_text`` reads back equal."""
+        """Convert the registration to a JSON object, the inverse of ``from_text``."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -164,7 +164,7 @@ class SourceInput:
     rename: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the input as a JSON object that ``from_json`` reads back equal."""
+        """Convert the input to a JSON object, the inverse of ``from_json``."""
         return {name: value for name, value in vars(self).items() if name != "rename" or value}
 
     @classmethod

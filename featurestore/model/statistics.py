@@ -225,7 +225,7 @@ class Statistics:
         return float(self.sample_distinct**-0.5)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal.
+        """Convert to a JSON object, the inverse of ``from_json``.
 
         See ``statistics.schema.json``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from featurestore.model.display import printable_line, value_text
+from featurestore.model.display import escape_line, value_text
 from featurestore.model.statistics import ColumnStatistics, Statistics, Value
 
 _MAX_LINES = 20
@@ -118,7 +118,7 @@ def format_title(statistics: Statistics) -> str:
 
 
 def _format_column(column: ColumnStatistics, rows: int) -> str:
-    name, missing = short(printable_line(column.name), _NAME), _format_missing(column, rows)
+    name, missing = short(escape_line(column.name), _NAME), _format_missing(column, rows)
     first = [name, column.kind, missing or "-", _format_distinct(column)]
     if column.kind in ("text", "boolean"):
         values_text = _format_top_values(column) if column.top_complete else coverage(column)

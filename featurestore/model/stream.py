@@ -91,7 +91,7 @@ class StreamSpec:
         return name if self.generation == 1 else f"{name}#{self.generation}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the specification as a JSON object that ``from_json`` reads back equal."""
+        """Convert the specification to a JSON object, the inverse of ``from_json``."""
         data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
         data["renames"] = dict(self.renames)
         return {**data, "trigger": format_duration(self.trigger)}

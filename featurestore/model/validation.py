@@ -111,7 +111,7 @@ class ValidationReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back.
+        """Convert to a JSON object, the inverse of ``from_json`` except for sample values.
 
         See ``validation_report.schema.json``.
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 from featurestore.model.json_object import (
     MAX_INT64,
     JsonObject,
@@ -188,7 +188,7 @@ def parse_window(text: str) -> WindowFeature:
 
 
 def window_to_json(feature: WindowFeature) -> dict[str, Any]:
-    """Return an aggregate as the JSON object that ``window_from_json`` reads back equal."""
+    """Convert an aggregate to a JSON object, the inverse of ``window_from_json``."""
     key = None
     if feature.key is not None:
         key = list(feature.key)
@@ -248,7 +248,7 @@ def value_to_json(value: Any) -> Any:
     {'decimal': '1.50'}
 
     Raises:
-        InvalidArgument: No feature has such values.
+        InvalidArgument: Feature values cannot have this type.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -306,7 +306,7 @@ class WindowLineage:
         text = f"{self.function}({self.column}) of {group} over {window}"
         if self.where is not None:
             text += f" where {self.where}"
-        return printable_line(f"{self.name} = {text}")
+        return escape_line(f"{self.name} = {text}")
 
     @classmethod
     def from_feature(cls, feature: WindowFeature, *, version: int | None) -> WindowLineage:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 from featurestore.model.monitor_report import BinShares, Finding, MonitorReport
 from featurestore.model.times import format_duration
 from featurestore.storage import files
@@ -45,7 +45,7 @@ def draw_shares(shares: BinShares) -> str:
     for index, (old, new) in enumerate(zip(before, now, strict=True)):
         x = index * width
         height = old / highest * (_HEIGHT - 4)
-        label = html.escape(printable_line(shares.labels[index]), quote=True)
+        label = html.escape(escape_line(shares.labels[index]), quote=True)
         elements.append(
             f'<rect class="before" {_GRAY} x="{x + 1:.1f}" y="{_HEIGHT - height:.1f}" '
             f'width="{max(width - 2, 0.5):.1f}" height="{height:.1f}">'
@@ -275,4 +275,4 @@ def _finding_history(finding: Finding, history: Sequence[MonitorReport]) -> list
 
 
 def _text(text: str) -> str:
-    return html.escape(printable_line(text), quote=True)
+    return html.escape(escape_line(text), quote=True)

@@ -24,7 +24,7 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model import display
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 
 if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame
@@ -264,7 +264,7 @@ def format_cell(value: object) -> str:
         return "[" + ", ".join(map(format_cell, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(map(format_cell, value.values())) + "}"
-    return printable_line(str(value))
+    return escape_line(str(value))
 
 
 def _to_row_tuples(table: pa.Table) -> list[tuple[object, ...]]:

@@ -44,7 +44,7 @@ from featurestore.retrieval.resolve import (
 )
 from featurestore.retrieval.windows import matched_spec, plan_windows
 from featurestore.session import Session
-from featurestore.usersql.text import short
+from featurestore.usersql.text import shorten_sql
 
 # Feature references, aggregates from ``window(...)`` or strings, and on-demand features.
 RequestedFeatures = (
@@ -369,7 +369,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     parameter_names = usersql.parameters(checked)
     if parameter_names:
         raise InvalidSql(
-            f"{short(query)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
+            f"{shorten_sql(query)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
             hint="write constants",
         )
     registered = RegisteredSpecs(session)
@@ -388,7 +388,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
         check_feature_names(schema.names)
     except InvalidName as error:
         raise InvalidSql(
-            f"The columns of {short(query)} need names: {error.message}",
+            f"The columns of {shorten_sql(query)} need names: {error.message}",
             hint="select count(*) as n, b.temp as other_temp",
         ) from error
     refuse_untyped(
@@ -403,7 +403,7 @@ def _pinned_source(name: str, query: str, *, specs: Specs, pins: Pins) -> Source
         group, version = parse_group_reference(name.lower())
     except InvalidReference as error:
         raise InvalidSql(
-            f"{short(query)} reads the unknown table {name!r}: tables are feature groups.",
+            f"{shorten_sql(query)} reads the unknown table {name!r}: tables are feature groups.",
             hint='write weather, or "weather@v2" in double quotes; the groups are '
             f"{listing(sorted(specs), limit=30)}",
         ) from error

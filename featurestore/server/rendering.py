@@ -20,7 +20,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from featurestore import __version__
-from featurestore.model.display import printable_line, value_text
+from featurestore.model.display import escape_line, value_text
 from featurestore.model.runtime import iterate_within_limit, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.server.access.visitors import Visitor, compute_form_token
@@ -44,7 +44,7 @@ def markdown(text: str) -> Markup:
     >>> markdown("as *of* `t` <b>").strip()
     Markup('<p>as <em>of</em> <code>t</code> &lt;b&gt;</p>')
     """
-    lines = [printable_line(line) for line in text.splitlines()]
+    lines = [escape_line(line) for line in text.splitlines()]
     return Markup(_parser().render("\n".join(lines)))
 
 
@@ -207,7 +207,7 @@ def line(value: object) -> str:
     >>> line("no such\ncolumn\x00")
     'no such column\\u0000'
     """
-    return printable_line(_SPACES.sub(" ", str(value)))
+    return escape_line(_SPACES.sub(" ", str(value)))
 
 
 def highlight(value: object, text: str) -> Markup:
@@ -249,7 +249,7 @@ def statistic(value: object, column: ColumnStatistics) -> str:
         return ""
     if column.kind == "time":
         return str(value)[:19].replace("T", " ")
-    text = printable_line(number(value))
+    text = escape_line(number(value))
     return text if len(text) <= _MAX_STATISTIC_LENGTH else text[: _MAX_STATISTIC_LENGTH - 1] + "…"
 
 
@@ -259,7 +259,7 @@ def short(value: object) -> str:
     >>> short([1, 2]), short("a" * 60)[-2:], short(None)
     ('1, 2', 'a…', '')
     """
-    text = printable_line(number(value))
+    text = escape_line(number(value))
     return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + "…"
 
 

@@ -34,7 +34,7 @@ from featurestore.usersql.functions import (
     Function,
     Kind,
 )
-from featurestore.usersql.text import DIALECT, parse_statement, quote, short
+from featurestore.usersql.text import DIALECT, parse_statement, quote, shorten_sql
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -65,7 +65,7 @@ _TYPE_KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
+def predicate(sql: str, *, schema: pa.Schema, dialect: str) -> str:
     """Translate a row condition to the SQL of an engine.
 
     >>> schema = pa.schema([("speed", pa.float64()), ("zone", pa.string())])
@@ -73,19 +73,19 @@ def predicate(text: str, *, schema: pa.Schema, dialect: str) -> str:
     "((`speed` >= CAST(10 AS DOUBLE)) AND (`zone` = 'A'))"
 
     Raises:
-        InvalidSql: The text is not a condition, uses unknown columns, or uses expressions that
+        InvalidSql: The SQL is not a condition, uses unknown columns, or uses expressions that
             differ between engines; the hint suggests an alternative.
     """
-    condition = expression(text, schema=schema, dialect=dialect)
+    condition = expression(sql, schema=schema, dialect=dialect)
     if condition.kind != "boolean":
         raise InvalidSql(
-            f"{short(text)} is not a condition: it is {condition.kind}, neither true nor false.",
+            f"{shorten_sql(sql)} is not a condition: it is {condition.kind}, neither true nor false.",
             hint="compare it with something",
         )
     return condition.sql
 
 
-def fix_clock(text: str, *, now: datetime) -> str:
+def fix_clock(sql: str, *, now: datetime) -> str:
     """Replace ``now()`` and other clock functions of a condition with constants.
 
     A condition without clock functions is returned unchanged.
@@ -95,10 +95,10 @@ def fix_clock(text: str, *, now: datetime) -> str:
     """
     from sqlglot import exp
 
-    tree = parse_statement(text, what="condition", calls_by_name=True)
+    tree = parse_statement(sql, expected="condition", calls_by_name=True)
     clocks = [node for node in tree.walk() if _clock_name(node) is not None]
     if not clocks:
-        return text
+        return sql
     for node in clocks:
         name = _clock_name(node)
         if name in ("current_date", "today"):
@@ -138,22 +138,22 @@ class TypedSql:
     arrow: pa.DataType | None = None
 
 
-def expression(text: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
+def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     """Translate an expression of row columns to the SQL of an engine; raise like ``predicate``."""
-    tree = parse_statement(text, what="condition", calls_by_name=True)
+    tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
-        return _Writer(text, schema, dialect).write(tree)
+        return _Writer(sql, schema, dialect).write(tree)
     except RecursionError as error:
-        raise InvalidSql(f"{short(text)} is nested too deeply.") from error
+        raise InvalidSql(f"{shorten_sql(sql)} is nested too deeply.") from error
 
 
 class _Writer:
     """Writes the nodes of a condition as the SQL of an engine."""
 
-    def __init__(self, text: str, schema: pa.Schema, dialect: str) -> None:
+    def __init__(self, sql: str, schema: pa.Schema, dialect: str) -> None:
         from sqlglot import exp
 
-        self._text = text
+        self._text = sql
         self._dialect = dialect
         self._schema = schema
         self._columns = {name.lower(): name for name in schema.names}
@@ -224,7 +224,7 @@ class _Writer:
         first, *fields = [part.name for part in node.parts]
         if first.lower() not in self._columns:
             raise InvalidSql(
-                f"{short(self._text)} names a column that does not exist: {first!r}.",
+                f"{shorten_sql(self._text)} names a column that does not exist: {first!r}.",
                 hint=f"the columns are {listing(self._columns.values(), limit=50)}; "
                 "text goes in single quotes",
             )
@@ -234,7 +234,7 @@ class _Writer:
             field = _field(arrow, name)
             if field is None:
                 raise InvalidSql(
-                    f"{short(self._text)}: {'.'.join(names)} has no field {name!r}.",
+                    f"{shorten_sql(self._text)}: {'.'.join(names)} has no field {name!r}.",
                     hint=f"{'.'.join(names)} is {arrow}",
                 )
             names.append(field.name)
@@ -248,14 +248,14 @@ class _Writer:
         text = node.name
         if re.fullmatch(r"\d+", text):
             if int(text) >= 2**64:
-                raise InvalidSql(f"{short(self._text)}: {text} has more than 64 bits.")
+                raise InvalidSql(f"{shorten_sql(self._text)}: {text} has more than 64 bits.")
             return TypedSql(text, "integer", constant=int(text))
         if re.fullmatch(r"\d+\.\d*|\.\d+", text) and len(text) <= 38:
             return TypedSql(text, "decimal", constant=Decimal(text))
         if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
             return TypedSql(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
         raise InvalidSql(
-            f"{short(self._text)}: {text} is not a number.", hint="write 10, 0.5 or 1e-3"
+            f"{shorten_sql(self._text)}: {text} is not a number.", hint="write 10, 0.5 or 1e-3"
         )
 
     def _write_string(self, value: str) -> TypedSql:
@@ -294,7 +294,7 @@ class _Writer:
         condition = self.write(node)
         if condition.kind != "boolean":
             raise InvalidSql(
-                f"{short(self._text)}: {node.sql(dialect=DIALECT)!r} is {condition.kind}, "
+                f"{shorten_sql(self._text)}: {node.sql(dialect=DIALECT)!r} is {condition.kind}, "
                 "neither true nor false.",
                 hint="compare it with something",
             )
@@ -348,7 +348,7 @@ class _Writer:
             raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
-                f"{short(self._text)}: a backslash in a pattern escapes on some engines only.",
+                f"{shorten_sql(self._text)}: a backslash in a pattern escapes on some engines only.",
                 hint=REPLACEMENTS["regexp_matches"],
             )
         word = "LIKE"
@@ -530,14 +530,14 @@ class _Writer:
                 converted.append(operand.sql)
         return converted
 
-    def _constant_time(self, text: str, kind: Kind) -> TypedSql:
+    def _constant_time(self, string: str, kind: Kind) -> TypedSql:
         try:
             if kind == "date":
-                return self._write_date(date.fromisoformat(text))
-            value = datetime.fromisoformat(text)
+                return self._write_date(date.fromisoformat(string))
+            value = datetime.fromisoformat(string)
         except ValueError as error:
             raise InvalidSql(
-                f"{short(self._text)}: {text!r} is not a {kind}.",
+                f"{shorten_sql(self._text)}: {string!r} is not a {kind}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
         if value.tzinfo is None:
@@ -546,7 +546,7 @@ class _Writer:
             return self._write_timestamp(value)
         except OverflowError as error:
             raise InvalidSql(
-                f"{short(self._text)}: {text!r} is outside of the years 1 to 9999."
+                f"{shorten_sql(self._text)}: {string!r} is outside of the years 1 to 9999."
             ) from error
 
     def _write_cast(self, node: exp.Expr) -> TypedSql:
@@ -570,23 +570,23 @@ class _Writer:
         if cast is None:
             casts = listing([f"{source}::{target}" for source, target in CASTS])
             raise InvalidSql(
-                f"{short(self._text)} casts {operand.kind} to {kind}, which engines do differently.",
+                f"{shorten_sql(self._text)} casts {operand.kind} to {kind}, which engines do differently.",
                 hint=f"the casts are {casts}",
             )
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
-    def _parse_binary(self, text: str) -> TypedSql:
+    def _parse_binary(self, string: str) -> TypedSql:
         r"""Parse DuckDB's binary notation, with ``\xFF`` for bytes that are not ASCII."""
-        matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", text)
+        matches = re.findall(r"\\x([0-9A-Fa-f]{2})|([^\\])", string)
         value = bytearray()
         for code, char in matches:
             if code:
                 value.append(int(code, 16))
             else:
                 value.append(ord(char) % 256)
-        if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", text):
+        if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", string):
             raise InvalidSql(
-                f"{short(self._text)}: {text!r} is not a binary text.", hint=r"'\xFF'::blob"
+                f"{shorten_sql(self._text)}: {string!r} is not a binary text.", hint=r"'\xFF'::blob"
             )
         if self._dialect == "spark":
             return TypedSql(f"X'{value.hex()}'", "binary", constant=bytes(value))
@@ -607,7 +607,7 @@ class _Writer:
             try:
                 return self._write_timestamp(value + step)
             except OverflowError as error:
-                raise InvalidSql(f"{short(self._text)} leads outside of time.") from error
+                raise InvalidSql(f"{shorten_sql(self._text)} leads outside of time.") from error
         timestamp = self._apply_cast(time, "timestamp")
         micros = step // timedelta(microseconds=1)
         if self._dialect == "spark":
@@ -624,7 +624,7 @@ class _Writer:
             amount = node.this.name
         if unit not in _INTERVALS or not re.fullmatch(r"-?\d{1,9}", amount):
             raise InvalidSql(
-                f"{short(self._text)}: {node.sql(dialect=DIALECT)} has no fixed length.",
+                f"{shorten_sql(self._text)}: {node.sql(dialect=DIALECT)} has no fixed length.",
                 hint=f"interval 3 days; the units are {listing(map(str.lower, _INTERVALS))}",
             )
         return int(amount) * _INTERVALS[unit]
@@ -638,7 +638,7 @@ class _Writer:
             dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
             hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the whole quotient"
         return InvalidSql(
-            f"{short(self._text)} holds {sql!r}, which a condition on one row cannot say.",
+            f"{shorten_sql(self._text)} holds {sql!r}, which a condition on one row cannot say.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
@@ -647,7 +647,7 @@ class _Writer:
         if name.lower() in CLOCK:
             hint = "fix_clock() comes first"
         return InvalidSql(
-            f"{short(self._text)} uses {name.lower()}, which has no proven equal on every engine.",
+            f"{shorten_sql(self._text)} uses {name.lower()}, which has no proven equal on every engine.",
             hint=REPLACEMENTS.get(name.lower(), hint),
         )
 
@@ -659,7 +659,9 @@ class _Writer:
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"{name} takes {' or '.join(signatures)}"
-        return InvalidSql(f"{short(self._text)}: {name} of {kinds} has no meaning.", hint=hint)
+        return InvalidSql(
+            f"{shorten_sql(self._text)}: {name} of {kinds} has no meaning.", hint=hint
+        )
 
 
 def _parenthesize(node: exp.Expr) -> str:

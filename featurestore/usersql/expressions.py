@@ -17,7 +17,7 @@ from featurestore.arrow.column_names import RESERVED_PREFIX
 from featurestore.errors import InvalidSql
 from featurestore.usersql.conditions import expression, fix_clock
 from featurestore.usersql.queries import query
-from featurestore.usersql.text import DIALECT, parse_statement, short
+from featurestore.usersql.text import DIALECT, parse_statement, shorten_sql
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -40,7 +40,7 @@ Merge = Literal["mean", "sum", "min", "max"]
 MEAN_PARTS = ("rows", "total", "squares")
 
 
-def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[str, pa.DataType]:
+def column_expression(sql: str, *, schema: pa.Schema, dialect: str) -> tuple[str, pa.DataType]:
     """Translate an expression of row columns to the SQL of an engine; return the SQL and its type.
 
     Integers are int64, other numbers float64, and times microseconds in UTC.
@@ -50,26 +50,26 @@ def column_expression(text: str, *, schema: pa.Schema, dialect: str) -> tuple[st
     ('CAST(("distance" > "seats") AS BOOLEAN)', DataType(bool))
 
     Raises:
-        InvalidSql: The text is not an expression, uses unknown columns, reads the clock, or uses
+        InvalidSql: The SQL is not an expression, uses unknown columns, reads the clock, or uses
             functions that differ between engines; the hint suggests an alternative.
     """
-    check_column_expression(text)
-    typed = expression(text, schema=schema, dialect=dialect)
+    check_column_expression(sql)
+    typed = expression(sql, schema=schema, dialect=dialect)
     if typed.kind not in _TYPES:
         raise InvalidSql(
-            f"{short(text)} is {typed.kind}, which cannot be a feature.",
+            f"{shorten_sql(sql)} is {typed.kind}, which cannot be a feature.",
             hint="numbers, texts, dates, times and conditions can",
         )
     kind, duckdb, spark = _TYPES[typed.kind]
     return f"CAST({typed.sql} AS {spark if dialect == 'spark' else duckdb})", kind
 
 
-def check_column_expression(text: str) -> None:
+def check_column_expression(sql: str) -> None:
     """Raise InvalidSql for expressions that are invalid regardless of the columns."""
-    parse_statement(text, what="expression", calls_by_name=True)
-    if fix_clock(text, now=_ANY_TIME) != text:
+    parse_statement(sql, expected="expression", calls_by_name=True)
+    if fix_clock(sql, now=_ANY_TIME) != sql:
         raise InvalidSql(
-            f"{short(text)} reads the clock, so that training and scoring would differ.",
+            f"{shorten_sql(sql)} reads the clock, so that training and scoring would differ.",
             hint="name the time column of the labels instead",
         )
 
@@ -81,7 +81,7 @@ def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     'SELECT CAST(MAX(late) AS DOUBLE) AS "most" FROM rows'
 
     Args:
-        metrics: ``{name: expression}``, expressions in DuckDB's SQL.
+        metrics: Expressions in DuckDB SQL by metric name.
         dialect: The dialect of the engine.
 
     Raises:
@@ -96,7 +96,7 @@ def mean_part_name(metric: str, part: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def merge_method(name: str, text: str) -> Merge | None:
+def merge_method(name: str, sql: str) -> Merge | None:
     """Return how a metric is merged across windows: "mean", "sum", "min" or "max".
 
     Returns None if the metric cannot be computed from the metrics of the windows.
@@ -106,7 +106,7 @@ def merge_method(name: str, text: str) -> Merge | None:
     """
     from sqlglot import exp
 
-    expression = _parse_metric(name, text)
+    expression = _parse_metric(name, sql)
     if isinstance(expression.this, exp.Distinct):
         return None
     merges: Mapping[type, Merge]
@@ -136,15 +136,15 @@ def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
     return query(statement, tables=["rows"], dialect=dialect)
 
 
-def _parse_metric(name: str, text: str) -> exp.Condition:
+def _parse_metric(name: str, sql: str) -> exp.Condition:
     from sqlglot import errors, exp, parse
 
     try:
-        trees = [tree for tree in parse(text, read=DIALECT) if tree is not None]
+        trees = [tree for tree in parse(sql, read=DIALECT) if tree is not None]
     except (errors.ParseError, errors.TokenError) as error:
-        raise _invalid_metric(name, text) from error
+        raise _invalid_metric(name, sql) from error
     if len(trees) != 1 or not isinstance(trees[0], exp.Condition):
-        raise _invalid_metric(name, text)
+        raise _invalid_metric(name, sql)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidSql(
             f"{name!r}: names that begin with {RESERVED_PREFIX!r} are the store's.",
@@ -152,12 +152,12 @@ def _parse_metric(name: str, text: str) -> exp.Condition:
         )
     expression: exp.Condition = trees[0]
     if expression.find(exp.Query) is not None:
-        raise _invalid_metric(name, text)
+        raise _invalid_metric(name, sql)
     return expression
 
 
-def _invalid_metric(name: str, text: str) -> InvalidSql:
+def _invalid_metric(name: str, sql: str) -> InvalidSql:
     return InvalidSql(
-        f"The metric {name!r} is {short(text)}, not an expression over columns.",
+        f"The metric {name!r} is {shorten_sql(sql)}, not an expression over columns.",
         hint='metrics={"late_share": "avg(late)"}',
     )

@@ -36,8 +36,8 @@ class Function:
         return self.spark if dialect == "spark" else self.duckdb
 
 
-def _portable(arguments: tuple[Kind, ...], result: Kind, text: str) -> Function:
-    return Function(arguments, result, text, text)
+def _portable(arguments: tuple[Kind, ...], result: Kind, template: str) -> Function:
+    return Function(arguments, result, template, template)
 
 
 def _date_part(name: str, spark: str) -> tuple[Function, ...]:

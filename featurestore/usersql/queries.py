@@ -24,7 +24,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, listing
 from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
-from featurestore.usersql.text import DIALECT, parse_statement, plain, short
+from featurestore.usersql.text import DIALECT, clean_error_message, parse_statement, shorten_sql
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -91,7 +91,7 @@ _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 _IN_PYTHON = "take Spark DataFrames: frame.to_spark(), or a job in Python"
 
 
-def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
+def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     """Translate a SELECT over named tables to the SQL of an engine.
 
     ``$name`` parameters are preserved.
@@ -100,51 +100,51 @@ def query(text: str, *, tables: Iterable[str], dialect: str) -> str:
     'select max(fare) as fare from trips'
 
     Args:
-        text: The query, in DuckDB's SQL.
-        tables: The tables that it may read.
+        sql: The query, in DuckDB SQL.
+        tables: The tables that the query may read.
         dialect: The dialect of the engine.
 
     Raises:
-        InvalidSql: The text is not a single SELECT, reads other tables or files, uses the clock or
-            random numbers, or uses syntax that was not shown to be equal in the dialect.
+        InvalidSql: The SQL is not a single SELECT, reads other tables or files, uses the clock or
+            random numbers, or uses syntax that was not verified to be equal in the dialect.
     """
     from sqlglot import exp
 
-    tree = parse_statement(text, what="query", calls_by_name=True)
+    tree = parse_statement(sql, expected="query", calls_by_name=True)
     if not isinstance(tree, exp.Query | exp.Values):
         raise InvalidSql(
-            f"{short(text)} is not a SELECT.", hint="a query reads tables and changes nothing"
+            f"{shorten_sql(sql)} is not a SELECT.", hint="a query reads tables and changes nothing"
         )
-    _check_nodes(tree, text)
+    _check_nodes(tree, sql)
     if dialect != DIALECT:
-        _check_portable(tree, text, dialect)
-    _check_functions(tree, text, dialect)
-    scopes = _Scopes(text)
+        _check_portable(tree, sql, dialect)
+    _check_functions(tree, sql, dialect)
+    scopes = _Scopes(sql)
     scopes.check(tree, frozenset())
     scopes.check_read(tables)
     if dialect == DIALECT:
         # DuckDB parses its own dialect best, so the validated query is returned unchanged.
-        return text.strip().rstrip(";").rstrip()
-    return _transpile(text, dialect)
+        return sql.strip().rstrip(";").rstrip()
+    return _transpile(sql, dialect)
 
 
-def find_tables(text: str) -> tuple[str, ...]:
+def find_tables(sql: str) -> tuple[str, ...]:
     """Return the tables that a query reads, without duplicates, in order; they may not exist.
 
     >>> find_tables("with late as (from trips) select * from late join zones using (zone)")
     ('trips', 'zones')
 
     Raises:
-        InvalidSql: The text is not a query, or reads something other than tables.
+        InvalidSql: The SQL is not a query, or reads anything other than tables.
     """
-    tree = parse_statement(text, what="query", calls_by_name=True)
-    _check_nodes(tree, text)
-    scopes = _Scopes(text)
+    tree = parse_statement(sql, expected="query", calls_by_name=True)
+    _check_nodes(tree, sql)
+    scopes = _Scopes(sql)
     scopes.check(tree, frozenset())
     return tuple(scopes.read)
 
 
-def find_columns(text: str, columns: Sequence[str]) -> list[str]:
+def find_columns(sql: str, columns: Sequence[str]) -> list[str]:
     """Return the table columns that a query may read, at least one.
 
     Returns all columns if the query does not list its columns.
@@ -156,7 +156,7 @@ def find_columns(text: str, columns: Sequence[str]) -> list[str]:
     """
     from sqlglot import exp
 
-    tree = parse_statement(text, what="query", calls_by_name=True)
+    tree = parse_statement(sql, expected="query", calls_by_name=True)
     tables = set()
     for table in tree.find_all(exp.Table):
         tables |= {table.name.lower(), table.alias.lower()}
@@ -174,7 +174,7 @@ def find_columns(text: str, columns: Sequence[str]) -> list[str]:
     return read_columns or list(columns[:1])
 
 
-def parameters(text: str) -> tuple[str, ...]:
+def parameters(sql: str) -> tuple[str, ...]:
     """Return the parameter names of a query, without duplicates, in order.
 
     >>> parameters("select * from trips where t >= $window_start and t < $window_end")
@@ -182,7 +182,7 @@ def parameters(text: str) -> tuple[str, ...]:
     """
     from sqlglot import exp
 
-    tree = parse_statement(text, what="query")
+    tree = parse_statement(sql, expected="query")
     names: dict[str, None] = {}
     for node in tree.walk():
         if isinstance(node, exp.Parameter | exp.Placeholder):
@@ -190,7 +190,7 @@ def parameters(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def find_nondeterminism(text: str, schemas: Iterable[pa.Schema]) -> str | None:
+def find_nondeterminism(sql: str, schemas: Iterable[pa.Schema]) -> str | None:
     """Return why the rows of a query may differ between runs, or None if they cannot.
 
     >>> trips = pa.schema([("zone", pa.string()), ("fare", pa.float64())])
@@ -199,13 +199,13 @@ def find_nondeterminism(text: str, schemas: Iterable[pa.Schema]) -> str | None:
     'the last bits of sum depend on the order in which rows are read'
 
     Args:
-        text: A checked query.
-        schemas: The columns of the tables that it reads.
+        sql: A validated query.
+        schemas: The schemas of the tables that the query reads.
     """
     from sqlglot import exp
 
     types = _column_types(schemas)
-    tree = parse_statement(text, what="query", calls_by_name=True)
+    tree = parse_statement(sql, expected="query", calls_by_name=True)
     for node in tree.walk():
         clause = _CLAUSES.get(type(node).__name__)
         if clause is not None:
@@ -221,23 +221,23 @@ def find_nondeterminism(text: str, schemas: Iterable[pa.Schema]) -> str | None:
     return None
 
 
-def _check_nodes(tree: exp.Expr, text: str) -> None:
+def _check_nodes(tree: exp.Expr, sql: str) -> None:
     for node in tree.walk():
         name = type(node).__name__
         if name.startswith(("Current", "Localtime", "Session")):
-            raise _function_error(name.lower(), text)
+            raise _function_error(name.lower(), sql)
         if name not in _NODES:
             raise InvalidSql(
-                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which is not allowed in "
+                f"{shorten_sql(sql)} holds {shorten_sql(node.sql(dialect=DIALECT))}, which is not allowed in "
                 "a query.",
                 hint="a query is one SELECT over its tables",
             )
 
 
-def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
+def _function_error(name: str, sql: str, dialect: str = DIALECT) -> InvalidSql:
     if name in CLOCK or name.startswith(("current", "localtime")):
         return InvalidSql(
-            f"{short(text)} asks the clock: {name} gives another answer at every run.",
+            f"{shorten_sql(sql)} asks the clock: {name} gives another answer at every run.",
             hint="write the time as a constant; in a job, $window_end is the end of its window",
         )
     if dialect == DIALECT:
@@ -247,10 +247,10 @@ def _function_error(name: str, text: str, dialect: str = DIALECT) -> InvalidSql:
         reason = f"which was not shown to mean the same on {dialect}"
         functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
         hint = f"the functions are {functions}; or {_IN_PYTHON}"
-    return InvalidSql(f"{short(text)} uses {name}, {reason}.", hint=hint)
+    return InvalidSql(f"{shorten_sql(sql)} uses {name}, {reason}.", hint=hint)
 
 
-def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
+def _check_portable(tree: exp.Expr, sql: str, dialect: str) -> None:
     """Reject nodes that were not verified to be equal on another engine."""
     from sqlglot import exp
 
@@ -262,14 +262,14 @@ def _check_portable(tree: exp.Expr, text: str, dialect: str) -> None:
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
         if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:
             raise InvalidSql(
-                f"{short(text)} holds {short(node.sql(dialect=DIALECT))}, which was not shown to "
+                f"{shorten_sql(sql)} holds {shorten_sql(node.sql(dialect=DIALECT))}, which was not shown to "
                 "mean "
                 f"the same on {dialect}.",
                 hint=_IN_PYTHON,
             )
 
 
-def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
+def _check_functions(tree: exp.Expr, sql: str, dialect: str) -> None:
     from sqlglot import exp
 
     allowed = frozenset(SPARK_QUERY_FUNCTIONS)
@@ -280,7 +280,7 @@ def _check_functions(tree: exp.Expr, text: str, dialect: str) -> None:
         if isinstance(node.parent, exp.Table | exp.Lateral):
             continue  # table functions are checked with their scopes
         if name not in allowed:
-            raise _function_error(name, text, dialect)
+            raise _function_error(name, sql, dialect)
 
 
 @lru_cache(maxsize=1)
@@ -296,8 +296,8 @@ def _duckdb_functions() -> frozenset[str]:
 class _Scopes:
     """Resolves table names: a name that is not a visible WITH clause is a table that is read."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, sql: str) -> None:
+        self._text = sql
         self.read: dict[str, None] = {}
 
     def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
@@ -345,20 +345,20 @@ class _Scopes:
 
     def _unknown_table(self, name: str, *, hint: str | None = None) -> InvalidSql:
         return InvalidSql(
-            f"{short(self._text)} reads the unknown table {name!r}.",
+            f"{shorten_sql(self._text)} reads the unknown table {name!r}.",
             hint=hint or "a query reads tables by their plain names",
         )
 
 
-def _transpile(text: str, dialect: str) -> str:
+def _transpile(sql: str, dialect: str) -> str:
     from sqlglot.errors import ErrorLevel, SqlglotError
 
-    tree = parse_statement(text, what="query")
+    tree = parse_statement(sql, expected="query")
     try:
         return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)
     except SqlglotError as error:
         raise InvalidSql(
-            f"{short(text)} has no equal in the SQL of {dialect}: {plain(error)}.",
+            f"{shorten_sql(sql)} has no equal in the SQL of {dialect}: {clean_error_message(error)}.",
             hint="use functions that both have",
         ) from error
 

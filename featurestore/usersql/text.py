@@ -30,12 +30,12 @@ def quote(name: str, *, dialect: str = DIALECT) -> str:
     return exp.to_identifier(name, quoted=True).sql(dialect=dialect)
 
 
-def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp.Expr:
+def parse_statement(sql: str, *, expected: str, calls_by_name: bool = False) -> exp.Expr:
     """Parse a single statement or condition.
 
     Args:
-        text: DuckDB SQL.
-        what: The expected kind of statement, for error messages.
+        sql: DuckDB SQL.
+        expected: The expected kind of statement, for error messages.
         calls_by_name: Whether all function calls are parsed as a name and its arguments.
 
     Raises:
@@ -49,15 +49,16 @@ def parse_statement(text: str, *, what: str, calls_by_name: bool = False) -> exp
     if calls_by_name:
         dialect = _calls_by_name()
     try:
-        parsed = sqlglot.parse(text, dialect=dialect)
+        parsed = sqlglot.parse(sql, dialect=dialect)
     except (SqlglotError, RecursionError) as error:
         raise InvalidSql(
-            f"{short(text)} cannot be parsed: {plain(error)}.", hint="the dialect is DuckDB's"
+            f"{shorten_sql(sql)} cannot be parsed: {clean_error_message(error)}.",
+            hint="the dialect is DuckDB's",
         ) from error
     statements = [tree for tree in parsed if tree is not None]
     if len(statements) != 1:
         raise InvalidSql(
-            f"{short(text)} holds {len(statements)} statements; one {what} is expected."
+            f"{shorten_sql(sql)} holds {len(statements)} statements; one {expected} is expected."
         )
     return statements[0]
 
@@ -77,7 +78,7 @@ def _calls_by_name() -> Any:
     return CallsByName
 
 
-def plain(error: Exception) -> str:
+def clean_error_message(error: Exception) -> str:
     """Return the first line of a sqlglot error message, without terminal colors."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     if not lines:
@@ -85,9 +86,9 @@ def plain(error: Exception) -> str:
     return lines[0].rstrip(". ")
 
 
-def short(text: str) -> str:
+def shorten_sql(sql: str) -> str:
     """Format SQL for error messages: quoted, on one line, truncated to 80 characters."""
-    words = " ".join(text.split())
+    words = " ".join(sql.split())
     if len(words) > 80:
         words = words[:77] + "..."
     return repr(words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from featurestore.errors import StatisticsNotFound, missing_extra
-from featurestore.model.display import printable_line
+from featurestore.model.display import escape_line
 from featurestore.model.roles import MODEL_ROLES
 from featurestore.model.statistics import ColumnStatistics, Histogram, Statistics, Value
 from featurestore.statistics.drift import Cumulative, as_number, cumulative
@@ -266,7 +266,7 @@ def draw_intervals(
     axes = figure.subplots()
     names = []
     for position, (name, value, low, high) in enumerate(rows):
-        label_text = printable_line(name)
+        label_text = escape_line(name)
         if len(label_text) > _MAX_LABEL:
             label_text = f"{label_text[: _MAX_LABEL - 1]}…"
         names.append(label_text.replace("$", r"\$"))

@@ -22,7 +22,7 @@ _KEYS = ("location", "engine", "registry", "durability")
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration; if ``registry`` is None, SQLite in the store location is used."""
+    """A resolved configuration; without ``registry``, SQLite in the store location is used."""
 
     location: str
     engine: str

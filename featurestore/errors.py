@@ -245,7 +245,7 @@ class FeatureViewDamaged(FeatureStoreError, RuntimeError):
 
 
 class FeatureViewBroken(FeatureStoreError, RuntimeError):
-    """A group no longer has features that a feature view reads; lists all of them."""
+    """A group no longer has features that a feature view reads; lists all of these features."""
 
 
 class UsedByFeatureView(FeatureStoreError, RuntimeError):
@@ -525,7 +525,7 @@ def missing_extra(library: str, extra: str) -> MissingExtra:
 
 
 def refusal_hint(error: OSError) -> str | None:
-    """Return the hint for an operating system error, or None if there is no single solution.
+    """Return the hint for an operating system error, or None without a single solution.
 
     >>> refusal_hint(OSError(errno.ENOSPC, "No space left on device"))
     'free some space and repeat'

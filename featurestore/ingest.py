@@ -462,9 +462,8 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
     if opener is not None:
         return opener(df)
     if module.endswith("duckdb") and hasattr(df, "fetch_arrow_reader"):
-        # The other name is from DuckDB 1.4, which deprecates the first one.
-        # Refused before the connection has an open result, which would block the caller's next
-        # query.
+        # DuckDB 1.4 renamed fetch_arrow_reader to to_arrow_reader. Names are checked before the
+        # connection has an open result, which would block the caller's next query.
         check_feature_names(df.columns, language="duckdb")
         rows = cast_to_storable_types(df)
         with translate_query_errors():

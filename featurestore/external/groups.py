@@ -99,8 +99,8 @@ class LiveSource(Source):
             "live": True,
         }
 
-    def known_unique(self) -> Source:
-        """Return the rows as a source that is known to have no repeated keys."""
+    def assume_unique(self) -> Source:
+        """Return the rows as a source whose keys are assumed to be unique."""
         return Source(self.spec, self.path, self.delta_version, self.table_id, unique=True)
 
     def __eq__(self, value: object) -> bool:

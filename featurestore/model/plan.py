@@ -361,7 +361,7 @@ class FeaturePlan:
     def drops_rows(self) -> bool:
         """Whether filters or samples remove rows.
 
-        >>> store.get_featuregroup("weather").filter("temp > 38").plan.cuts_rows
+        >>> store.get_featuregroup("weather").filter("temp > 38").plan.drops_rows
         True
         """
         return bool(self.filters or self.samples)

@@ -206,7 +206,7 @@ def adopt_native(df: object, *, engine: Engine, like: pa.Schema | None = None) -
     if adopted is None:
         return None
     check_nesting(adopted.schema)
-    new = _new_fields(adopted.schema, like)
+    new = _select_new_fields(adopted.schema, like)
     refuse_encoded_bytes(adopted, engine=engine, like=like, language=detect_language(df))
     if library_name(df) != "pyspark":
         return adopted
@@ -222,7 +222,7 @@ def refuse_encoded_arrays(
     Binary columns of groups were checked when they were written, and binary columns in ``like`` are
     intended; neither holds for columns from a source.
     """
-    names = binary_columns(_new_fields(relation.schema, like))
+    names = binary_columns(_select_new_fields(relation.schema, like))
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
         return relation
     if engine.is_distributed:  # whose rows are files of the cluster, read again at little cost
@@ -232,7 +232,7 @@ def refuse_encoded_arrays(
     return engine.map_batches(relation, check, schema=relation.schema)
 
 
-def _new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
+def _select_new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
     """Return the columns that are not in ``like``."""
     if like is None:
         return schema
@@ -256,7 +256,7 @@ def refuse_encoded_bytes(
     relation: Relation, *, engine: Engine, like: pa.Schema | None, language: str
 ) -> None:
     """Refuse re-readable rows if the first values of a new binary column are encoded arrays."""
-    names = binary_columns(_new_fields(relation.schema, like))
+    names = binary_columns(_select_new_fields(relation.schema, like))
     check = EncodedArrayCheck(names, language=language)
     if names:
         _check_rows(relation, names, check, engine)
@@ -309,9 +309,9 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     _check_names(reader.schema, language=language)
     reader = _refuse_encoded_arrays(reader, like, language=language)
     if like is None:
-        _warn_of_date_texts(df)
+        _warn_of_date_strings(df)
     target = _target_schema(reader.schema, like, language=language)
-    naive = _naive_columns(reader.schema)
+    naive = _find_naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
         warn_caller(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning)
@@ -330,7 +330,9 @@ def _refuse_encoded_arrays(
 
     Binary columns in ``like`` are intended.
     """
-    check = EncodedArrayCheck(binary_columns(_new_fields(reader.schema, like)), language=language)
+    check = EncodedArrayCheck(
+        binary_columns(_select_new_fields(reader.schema, like)), language=language
+    )
     first = next(iter(reader), None) if check.pending_columns else None
     if first is None:
         return reader
@@ -372,7 +374,7 @@ def count_known_rows(df: object) -> int | None:
 
 
 @dataclass
-class Chunks:
+class PeekedIterator:
     """An iterator of dataframes whose first dataframe was already read."""
 
     frames: Iterator[object]
@@ -396,13 +398,13 @@ def peek_language(df: object) -> tuple[object, str]:
     >>> peek_language(iter([[{"a": 1}]]))[1]
     'rows'
     """
-    if isinstance(df, Chunks):
+    if isinstance(df, PeekedIterator):
         return df, df.language
     if not isinstance(df, Iterator) or hasattr(df, "__arrow_c_stream__"):
         return df, detect_language(df)
     first = list(itertools.islice(df, 1))
     language = detect_language(first[0]) if first else "pandas"
-    return Chunks(itertools.chain(first, df), language), language
+    return PeekedIterator(itertools.chain(first, df), language), language
 
 
 def library_name(df: object) -> str:
@@ -414,15 +416,15 @@ def library_name(df: object) -> str:
     return type(df).__module__.split(".")[0]
 
 
-def _warn_of_date_texts(df: Any) -> None:
+def _warn_of_date_strings(df: Any) -> None:
     """Warn of pandas columns whose first strings are all dates or times."""
     if not hasattr(df, "columns") or not hasattr(df, "iloc"):
         return
     date_columns = []
     for name in df.columns:
         if str(df[name].dtype) in ("object", "string", "str"):
-            texts = df[name].iloc[:_PEEK_ROWS].dropna().tolist()
-            if texts and all(map(_is_date_text, texts)):
+            strings = df[name].iloc[:_PEEK_ROWS].dropna().tolist()
+            if strings and all(map(_is_date_string, strings)):
                 date_columns.append(name)
     if date_columns:
         listed = "; ".join(
@@ -434,7 +436,7 @@ def _warn_of_date_texts(df: Any) -> None:
         )
 
 
-def _is_date_text(value: object) -> bool:
+def _is_date_string(value: object) -> bool:
     if not isinstance(value, str) or len(value) < len("2024-01-31") or value[4:5] != "-":
         return False
     try:
@@ -531,17 +533,17 @@ def _check_pandas_names(df: Any) -> None:
     if wrong:
         raise InvalidName(
             f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
-            hint=_new_columns(df),
+            hint=_format_new_columns(df),
         )
     if not df.columns.is_unique:
         raise InvalidName(
             f"Column names must be unique; these are not: "
             f"{listing(df.columns[df.columns.duplicated()].unique())}.",
-            hint=_new_columns(df),
+            hint=_format_new_columns(df),
         )
 
 
-def _new_columns(df: Any) -> str:
+def _format_new_columns(df: Any) -> str:
     return f"df.columns = {to_feature_names(df.columns)!r}"
 
 
@@ -753,7 +755,7 @@ def _iter_batches(reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _naive_columns(schema: pa.Schema) -> list[str]:
+def _find_naive_columns(schema: pa.Schema) -> list[str]:
     names = [field.name for field in schema if _contains_naive_time(field.type)]
     return names
 
@@ -763,10 +765,10 @@ def _contains_naive_time(kind: pa.DataType) -> bool:
         return kind.tz is None
     if pat.is_dictionary(kind):
         return _contains_naive_time(kind.value_type)
-    return any(map(_contains_naive_time, _inner_types(kind)))
+    return any(map(_contains_naive_time, _find_inner_types(kind)))
 
 
-def _inner_types(kind: pa.DataType) -> list[pa.DataType]:
+def _find_inner_types(kind: pa.DataType) -> list[pa.DataType]:
     if not is_nested(kind):
         return []
     types = [kind.field(index).type for index in range(kind.num_fields)]
@@ -782,7 +784,7 @@ def _half_to_float(array: pa.Array) -> pa.Array:
 
 
 def _contains_half(kind: pa.DataType) -> bool:
-    return pat.is_float16(kind) or any(map(_contains_half, _inner_types(kind)))
+    return pat.is_float16(kind) or any(map(_contains_half, _find_inner_types(kind)))
 
 
 def _cast_by_python(array: pa.Array, kind: pa.DataType) -> pa.Array:

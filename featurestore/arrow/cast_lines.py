@@ -177,10 +177,10 @@ def can_be_epoch(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_floating(kind))
 
 
-def misread_advice(times: Iterable[datetime]) -> str:
+def misread_hint(times: Iterable[datetime]) -> str:
     """Return the advice for times in 1970.
 
-    >>> misread_advice([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
+    >>> misread_hint([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
     "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
     """
     unit = infer_misread_unit(times)

@@ -115,16 +115,16 @@ def cells_to_array(
     True
     """
     with translate_conversion_errors(name, cells, language=language):
-        if _find_types(cells) in _PLAIN:
+        if _cell_types(cells) in _PLAIN:
             return _build_array(cells, nan_is_null=nan_is_null)
         plain = _unwrap_scalars(cells)
-        kinds = _find_kinds(plain)
+        kinds = _classify_cells(plain)
         if "array" in kinds and kinds <= {"array", "list"}:
             column = to_shaped_column(plain, name=name)
             if column is not None:
                 return column
         plain = normalize_cells(plain)
-        is_list = _find_kinds(plain) == {"list"}
+        is_list = _classify_cells(plain) == {"list"}
         column = _build_array(plain, nan_is_null=nan_is_null and not is_list)
         shaped = to_uniform_shape(column) if is_list else None
         return column if shaped is None else shaped
@@ -134,7 +134,7 @@ def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
     try:
         return pa.array(cells, from_pandas=nan_is_null)
     except OverflowError:
-        if _find_types(cells) != {int}:
+        if _cell_types(cells) != {int}:
             raise
         return pa.array(cells, pa.uint64())
 
@@ -148,10 +148,10 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     Raises:
         Unstorable: The cells have incompatible kinds, or cannot be stored.
     """
-    if _find_types(cells) in _PLAIN:
+    if _cell_types(cells) in _PLAIN:
         return cells
     cells = _unwrap_scalars(cells)
-    kinds = _find_kinds(cells)
+    kinds = _classify_cells(cells)
     for kind in kinds:
         if kind in _UNSUPPORTED:
             first = _find_first_of_kind(cells, kind)
@@ -172,12 +172,12 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
     return cells
 
 
-def _find_types(cells: Sequence[Any]) -> frozenset[Any]:
+def _cell_types(cells: Sequence[Any]) -> frozenset[Any]:
     return frozenset(map(type, cells)) - {NoneType}
 
 
-def _find_kinds(cells: Sequence[Any]) -> set[str]:
-    return set(map(_classify_type, _find_types(cells))) - {"missing"}
+def _classify_cells(cells: Sequence[Any]) -> set[str]:
+    return set(map(_classify_type, _cell_types(cells))) - {"missing"}
 
 
 @lru_cache(maxsize=1024)
@@ -200,8 +200,8 @@ def _classify_type(cell_type: Any) -> str:
 
 def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert library scalars to Python objects, and missing values to None."""
-    types = _find_types(cells)
-    kinds = _find_kinds(cells)
+    types = _cell_types(cells)
+    kinds = _classify_cells(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
         kind = _classify_type(cell_type)
@@ -279,7 +279,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
     for cell in cells:
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
-    if "date" not in _find_kinds(cells):
+    if "date" not in _classify_cells(cells):
         return cells
     instants: list[Any] = []
     for cell in cells:
@@ -291,7 +291,7 @@ def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
 
 def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     """Normalize the items of lists; columns of numeric vectors remain arrays."""
-    kinds = _find_kinds(cells)
+    kinds = _classify_cells(cells)
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
     lists = [_to_list(cell) for cell in cells]

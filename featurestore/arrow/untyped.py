@@ -93,27 +93,27 @@ def refuse_untyped(schema: pa.Schema, *, subject: str, hint: Callable[[pa.Schema
     )
 
 
-def dtypes_line(columns: pa.Schema) -> str:
+def format_dtypes(columns: pa.Schema) -> str:
     """Return suggested types for untyped columns, in the syntax of ``dtypes=``.
 
-    >>> dtypes_line(pa.schema([("tags", pa.list_(pa.null()))]))
+    >>> format_dtypes(pa.schema([("tags", pa.list_(pa.null()))]))
     "dtypes={'tags': 'list<string>'}"
     """
     entries = [f"{field.name!r}: {_suggest_type(field.type)}" for field in columns]
     return f"dtypes={{{', '.join(entries)}}}"
 
 
-def schema_line(schema: pa.Schema) -> str:
+def format_schema(schema: pa.Schema) -> str:
     """Return a schema as Python code, with strings in place of nulls.
 
-    >>> schema_line(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.null()))]))
+    >>> format_schema(pa.schema([("id", pa.int64()), ("tags", pa.list_(pa.null()))]))
     "pa.schema([('id', pa.int64()), ('tags', pa.list_(pa.string()))])"
     """
     fields = [f"({field.name!r}, {_type_code(field.type)})" for field in schema]
     return f"pa.schema([{', '.join(fields)}])"
 
 
-def typing_lines(language: str, columns: pa.Schema) -> str | None:
+def format_typing_lines(language: str, columns: pa.Schema) -> str | None:
     """Return the code that types the untyped columns of a dataframe, or None.
 
     Rows and columns of Python objects have no types.
@@ -126,10 +126,10 @@ def typing_lines(language: str, columns: pa.Schema) -> str | None:
     return "; ".join(filter(None, lines))
 
 
-def sql_casts(columns: pa.Schema) -> str:
+def format_sql_casts(columns: pa.Schema) -> str:
     """Return SQL that selects columns, with untyped columns as a type that every engine can cast.
 
-    >>> sql_casts(pa.schema([("user", pa.string()), ("tags", pa.list_(pa.null()))]))
+    >>> format_sql_casts(pa.schema([("user", pa.string()), ("tags", pa.list_(pa.null()))]))
     '"user", cast("tags" as DOUBLE[]) as "tags"'
     """
     expressions = []

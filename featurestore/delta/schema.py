@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import feature_schema
-from featurestore.arrow.untyped import refuse_untyped, sql_casts
+from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
@@ -155,7 +155,7 @@ def requested_schema(
 
 
 def _cast_hint(columns: pa.Schema) -> str:
-    return f"omit them with columns=, or cast them where the table is written: {sql_casts(columns)}"
+    return f"omit them with columns=, or cast them where the table is written: {format_sql_casts(columns)}"
 
 
 def _warn_of_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.Schema) -> None:

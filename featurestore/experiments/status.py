@@ -117,12 +117,12 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
             attempt=data.number("attempt"),
             pid=data.number("pid"),
             host=data.text("host"),
-            metrics=data.object("metrics").each(JsonObject.real),
+            metrics=data.object("metrics").read_values(JsonObject.real),
             readers=tuple(each.data for each in data.objects("readers")),
             error=data.optional_text("error"),
             message=data.optional_text("message"),
             trace=data.optional_text("trace"),
-            saved=data.object("saved").each(JsonObject.text),
+            saved=data.object("saved").read_values(JsonObject.text),
         )
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error

@@ -70,10 +70,10 @@ class TrialServer:
             data = JsonObject.from_value(json.loads(received.data), "message")
             message = Message(received.peer, data.number("worker"), data)
             if self._workers.setdefault(message.peer, message.worker) != message.worker:
-                raise data.wrong("worker", "that of the connection")
+                raise data.wrong_type_error("worker", "that of the connection")
             if data.text("kind") == "report":
                 data.number("step")
-                data.object("metrics").each(JsonObject.real)
+                data.object("metrics").read_values(JsonObject.real)
         except (ValueError, RecursionError):  # MalformedJson is a ValueError
             self._port.drop(received.peer)
             return None
@@ -211,7 +211,7 @@ class TrialPool:
     def _report_metrics(self, slot: _Slot, data: JsonObject) -> bool:
         if slot.trial is None or slot.trial.number is None:
             return True
-        metrics = data.object("metrics").each(JsonObject.real)
+        metrics = data.object("metrics").read_values(JsonObject.real)
         return self.proposals.report(slot.trial.number, data.number("step"), metrics)
 
     def _next_trial(self) -> RunRecord | None:

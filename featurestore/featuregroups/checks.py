@@ -25,7 +25,7 @@ from featurestore.arrow.bounds import (
     time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, misread_advice
+from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, misread_hint
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
@@ -349,7 +349,7 @@ def warn_of_odd_times(report: ValidationReport, spec: FeatureGroupSpec) -> None:
         times = [time for time in sampled_times if isinstance(time, datetime)]
         warn_caller(
             f"feature group {spec.name!r}: {result.message}, where every later label finds them; "
-            f"{misread_advice(times)}",
+            f"{misread_hint(times)}",
             SuspiciousTimeWarning,
         )
 

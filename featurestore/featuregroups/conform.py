@@ -22,7 +22,7 @@ from featurestore.arrow.fitting import (
     wider_decimal,
 )
 from featurestore.arrow.types import array_shape, describe, is_nested
-from featurestore.arrow.untyped import refuse_untyped, typing_lines
+from featurestore.arrow.untyped import format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
 from featurestore.featuregroups.schema_change import with_value
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -201,7 +201,7 @@ def check_columns(
 
 def _typing_hint(language: str, columns: pa.Schema) -> str:
     """Return the code that types new columns without values."""
-    lines = typing_lines(language, columns)
+    lines = format_typing_lines(language, columns)
     return lines or f"leave {listing(columns.names)} out until a row has a value there"
 
 

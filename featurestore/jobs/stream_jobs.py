@@ -20,7 +20,7 @@ from featurestore.arrow.column_names import (
 )
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
-from featurestore.arrow.untyped import dtypes_line, refuse_untyped
+from featurestore.arrow.untyped import format_dtypes, refuse_untyped
 from featurestore.errors import InvalidJob, did_you_mean, listing
 from featurestore.jobs.definitions import (
     Columns,
@@ -282,12 +282,12 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         )
     check_nesting(schema)
     schema = feature_schema(schema)
-    refuse_untyped(schema, subject=f"Job {name!r}", hint=_schema_line)
+    refuse_untyped(schema, subject=f"Job {name!r}", hint=_format_schema)
     return schema, None
 
 
-def _schema_line(columns: pa.Schema) -> str:
-    return dtypes_line(columns).replace("dtypes=", "schema=")
+def _format_schema(columns: pa.Schema) -> str:
+    return format_dtypes(columns).replace("dtypes=", "schema=")
 
 
 def _check_columns(spec: JobSpec) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import usersql
-from featurestore.arrow.untyped import refuse_untyped, schema_line, sql_casts
+from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_untyped
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
 from featurestore.errors import InvalidJob, SourceChanged
@@ -113,8 +113,8 @@ def without_nulls(
 
     def hint(untyped: pa.Schema) -> str:
         if spec.kind == "sql":
-            return f"cast them in the job's query: {sql_casts(untyped)}"
-        return f"return pa.Table.from_pylist(rows, {schema_line(rows.schema)})"
+            return f"cast them in the job's query: {format_sql_casts(untyped)}"
+        return f"return pa.Table.from_pylist(rows, {format_schema(rows.schema)})"
 
     new = pa.schema([rows.schema.field(name) for name in columns if name not in stored_names])
     refuse_untyped(new, subject=f"Job {spec.name!r}", hint=hint)

@@ -184,7 +184,7 @@ class FeatureViewSpec:
         labels = view.optional_text("labels")
         transformations: Mapping[str, Any] = {}
         if "transformations" in view:
-            transformations = view.object("transformations").each(JsonObject.array)
+            transformations = view.object("transformations").read_values(JsonObject.array)
         try:
             name = check_name(view.text("name"), noun="feature view")
             if labels is not None:
@@ -199,7 +199,7 @@ class FeatureViewSpec:
             label=view.texts("label"),
             label_time=view.optional_text("label_time"),
             description=view.text("description"),
-            tags=view.object("tags").each(JsonObject.text),
+            tags=view.object("tags").read_values(JsonObject.text),
             created=view.text("created"),
             transformations=transformations,
         )
@@ -261,10 +261,10 @@ def _type_name(kind: Any) -> str:
 def _parse_step(data: JsonObject) -> ViewStep:
     join = data.text("join")
     if join not in JOINS:
-        raise data.wrong("join", "'left' or 'inner'")
+        raise data.wrong_type_error("join", "'left' or 'inner'")
     join_key = data.get("join_key")
     if join_key is not None and not isinstance(join_key, str | list | dict):
-        raise data.wrong("join_key", "a name, a list or an object")
+        raise data.wrong_type_error("join_key", "a name, a list or an object")
     features = tuple(map(_parse_feature, data.objects("features")))
     on_demand: tuple[OnDemandFeature, ...] = ()
     if "on_demand" in data:

@@ -14,7 +14,7 @@ from featurestore.arrow.column_lines import quoted
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.fitting import widened_schema
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
-from featurestore.arrow.untyped import dtypes_line, refuse_untyped, sql_casts
+from featurestore.arrow.untyped import format_dtypes, format_sql_casts, refuse_untyped
 from featurestore.errors import (
     InvalidArgument,
     KeyRequired,
@@ -67,8 +67,8 @@ class FeatureGroupSpec:
             self.schema,
             subject=f"Feature group {self.name!r}",
             hint=lambda columns: (
-                f"{dtypes_line(columns)} when the group is created, or cast the columns, "
-                f"in SQL: {sql_casts(columns)}"
+                f"{format_dtypes(columns)} when the group is created, or cast the columns, "
+                f"in SQL: {format_sql_casts(columns)}"
             ),
         )
         _check_roles(self)

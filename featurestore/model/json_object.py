@@ -84,7 +84,7 @@ class JsonObject:
         """Return a string."""
         value = self.get(name)
         if not isinstance(value, str):
-            raise self.wrong(name, "a text")
+            raise self.wrong_type_error(name, "a text")
         return value
 
     def optional_text(self, name: str) -> str | None:
@@ -97,7 +97,7 @@ class JsonObject:
         """Return an integer within a range."""
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self.wrong(name, f"a whole number from {minimum} to {maximum}")
+            raise self.wrong_type_error(name, f"a whole number from {minimum} to {maximum}")
         return value
 
     def optional_number(self, name: str) -> int | None:
@@ -110,21 +110,21 @@ class JsonObject:
         """Return a boolean."""
         value = self.get(name)
         if not isinstance(value, bool):
-            raise self.wrong(name, "true or false")
+            raise self.wrong_type_error(name, "true or false")
         return value
 
     def array(self, name: str) -> list[Any]:
         """Return an array."""
         value = self.get(name)
         if not isinstance(value, list | tuple):
-            raise self.wrong(name, "an array")
+            raise self.wrong_type_error(name, "an array")
         return list(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Return an array of strings."""
         value = self.array(name)
         if not all(isinstance(item, str) for item in value):
-            raise self.wrong(name, "an array of texts")
+            raise self.wrong_type_error(name, "an array of texts")
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[int, ...]:
@@ -137,7 +137,7 @@ class JsonObject:
         """Return a number."""
         value = self.get(name)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.wrong(name, "a number")
+            raise self.wrong_type_error(name, "a number")
         return value
 
     def optional_real(self, name: str) -> float | None:
@@ -146,10 +146,10 @@ class JsonObject:
             return None
         return self.real(name)
 
-    def each(self, read: Callable[[JsonObject, str], T]) -> dict[str, T]:
+    def read_values(self, read: Callable[[JsonObject, str], T]) -> dict[str, T]:
         """Return all values of the object, each read with one of the methods above.
 
-        >>> JsonObject({"a": 1}).each(JsonObject.number)
+        >>> JsonObject({"a": 1}).read_values(JsonObject.number)
         {'a': 1}
         """
         values = {}
@@ -169,7 +169,7 @@ class JsonObject:
             for index, each in enumerate(self.array(name))
         ]
 
-    def wrong(self, name: str, expected: str) -> MalformedJson:
+    def wrong_type_error(self, name: str, expected: str) -> MalformedJson:
         """Return the error for a value of a wrong type."""
         return MalformedJson(
             f"{self._path_of(name)} is {_short_repr(self.data.get(name))}, not {expected}"

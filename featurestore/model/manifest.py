@@ -255,7 +255,7 @@ def _parse_manifest(data: JsonObject) -> Manifest:
         reads = tuple(map(_parse_source_read, data.objects("reads")))
     max_lengths: Mapping[str, int] = {}
     if "max_lengths" in data:
-        max_lengths = data.object("max_lengths").each(JsonObject.number)
+        max_lengths = data.object("max_lengths").read_values(JsonObject.number)
     transformations = None
     if "transformations" in data:
         file = data.object("transformations")
@@ -279,14 +279,14 @@ def _parse_manifest(data: JsonObject) -> Manifest:
         reproducible=data.flag("reproducible"),
         reproducible_reason=data.optional_text("reproducible_reason"),
         description=data.text("description"),
-        tags=data.object("tags").each(JsonObject.text),
+        tags=data.object("tags").read_values(JsonObject.text),
         created=_parse_time(data, "created"),
         run_id=data.optional_text("run_id"),
-        libraries=data.object("libraries").each(JsonObject.text),
+        libraries=data.object("libraries").read_values(JsonObject.text),
         statistics=_parse_statistics(data.object("statistics")),
         uncovered_rows=data.number("uncovered_rows"),
         dropped_rows=dropped_rows,
-        prefixes=data.object("prefixes").each(_parse_strings),
+        prefixes=data.object("prefixes").read_values(_parse_strings),
         view=view,
         transformations=transformations,
         reads=reads,
@@ -318,10 +318,10 @@ def _parse_column(data: JsonObject) -> ManifestColumn:
     try:
         type_from_json(kind)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise data.wrong("type", "a feature type") from error
+        raise data.wrong_type_error("type", "a feature type") from error
     role = data.text("role")
     if role not in ROLES:
-        raise data.wrong("role", f"one of {', '.join(ROLES)}")
+        raise data.wrong_type_error("role", f"one of {', '.join(ROLES)}")
     return ManifestColumn(
         name=data.text("name"),
         type=kind,
@@ -336,15 +336,15 @@ def _parse_column(data: JsonObject) -> ManifestColumn:
 def _parse_split(data: JsonObject) -> ManifestSplit:
     name = data.text("name")
     if not is_relative_path(name) or "/" in name:
-        raise data.wrong("name", "the name of a directory")
+        raise data.wrong_type_error("name", "the name of a directory")
     split = ManifestSplit(
         name=name,
         rows=data.number("rows"),
         bytes=data.number("bytes"),
         shards=tuple(map(_parse_shard, data.objects("shards"))),
-        nulls=data.object("nulls").each(JsonObject.number),
-        label_counts=data.object("label_counts").each(_parse_counts),
-        label_weights=data.object("label_weights").each(_parse_weights),
+        nulls=data.object("nulls").read_values(JsonObject.number),
+        label_counts=data.object("label_counts").read_values(_parse_counts),
+        label_weights=data.object("label_weights").read_values(_parse_weights),
     )
     _check_rows(split, data)
     return split
@@ -358,7 +358,7 @@ def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
             raise MalformedJson(f"{shard.path} begins at row {shard.first_row}, not at {expected}")
         expected += shard.rows
     if split.rows != expected:
-        raise data.wrong("rows", f"the {expected} of its shards")
+        raise data.wrong_type_error("rows", f"the {expected} of its shards")
 
 
 def _parse_shard(data: JsonObject) -> ManifestShard:
@@ -376,14 +376,14 @@ def _parse_file(data: JsonObject) -> ManifestFile:
 def _parse_path(data: JsonObject) -> str:
     path = data.text("path")
     if not is_relative_path(path):
-        raise data.wrong("path", "a path below the dataset")
+        raise data.wrong_type_error("path", "a path below the dataset")
     return path
 
 
 def _parse_sha256(data: JsonObject) -> str:
     digits = data.text("sha256")
     if not _SHA256.fullmatch(digits):
-        raise data.wrong("sha256", "a SHA-256")
+        raise data.wrong_type_error("sha256", "a SHA-256")
     return digits
 
 
@@ -414,7 +414,7 @@ def _parse_time(data: JsonObject, name: str) -> str:
         if text:
             datetime.fromisoformat(text)
     except ValueError as error:
-        raise data.wrong(name, "a time") from error
+        raise data.wrong_type_error(name, "a time") from error
     return text
 
 
@@ -423,11 +423,11 @@ def _parse_strings(data: JsonObject, name: str) -> list[str]:
 
 
 def _parse_counts(data: JsonObject, name: str) -> dict[str, int]:
-    return data.object(name).each(JsonObject.number)
+    return data.object(name).read_values(JsonObject.number)
 
 
 def _parse_weights(data: JsonObject, name: str) -> dict[str, float]:
-    return data.object(name).each(JsonObject.real)
+    return data.object(name).read_values(JsonObject.real)
 
 
 def format_source(source: Mapping[str, Any]) -> str:

@@ -182,8 +182,8 @@ def check_rename(rename: object) -> str | None:
     if value == SNAKE_CASE:
         return SNAKE_CASE
     if isinstance(value, Mapping):
-        texts = [*value.keys(), *value.values()]
-        if all(isinstance(name, str) for name in texts):
+        names = [*value.keys(), *value.values()]
+        if all(isinstance(name, str) for name in names):
             return json.dumps(dict(value), ensure_ascii=False)
     raise InvalidArgument(
         f"rename={rename!r} is not a mapping of names.",

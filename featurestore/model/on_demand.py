@@ -58,7 +58,7 @@ class OnDemandFeature:
             source = data.text("source")
         feature_spec = cls(data.text("name"), data.text("sql"), source)
         if data.text("sha256") != feature_spec.sha256:
-            raise data.wrong("sha256", "the hash of its expression")
+            raise data.wrong_type_error("sha256", "the hash of its expression")
         return feature_spec
 
 

@@ -184,21 +184,21 @@ def _parse_spec(data: JsonObject) -> ModelSpec:
         experiment=data.optional_text("experiment"),
         run=None if run is None else check_run_id(run),
         created=data.text("created"),
-        libraries=data.object("libraries").each(JsonObject.text),
+        libraries=data.object("libraries").read_values(JsonObject.text),
     )
 
 
 def _parse_choice(data: JsonObject, name: str, allowed: Any) -> Any:
     value = data.text(name)
     if value not in get_args(allowed):
-        raise data.wrong(name, f"one of {', '.join(get_args(allowed))}")
+        raise data.wrong_type_error(name, f"one of {', '.join(get_args(allowed))}")
     return value
 
 
 def _parse_path(data: JsonObject, name: str) -> str:
     path = data.text(name)
     if not is_relative_path(path):
-        raise data.wrong(name, "a path below the model")
+        raise data.wrong_type_error(name, "a path below the model")
     return path
 
 
@@ -207,7 +207,7 @@ def _parse_type(data: JsonObject) -> Any:
     try:
         type_from_json(kind)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise data.wrong("type", "a feature type") from error
+        raise data.wrong_type_error("type", "a feature type") from error
     return kind
 
 
@@ -228,5 +228,5 @@ class ModelAnnotations:
     def from_json(cls, value: object) -> ModelAnnotations:
         """Parse the output of ``vars``; raise MalformedJson if it is invalid."""
         data = JsonObject.from_value(value)
-        tags = data.object("tags").each(JsonObject.text)
+        tags = data.object("tags").read_values(JsonObject.text)
         return cls(_parse_choice(data, "stage", Stage), data.text("description"), tags)

@@ -136,7 +136,7 @@ class RunRecord:
                 raise MalformedJson(f"format {data.get('format')} is of a newer release")
             state = data.text("state")
             if state not in get_args(State):
-                raise data.wrong("state", f"one of {', '.join(get_args(State))}")
+                raise data.wrong_type_error("state", f"one of {', '.join(get_args(State))}")
             times = {name: data.optional_text(name) for name in ("created", "started", "ended")}
             for time in filter(None, times.values()):
                 datetime.fromisoformat(time)
@@ -147,7 +147,7 @@ class RunRecord:
                 state=state,  # type: ignore[arg-type]
                 created=data.text("created"),
                 params=dict(data.object("params").data),
-                metrics=data.object("metrics").each(JsonObject.real),
+                metrics=data.object("metrics").read_values(JsonObject.real),
                 dataset=_parse_dataset(data),
                 parent=_parse_parent(data),
                 number=None if data.get("number") is None else data.number("number"),
@@ -173,7 +173,7 @@ def _parse_dataset(data: JsonObject) -> RunDataset | None:
 def _parse_files(data: JsonObject) -> Mapping[str, str]:
     if "files" not in data:  # written before format 2
         return {}
-    return data.object("files").each(JsonObject.text)
+    return data.object("files").read_values(JsonObject.text)
 
 
 def _parse_objects(data: JsonObject, name: str) -> tuple[Mapping[str, Any], ...]:
@@ -255,7 +255,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
         damaged = None
         step = data.number("step")
         time = data.optional_real("time")
-        for name, value in data.object("metrics").each(JsonObject.real).items():
+        for name, value in data.object("metrics").read_values(JsonObject.real).items():
             values[name, step] = MetricValue(name, step, value, time)
     return sorted(values.values(), key=lambda metric: (metric.step, metric.name))
 

@@ -76,10 +76,10 @@ def format_share(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def source_name(source: Mapping[str, Any]) -> str:
+def format_source_name(source: Mapping[str, Any]) -> str:
     """Format a statistics source for display.
 
-    >>> source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
+    >>> format_source_name({"featuregroup": "weather", "version": 2, "delta_version": 7})
     'weather v2 (Delta 7)'
     """
     words = []
@@ -109,7 +109,7 @@ def short(name: str, longest: int) -> str:
 
 def format_title(statistics: Statistics) -> str:
     """Return the number of rows as text, with the sampled fraction."""
-    name = source_name(statistics.source) or "statistics"
+    name = format_source_name(statistics.source) or "statistics"
     coverage_text = "all rows counted"
     if not statistics.exact:
         coverage_text = f"distributions from {statistics.sample_rows:,} of them"

@@ -148,7 +148,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
             f"mode='upsert' replaces rows, on_duplicates={spec.on_duplicates!r} does not.",
             hint="on_duplicates='last'",
         )
-    _check_texts(spec)
+    _check_strings(spec)
     unknown = [field_name for field_name in spec.fields.values() if field_name not in RECORD_FIELDS]
     if unknown:
         raise InvalidJob(
@@ -158,7 +158,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     return spec
 
 
-def _check_texts(spec: StreamSpec) -> None:
+def _check_strings(spec: StreamSpec) -> None:
     for argument in ("topic", "avro", "schema_registry", "consumer_group"):
         value = getattr(spec, argument)
         if value is None and argument != "topic":

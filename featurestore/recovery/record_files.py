@@ -62,7 +62,7 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     try:
         content = JsonObject.from_value(files.read_json(path))
         if content.number("format") != _ACCESS_FORMAT:
-            raise content.wrong("format", f"{_ACCESS_FORMAT}, which this release knows")
+            raise content.wrong_type_error("format", f"{_ACCESS_FORMAT}, which this release knows")
         rows_by_table = {}
         for table in _ACCESS_TABLES:
             rows_by_table[table.name] = [

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from featurestore import usersql
-from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_advice
+from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.arrow.untyped import refuse_untyped, sql_casts
+from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, InvalidSql, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.names import parse_group_reference
@@ -211,7 +211,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     if early_times:
         warn_caller(
             f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels lie "
-            f"before 1980; {misread_advice(early_times[:5])}",
+            f"before 1980; {misread_hint(early_times[:5])}",
             SuspiciousTimeWarning,
         )
 
@@ -392,7 +392,9 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
             hint="select count(*) as n, b.temp as other_temp",
         ) from error
     refuse_untyped(
-        schema, subject="The query", hint=lambda _: f"select {sql_casts(schema)} from ({checked})"
+        schema,
+        subject="The query",
+        hint=lambda _: f"select {format_sql_casts(schema)} from ({checked})",
     )
     return FeatureFrame.planned(session, build_query_plan(source, schema))
 

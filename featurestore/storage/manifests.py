@@ -81,7 +81,9 @@ def read_annotations(directory: str, manifest: Manifest) -> Annotations:
         return Annotations(manifest.description, manifest.tags)
     try:
         data = JsonObject.from_value(files.read_json(path))
-        return Annotations(data.text("description"), data.object("tags").each(JsonObject.text))
+        return Annotations(
+            data.text("description"), data.object("tags").read_values(JsonObject.text)
+        )
     except MalformedJson as error:
         raise DatasetDamaged(
             f"{path!r} is damaged: {error}.",

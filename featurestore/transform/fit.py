@@ -200,7 +200,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
 def _step(data: JsonObject) -> Step:
     rule = RULES.get(data.text("rule"))
     if rule is None:
-        raise data.wrong("rule", "a rule that this release knows")
+        raise data.wrong_type_error("rule", "a rule that this release knows")
     options = data.object("options")
     rule.check(options, None)
     return Step(rule.name, options.data)

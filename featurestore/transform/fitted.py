@@ -303,7 +303,7 @@ def _column(data: JsonObject) -> FittedColumn:
     try:
         type_from_json(kind)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise data.wrong("type", "a feature type") from error
+        raise data.wrong_type_error("type", "a feature type") from error
     steps = Chain(tuple(map(_step, data.objects("steps"))))
     column = FittedColumn(data.text("name"), kind, steps, data.flag("narrow"))
     try:
@@ -311,7 +311,7 @@ def _column(data: JsonObject) -> FittedColumn:
     except InvalidArgument as error:
         raise MalformedJson(error.message) from error
     if data.object("output").data != output:
-        raise data.wrong("output", f"{output}")
+        raise data.wrong_type_error("output", f"{output}")
     return column
 
 
@@ -319,7 +319,7 @@ def _step(data: JsonObject) -> Step:
     name = data.text("rule")
     rule = RULES.get(name)
     if rule is None:
-        raise data.wrong("rule", "a rule that this release knows")
+        raise data.wrong_type_error("rule", "a rule that this release knows")
     options, fitted = data.object("options"), None
     if rule.fits:
         fitted = data.object("fitted")

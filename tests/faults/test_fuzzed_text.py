@@ -484,7 +484,9 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
                 fitted.apply({column.name: VALUES[column.input_form.kind]})
     asked = {each["name"]: each["steps"] for each in world.transformations["columns"]}
     with contextlib.suppress(FeatureStoreError, MalformedJson):
-        written = JsonObject.from_value(changed(asked, data, world.outside)).each(JsonObject.array)
+        written = JsonObject.from_value(changed(asked, data, world.outside)).read_values(
+            JsonObject.array
+        )
         assert isinstance(chains_from_json(written, view="v"), dict)
 
 

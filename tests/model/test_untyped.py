@@ -15,10 +15,10 @@ from featurestore.arrow.fitting import can_fit, can_widen, cast_exactly
 from featurestore.arrow.types import feature_schema, feature_type, is_untyped
 from featurestore.arrow.untyped import (
     adopt_types,
-    dtypes_line,
+    format_dtypes,
+    format_sql_casts,
     refuse_untyped,
     replace_null_types,
-    sql_casts,
 )
 from featurestore.errors import UnsupportedType
 
@@ -81,7 +81,7 @@ def test_refuse_untyped_raises_with_dtypes_hint(kind: pa.DataType, data: Any) ->
     assert (feature_type(given_type) is None) == is_untyped(given_type)
     if is_untyped(given_type):
         with pytest.raises(UnsupportedType, match="no row has a value") as refusal:
-            refuse_untyped(schema, subject="It", hint=dtypes_line)
+            refuse_untyped(schema, subject="It", hint=format_dtypes)
         line = str(refusal.value.hint).removeprefix("dtypes=")
         suggested = eval(line, {"pa": pa})["a"]
         if isinstance(suggested, pa.DataType):
@@ -99,7 +99,7 @@ def test_typed_like_other_shapes_keep_type() -> None:
 def test_sql_casts_type_only_null_columns(kind: pa.DataType, data: Any) -> None:
     given_kind = without_leaves(kind, data.draw)
     rows = pa.table({"a": pa.nulls(1, given_kind)})
-    query = f"select {sql_casts(rows.schema)} from rows"
+    query = f"select {format_sql_casts(rows.schema)} from rows"
     answered = feature_schema(duckdb.sql(query).to_arrow_table().schema).field("a").type
     assert not is_untyped(answered)
     assert replace_null_types(given_kind, answered) == answered

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
-from featurestore.arrow.untyped import refuse_untyped, sql_casts
+from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.maintenance import check_files
 from featurestore.delta.schema import requested_schema
@@ -118,7 +118,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
         refuse_untyped(
             first,
             subject=paths[0],
-            hint=lambda columns: f"write the files with a type: {sql_casts(columns)}",
+            hint=lambda columns: f"write the files with a type: {format_sql_casts(columns)}",
         )
     nanosecond_columns = []  # in nanoseconds, which Spark reads as plain integers or not at all
     for field in first:

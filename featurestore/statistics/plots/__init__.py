@@ -18,7 +18,7 @@ import numpy as np
 from featurestore.errors import StatisticsNotFound, missing_extra
 from featurestore.model.drift import DriftReport, FeatureDrift
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.model.statistics_text import source_name
+from featurestore.model.statistics_text import format_source_name
 from featurestore.statistics.clusters import Clusters
 from featurestore.statistics.plots.axes import figure_title, font_size, shorten_name
 from featurestore.statistics.plots.heatmap import (
@@ -177,7 +177,7 @@ def distributions(
     title = figure_title(statistics, "Distributions")
     if other is not None:
         compared_columns = {column.name: column for column in other.columns}
-        title += f" (bars), {source_name(other.source) or 'the other'} (line)"
+        title += f" (bars), {format_source_name(other.source) or 'the other'} (line)"
     if len(drawn_columns) < drawable_count:
         title += f"\nthe first {len(drawn_columns)} of {drawable_count:,} features; choose with columns=[...]"
     columns_across = _panels_across(len(drawn_columns))
@@ -215,7 +215,7 @@ def clusters(
         scatter_axis, centers_axis = figure.subplots(1, 2, width_ratios=[1.35, 1])
         _draw_plane(scatter_axis, clustering)
         rows = f"Clusters of {len(clustering.labels):,} sampled rows"
-        scatter_axis.set_title(f"{source_name(source or {})} {rows}".strip())
+        scatter_axis.set_title(f"{format_source_name(source or {})} {rows}".strip())
         image = _draw_centers(centers_axis, clustering)
         figure.colorbar(image, ax=centers_axis, shrink=0.6)
     return figure
@@ -277,7 +277,7 @@ def drift(
     if not comparable:
         raise StatisticsNotFound("No feature has distributions that can be compared.")
     ranked = comparable[:_MAX_RANKED]
-    title = f"{source_name(before.source)} to {source_name(after.source)}".strip()
+    title = f"{format_source_name(before.source)} to {format_source_name(after.source)}".strip()
     if len(ranked) < len(comparable):
         title += f"\nthe first {len(ranked)} of {len(comparable):,} features"
     compared = ranked[:_MAX_COMPARED]

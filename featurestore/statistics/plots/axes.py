@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from featurestore.model.statistics import ColumnStatistics, Statistics
-from featurestore.model.statistics_text import format_share, source_name
+from featurestore.model.statistics_text import format_share, format_source_name
 from featurestore.model.statistics_text import short as shorten_middle
 from featurestore.statistics.distribution import BINS, stepped_edges
 from featurestore.statistics.drift import as_number, cumulative
@@ -45,7 +45,7 @@ _HUGE = 1e300
 
 def figure_title(statistics: Statistics, subject: str) -> str:
     """Return a title: the name of the table, then the subject of the figure."""
-    return f"{source_name(statistics.source)} {subject}".strip()
+    return f"{format_source_name(statistics.source)} {subject}".strip()
 
 
 def panel_title(column: ColumnStatistics, rows: int) -> str:

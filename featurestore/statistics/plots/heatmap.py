@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound, missing_extra
 from featurestore.model.statistics import Correlations, Statistics
-from featurestore.model.statistics_text import source_name
+from featurestore.model.statistics_text import format_source_name
 from featurestore.statistics.moments import Floats
 from featurestore.statistics.plots.axes import font_size, shorten_name
 
@@ -88,7 +88,7 @@ def select_correlations(statistics: Statistics, method: str) -> Correlations:
     if method == "pearson":
         correlations = statistics.pearson
     if correlations is None:
-        table = source_name(statistics.source) or "this table"
+        table = format_source_name(statistics.source) or "this table"
         raise StatisticsNotFound(
             f"Correlations need two numeric features; {table} has fewer.",
             hint="keys, times and texts have none",

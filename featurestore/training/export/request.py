@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.column_names import check_feature_names
-from featurestore.arrow.untyped import refuse_untyped, sql_casts, typing_lines
+from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument
 from featurestore.external import LiveSource, live_sources, take_snapshot
 from featurestore.external.groups import external_rows
@@ -260,8 +260,8 @@ def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
     """
 
     def casts(columns: pa.Schema) -> str:
-        lines = typing_lines(language, columns)
-        return f"cast the columns first: {lines or f'in SQL, {sql_casts(columns)}'}"
+        lines = format_typing_lines(language, columns)
+        return f"cast the columns first: {lines or f'in SQL, {format_sql_casts(columns)}'}"
 
     refuse_untyped(schema, subject="The training dataset", hint=casts)
 

@@ -171,7 +171,7 @@ class OneHot(Rule):
             return
         size = fitted.number("size")
         if fitted.get("values") is not None and len(_check_values(fitted)) != size:
-            raise fitted.wrong("size", "the number of values")
+            raise fitted.wrong_type_error("size", "the number of values")
 
     def fitted_summary(self, step: Step) -> str:
         assert step.fitted is not None
@@ -240,9 +240,9 @@ def check_ascending(data: JsonObject, name: str = "edges") -> None:
     numbers = data.array(name)
     for number in numbers:
         if not isinstance(number, int | float) or isinstance(number, bool):
-            raise data.wrong(name, "numbers")
+            raise data.wrong_type_error(name, "numbers")
     if any(not low < high for low, high in pairwise(numbers)):
-        raise data.wrong(name, "ascending")
+        raise data.wrong_type_error(name, "ascending")
 
 
 def check_vocabulary(options: JsonObject, fitted: JsonObject | None) -> None:
@@ -263,7 +263,7 @@ def _check_values(fitted: JsonObject) -> list[Any]:
     values = fitted.array("values")
     kinds = {type(value) for value in values}
     if not (kinds <= {str} or kinds <= {int}) or len(set(values)) != len(values):
-        raise fitted.wrong("values", "distinct strings or integers")
+        raise fitted.wrong_type_error("values", "distinct strings or integers")
     return values
 
 

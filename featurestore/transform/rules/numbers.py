@@ -180,7 +180,7 @@ class Cyclical(NumberRule):
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         if not _MIN_WIDTH < options.real("period") < _MAX_WIDTH:
-            raise options.wrong("period", "a positive number")
+            raise options.wrong_type_error("period", "a positive number")
 
 
 class Cast(Rule):
@@ -218,7 +218,7 @@ class Cast(Rule):
 
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         if options.text("dtype") not in DTYPES:
-            raise options.wrong("dtype", f"one of {', '.join(DTYPES)}")
+            raise options.wrong_type_error("dtype", f"one of {', '.join(DTYPES)}")
 
 
 def _scale_parameters(

@@ -54,7 +54,7 @@ class Pad(Rule):
     def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
         options.number("length", minimum=1)
         if options.text("keep") not in KEEP:
-            raise options.wrong("keep", "'first' or 'last'")
+            raise options.wrong_type_error("keep", "'first' or 'last'")
 
 
 class DecodeImage(Rule):

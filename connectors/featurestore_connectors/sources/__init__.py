@@ -1,11 +1,11 @@
-"""Sources: databases by ADBC, DuckDB files, folders of files, Delta and Iceberg tables of others."""
+"""Connectors for SQL databases, DuckDB files, file folders, Delta and Iceberg tables."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-# Sources are imported on first use: each loads its own libraries, and a store uses few kinds.
+# Each source imports its own heavy libraries, so a source is imported on first use.
 _EXPORTS = {
     "DeltaSource": "delta_table",
     "DuckDBSource": "duckdb_rows",

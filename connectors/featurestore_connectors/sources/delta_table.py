@@ -1,7 +1,7 @@
-"""Delta tables of other writers at any version, read with the Delta kernel.
+"""Read any version of an external Delta table with the Delta kernel.
 
-The kernel (``polars-deltalake``) implements deletion vectors, column mapping, widened types, v2
-checkpoints and shallow clones; a table with unsupported features is refused.
+The kernel (``polars-deltalake``) supports deletion vectors, column mapping, type widening, v2
+checkpoints and shallow clones. Tables with unsupported features are refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeltaSource:
         self._location = locations.parse_location(config, prefix="delta", noun="Delta table")
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
-        """Open a version by number or by time, or the latest one."""
+        """Open the latest version, or the version with number or time ``at``."""
         path = self._location.open(self._config)
         with locations.storage_errors(self._config):
             if not log.is_delta_table(path):
@@ -65,10 +65,10 @@ class DeltaSource:
 
 
 class DeltaSnapshot(TypedColumns):
-    """One version of a Delta table, which never changes.
+    """An immutable version of a Delta table.
 
-    The kernel does not read HDFS: the log is copied to a local folder, and the data files of the
-    version when rows are read.
+    The kernel cannot read HDFS. The log is therefore copied to a local folder when the snapshot is
+    opened, and the data files of the version are copied before rows are read.
     """
 
     def __init__(self, config: SourceConfig, path: str, version: int) -> None:
@@ -112,7 +112,7 @@ class DeltaSnapshot(TypedColumns):
         return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
     def close(self) -> None:
-        """Remove the fetched files."""
+        """Remove the local copies of the files."""
         if self._mirror is not None:
             self._mirror.close()
 
@@ -167,14 +167,14 @@ class DeltaSnapshot(TypedColumns):
 
 
 def _mirror_log(path: str) -> LocalMirror:
-    """Return a mirror of a table with its log fetched."""
+    """Return a local mirror of a table with a copy of its log."""
     mirror = LocalMirror(path)
     mirror.fetch(name for name in mirror.names if name.startswith(f"{log.LOG_FOLDER}/"))
     return mirror
 
 
 def _version_files(mirror: LocalMirror, path: str, version: int) -> list[str]:
-    """Return the data files of a version; all files if only the kernel can read the log."""
+    """Return the paths of a version's data files, or of all files if the log needs the kernel."""
     try:
         return [each.path[len(path) + 1 :] for each in read_snapshot(path, version).files]
     except UnsupportedTable:
@@ -182,9 +182,9 @@ def _version_files(mirror: LocalMirror, path: str, version: int) -> list[str]:
 
 
 def _has_variant(kind: pa.DataType) -> bool:
-    """Return whether values are variants, which the kernel returns in their two-binary encoding.
+    """Return whether a type is the two-binary encoding in which the kernel returns variants.
 
-    The encoding is not decoded here (https://github.com/apache/parquet-format, VariantEncoding).
+    The encoding is not decoded (https://github.com/apache/parquet-format, VariantEncoding).
     """
     if pat.is_list(kind):
         return _has_variant(kind.value_type)

@@ -1,10 +1,10 @@
-"""Database drivers: conversion of their errors, and the options that a URI may set for them.
+"""Database drivers: error conversion, and the driver options that a URI may set.
 
-Error messages are stripped of secrets.
+Secrets are removed from error messages.
 
-A store may be written by others, and its sources with it. Drivers have options that read local
-files, run statements, load libraries or instantiate a named class, so only options that are known
-to be harmless are allowed.
+The sources of a store may come from untrusted users. Some driver options read local files, run
+statements, load libraries or instantiate a class by name, so only options that are known to be
+harmless are allowed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from featurestore.plugins.source import SourceConfig
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-# Options that both libpq and the JDBC driver of Postgres have.
+# Options that both libpq and the Postgres JDBC driver support.
 POSTGRES = (
     "application_name",
     "channel_binding",
@@ -55,17 +55,19 @@ _DRIVER_OPTIONS: Mapping[str, Sequence[str]] = {
     "pyodbc": ("ApplicationIntent", "Encrypt", "TrustServerCertificate", "driver"),
     "snowflake": ("role", "warehouse"),
 }
-# Names and numbers: no slash of a path, no brace or semicolon, which end a value of ODBC.
+# Allowed characters of a value: no path slashes, and no braces or semicolons, which end an ODBC
+# value.
 _PLAIN = re.compile(r"[\w .,:=+()-]*")
 _HOST = re.compile(r"[\w.,:%\\-]*")
-# Options that let a server request local files from a driver (LOAD DATA LOCAL); some default to on.
+# Options that let a server request local files from the client (LOAD DATA LOCAL). Some are on by
+# default.
 _SENDS_FILES = {
     "mariadbconnector": "local_infile",
     "mysqlconnector": "allow_local_infile",
     "mysqldb": "local_infile",
     "pymysql": "local_infile",
 }
-# Classes and codes of SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+# SQLSTATE classes and codes (https://www.postgresql.org/docs/current/errcodes-appendix.html).
 _NO_TABLE = ("42P01", "3F000")
 _NOT_ALLOWED = "42501"
 _CONNECTION_ERRORS = ("28", "3D", "08", "57")
@@ -74,18 +76,18 @@ _WRONG_SQL = ("42", "22")
 
 @contextmanager
 def translate_errors(config: SourceConfig, *, secret: str | None = None) -> Iterator[None]:
-    """Convert errors of an ADBC driver to errors of the store."""
+    """Convert ADBC driver errors to feature store errors."""
     from adbc_driver_manager import Error
 
     try:
         yield
     except Error as error:
-        # Not chained: the text of the cause may hold the secret.
+        # Not chained: the message of the cause may contain the secret.
         raise adbc_error(config, error, secret=secret) from None
 
 
 def adbc_error(config: SourceConfig, error: Any, *, secret: str | None) -> FeatureStoreError:
-    """Return the store's error for one of an ADBC driver."""
+    """Return the feature store error for an ADBC driver error."""
     state = getattr(error, "sqlstate", None) or ""
     message = one_line(str(error), secret)
     subject = f"Source {config.name!r}"
@@ -108,7 +110,7 @@ def adbc_error(config: SourceConfig, error: Any, *, secret: str | None) -> Featu
 
 
 def one_line(text: str, secret: str | None) -> str:
-    """Return a driver's message as one line, with the secret masked."""
+    """Return a driver message on one line, with the secret masked."""
     if secret:
         text = text.replace(secret, "***")
     return " ".join(text.split())
@@ -121,7 +123,7 @@ def guard_batches(
     secret: str | None,
     close: Callable[[], None],
 ) -> Iterator[Any]:
-    """Yield batches with converted errors, and close their origin at the end."""
+    """Yield batches with converted errors, and call ``close`` at the end."""
     try:
         while True:
             try:
@@ -142,10 +144,11 @@ def guard_batches(
 def check_options(
     config: SourceConfig, options: Mapping[str, Any], *, allowed: Sequence[str], driver: str
 ) -> None:
-    """Refuse options of a URI that are not ``allowed``, or whose values are not plain text.
+    """Refuse URI options that are not ``allowed``, or whose values have unsafe characters.
 
     Raises:
-        InvalidArgument: Names the option and the allowed ones; the value is not repeated.
+        InvalidArgument: An option is refused. The message has its name and the allowed options, but
+            not the value.
     """
     for name, value in options.items():
         if name not in allowed:
@@ -164,10 +167,10 @@ def check_options(
 
 
 def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
-    """Return the URL of a database, with local file uploads of its driver disabled.
+    """Return a database URL with local file uploads of its driver disabled.
 
     Raises:
-        InvalidArgument: The URL sets an option that is not allowed; names it.
+        InvalidArgument: The URL sets an option that is not allowed. The message has its name.
     """
     if not _HOST.fullmatch(url.host or ""):
         raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is not a host name.")
@@ -179,7 +182,7 @@ def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
 
 
 def _driver(url: sa.URL) -> str:
-    """Return the driver name of a URL; the dialect name if no driver is installed."""
+    """Return the driver name of a URL, or the dialect name if no driver is installed."""
     import sqlalchemy as sa
 
     try:

@@ -1,4 +1,4 @@
-"""DuckDB as a reader: its own files as a source, and the rows of tables, subqueries and files.
+"""Read DuckDB files, and rows of tables, subqueries and files through DuckDB.
 
 Types are checked, streams are cast to feature types, and errors are converted.
 """
@@ -48,7 +48,7 @@ _CASTS = {
 
 
 class DuckDBSource:
-    """A DuckDB file, opened read-only; DuckDB's file lock excludes writers meanwhile."""
+    """A DuckDB file, opened read-only. DuckDB's file lock excludes writers while it is open."""
 
     def __init__(self, config: SourceConfig) -> None:
         if config.options:
@@ -57,7 +57,7 @@ class DuckDBSource:
         self._path = locations.local_path(config, prefix="duckdb")
 
     def snapshot(self, at: int | datetime | None = None) -> DuckDBSnapshot:
-        """Open the file."""
+        """Open the file for reading."""
         if at is not None:
             raise InvalidArgument(f"at={at!r}: a DuckDB file keeps no earlier versions.")
         return DuckDBSnapshot(self._config, locations.require_existing(self._config, self._path))
@@ -71,7 +71,7 @@ class DuckDBSnapshot(TypedColumns):
 
         self._config = config
         self._connection = connect(config, path)
-        # A query may read the tables of this file only.
+        # Queries may only read the tables of this file.
         self._connection.execute("SET GLOBAL enable_external_access = false")
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
         self.server = f"DuckDB {duckdb.__version__}"
@@ -106,7 +106,7 @@ class DuckDBSnapshot(TypedColumns):
 
 
 def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConnection:
-    """Return a read-only connection in UTC.
+    """Return a read-only connection with time zone UTC.
 
     Raises:
         SourceUnavailable: The file cannot be opened.
@@ -126,7 +126,7 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
 def columns_of(
     config: SourceConfig, connection: duckdb.DuckDBPyConnection, source: str
 ) -> list[SourceColumn]:
-    """Return the columns of a table, a subquery or files."""
+    """Return the columns of a table, subquery or file scan."""
     try:
         cursor = connection.cursor()
         native = cursor.sql(f"SELECT * FROM {source}")
@@ -159,7 +159,7 @@ def read(
     *,
     on_finished: Callable[[], None] | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the rows of a table, a subquery or files, with the columns and window of a query.
+    """Return the rows of a table, subquery or file scan, in the columns and window of a query.
 
     ``on_finished`` is called after the last row, before the reader ends.
     """
@@ -177,7 +177,7 @@ def _condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
     window = query.window
     if window is None:
         return None
-    # Literals of the column's own type, so that files and row groups outside are never read.
+    # Literals have the column's own type, so that DuckDB skips files and row groups by statistics.
     literal_type = "TIMESTAMP"
     if natives[window.column].endswith("WITH TIME ZONE"):
         literal_type = "TIMESTAMPTZ"
@@ -206,7 +206,7 @@ def _batches(
 
 
 def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
-    """Return the store's error for one of DuckDB."""
+    """Return the feature store error for a DuckDB error."""
     text = str(error).split("Stack Trace")[0]
     message = f"Source {config.name!r}: {one_line(text, None)[:_SHOWN]}"
     if isinstance(error, duckdb.CatalogException):

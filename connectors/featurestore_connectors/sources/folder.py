@@ -1,7 +1,8 @@
-"""Folders of Parquet, CSV or JSON files, of this machine or at a URI.
+"""Folders of Parquet, CSV or JSON files, local or at a URI.
 
-All files of a table have one dialect, one schema and one meaning. They are decided once, over all
-rows, and stored with the source. A file that disagrees is refused, and so is a change meanwhile.
+All files of a table share one format, dialect and schema, which are inferred once from all rows and
+stored with the source. A file with another schema is refused, and so is a file that changes while
+it is read.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ from featurestore_connectors.sources.folders.tables import (
 
 
 class FolderSource:
-    """A local or remote folder of files, or one file; options describe their format.
+    """A local or remote folder of files, or a single file, with options for the file format.
 
-    Further options and the secret of a URI are those of its storage.
+    Other options, and the secret, configure the storage of a URI.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -79,7 +80,7 @@ class FolderSource:
         )
 
     def snapshot(self, at: int | datetime | None = None) -> FolderSnapshot:
-        """List the files."""
+        """List the files of the folder."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: a folder of files keeps no earlier versions.",
@@ -90,14 +91,14 @@ class FolderSource:
 
 @dataclass(frozen=True)
 class _DecidedTable:
-    """A table of the folder with its inferred or stored schema."""
+    """A folder table with its inferred or stored schema."""
 
     table: FolderTable
     schema: TableSchema
 
 
 class FolderSnapshot:
-    """The listed files; reading raises ``SourceChanged`` if they changed since."""
+    """The listed files. Reading raises ``SourceChanged`` if they changed after the listing."""
 
     def __init__(self, config: SourceConfig, path: str) -> None:
         self._config = config
@@ -177,7 +178,7 @@ class FolderSnapshot:
 
     @cached_property
     def _connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection that reads Parquet files."""
+        """The DuckDB connection that reads Parquet files."""
         connection = duckdb_rows.connect(self._config)
         if not storage_for(self._root).is_local:
             for system in file_systems(nullcontext):
@@ -195,7 +196,7 @@ class FolderSnapshot:
         return chosen_columns(decided.schema, names, table=decided.table.table)
 
     def _refuse_unreadable(self, table: ParquetTable, query: SourceQuery) -> None:
-        """Refuse needed Parquet columns that cannot be read without loss."""
+        """Refuse requested Parquet columns that cannot be read without loss."""
         columns = table.source_columns()
         needed = [column.name for column in columns]
         if query.columns is not None:
@@ -307,7 +308,7 @@ class FolderSnapshot:
 
 
 def _word(kind: pa.DataType) -> str:
-    """Return the name of a type in ``dtypes``."""
+    """Return the name of a type in the ``dtypes`` option."""
     return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 

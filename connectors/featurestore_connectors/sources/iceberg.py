@@ -1,6 +1,6 @@
-"""Iceberg tables of a catalog, or of one metadata file, each at one of its snapshots.
+"""Iceberg tables from a catalog or a metadata file, each pinned to one snapshot.
 
-pyiceberg reads catalogs, metadata and manifests; DuckDB reads the files of a snapshot.
+pyiceberg reads the catalogs, metadata and manifests. DuckDB reads the data files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from featurestore_connectors.sources.typed_columns import schema_of, select_colu
 _OPTIONS = ("catalog", "warehouse")
 _SINGLE_TABLE = "."
 _SHOWN = 200
-# Exceptions of pyiceberg for a JSON document that is not table metadata.
+# Exceptions that pyiceberg raises for JSON documents that are not table metadata.
 _METADATA_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
 _PYDANTIC_TEXT = re.compile(
     r"\d+ validation errors? for \w+|\[type=.*?\](?= |$)|For further information visit \S+"
@@ -42,10 +42,10 @@ _PYDANTIC_TEXT = re.compile(
 
 
 class IcebergSource:
-    """A catalog or a table: ``iceberg+sqlite:///catalog.db``, ``iceberg+/table/...metadata.json``.
+    """A catalog or table: ``iceberg+sqlite:///catalog.db``, ``iceberg+/table/...metadata.json``.
 
-    Options: ``catalog`` is the catalog's name, ``warehouse`` the warehouse of a REST catalog. The
-    secret is the token of a REST catalog.
+    Options: ``catalog`` is the name of the catalog, and ``warehouse`` the warehouse of a REST
+    catalog. The secret is the token of a REST catalog.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -62,7 +62,7 @@ class IcebergSource:
             self._uri = _database(config, self._uri)
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
-        """Open the catalog; tables are read at a snapshot id, at a time, or at the latest snapshot."""
+        """Open the catalog at snapshot id or time ``at``, or with the latest snapshots."""
         try:
             from featurestore_connectors.sources import iceberg_catalogs
         except ImportError as error:
@@ -92,14 +92,14 @@ class IcebergSource:
 
 @dataclass(frozen=True)
 class _SingleTable:
-    """A catalog of one table."""
+    """A catalog with a single table."""
 
     table: Any
 
 
 @dataclass(frozen=True)
 class _OpenTable:
-    """A table at a snapshot (None before its first one), with the columns that are read."""
+    """A table at a snapshot (None for a table without snapshots), with its readable columns."""
 
     table: Any
     snapshot: Any
@@ -107,7 +107,7 @@ class _OpenTable:
 
 
 class IcebergSnapshot:
-    """Tables of one catalog, each pinned to its snapshot at the first access."""
+    """Tables of one catalog, each pinned to its snapshot on first access."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class IcebergSnapshot:
 
     @property
     def identity(self) -> str:
-        """The snapshots of the tables that were read."""
+        """The snapshot ids of the tables that have been read."""
         table_snapshots = []
         for name, open_table in sorted(self._open_tables.items()):
             number = "none" if open_table.snapshot is None else open_table.snapshot.snapshot_id
@@ -162,7 +162,7 @@ class IcebergSnapshot:
         self._connection.close()
 
     def _rows(self, query: SourceQuery) -> str:
-        """Return the SQL of a table's rows at its snapshot."""
+        """Return the SQL for the rows of a table at its snapshot."""
         open_table = self._open(query)
         with _translated(self._config, self._secret):
             return iceberg_files.rows(
@@ -229,7 +229,7 @@ class IcebergSnapshot:
 
 
 def _database(config: SourceConfig, uri: str) -> str:
-    """Return the URL of a catalog's database after checking its driver options."""
+    """Return the database URL of a SQL catalog after checking its driver options."""
     import sqlalchemy as sa
 
     try:
@@ -244,7 +244,7 @@ def _database(config: SourceConfig, uri: str) -> str:
 
 
 def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
-    """Yield the tables of a namespace and of those below it."""
+    """Yield the tables in a namespace and its nested namespaces."""
     for child in catalog.list_namespaces(namespace):
         if len(child) > len(namespace):
             for identifier in catalog.list_tables(child):
@@ -254,7 +254,7 @@ def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
 
 @contextmanager
 def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
-    """Convert exceptions of pyiceberg to errors of the store."""
+    """Convert pyiceberg exceptions to feature store errors."""
     try:
         yield
     except FeatureStoreError:
@@ -271,7 +271,7 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
                 f"damaged: {_reason(error, secret)}.",
                 hint="iceberg+/path/to/table/metadata/....metadata.json is the file of one table",
             ) from None
-        # Not chained: the text of the cause may hold the secret.
+        # Not chained: the message of the cause may contain the secret.
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be read: {one_line(str(error), secret)}",
             hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
@@ -279,7 +279,7 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
 
 
 def _reason(error: Exception, secret: str | None) -> str:
-    """Return a short error text, without the boilerplate of pydantic."""
+    """Return a short error message, without pydantic's boilerplate."""
     text = _PYDANTIC_TEXT.sub(" ", one_line(str(error), secret))
     return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 

@@ -1,8 +1,8 @@
-"""Open Iceberg catalogs with no settings but those of the source.
+"""Open Iceberg catalogs using only the settings of the source.
 
-By default pyiceberg imports and calls the class that the table property ``py-io-impl`` names, and
-merges the local configuration of a catalog of the same name, credentials included. Tables and
-sources may be untrusted, so both are disabled here.
+By default pyiceberg imports and calls the class named by the table property ``py-io-impl``, and
+merges the local configuration of a catalog with the same name, including credentials. Both are
+disabled here, since tables and sources may be untrusted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyiceberg.table import StaticTable
 
 
 class _LocationFileIO:
-    """Chooses the FileIO by the location of a table, never by its properties."""
+    """Choose the FileIO by the table location, ignoring the table properties."""
 
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
@@ -38,7 +38,7 @@ class _RestCatalog(_LocationFileIO, RestCatalog):
 def open_catalog(
     uri: str, *, name: str, warehouse: str | None = None, token: str | None = None
 ) -> SqlCatalog | RestCatalog:
-    """Return the catalog at the URI of a server or a database; nothing is written to it."""
+    """Return the catalog at a server or database URI. Nothing is written to the catalog."""
     properties = {"uri": uri}
     if warehouse is not None:
         properties["warehouse"] = warehouse
@@ -50,7 +50,7 @@ def open_catalog(
 
 
 def load_table(metadata: str) -> StaticTable:
-    """Return the table of one metadata file."""
+    """Return the table of a metadata file."""
     files = load_file_io(location=metadata)
     metadata_content = FromInputFile.table_metadata(files.new_input(metadata))
     name = ("static-table", metadata)

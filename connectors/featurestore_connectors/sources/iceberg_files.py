@@ -1,6 +1,6 @@
-"""SQL for DuckDB over the files of an Iceberg snapshot: columns by field id, without deleted rows.
+"""DuckDB SQL for the files of an Iceberg snapshot: columns by field id, without deleted rows.
 
-Columns that were renamed, added or widened since a file was written are resolved by their ids
+Columns that were renamed, added or widened after a file was written are resolved by field id
 (https://iceberg.apache.org/spec/#column-projection).
 """
 
@@ -42,10 +42,10 @@ def rows(
     schema: Any,
     query: SourceQuery,
 ) -> str:
-    """Return the rows of a table at a snapshot as a subquery; files outside a window are left out.
+    """Return a subquery for the rows of a table snapshot, without files outside the query window.
 
     Raises:
-        UnsupportedType: A requested column has a type that cannot be read.
+        UnsupportedType: A requested column has an unsupported type.
         SourceError: The files need a newer reader.
     """
     fields = _readable(schema, query)
@@ -79,7 +79,7 @@ def rows(
 
 
 def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
-    """Return the files of a scan with their deletes."""
+    """Return the file scan tasks of a scan, with their delete files."""
     try:
         return list(scan.plan_files())
     except (ValueError, NotImplementedError) as error:
@@ -90,11 +90,11 @@ def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
 
 
 def _readable(schema: Any, query: SourceQuery) -> list[Any]:
-    """Return the readable fields; UnsupportedType if others are requested."""
+    """Return the readable fields; raise UnsupportedType if other fields are requested."""
     names = query.columns
     readable, unsupported = [], []
     for field in schema.fields:
-        # Files older than a column with an initial default lack its values.
+        # Files that are older than a column with an initial default do not contain its values.
         has_default = getattr(field, "initial_default", None) is not None
         if _type(field.field_type) is not None and not has_default:
             readable.append(field)
@@ -109,7 +109,7 @@ def _readable(schema: Any, query: SourceQuery) -> list[Any]:
 
 
 def _type(kind: Any) -> str | None:
-    """Return DuckDB's type for an Iceberg type; None if it is not supported."""
+    """Return the DuckDB type of an Iceberg type, or None if it is not supported."""
     text = str(kind)
     if text.startswith("decimal("):
         return text.upper()
@@ -139,7 +139,7 @@ def _empty_rows(fields: Sequence[Any]) -> str:
 
 
 def _overlapping(schema: Any, window: TimeRange) -> Any:
-    """Return a condition that is true for every file with rows in a window, and maybe for more."""
+    """Return a filter that keeps all files with rows in a window; it may keep more files."""
     import pyiceberg.expressions
 
     terms: Any = pyiceberg.expressions  # its annotations do not know names as terms
@@ -168,7 +168,7 @@ def _delete_path(config: SourceConfig, delete: Any) -> str:
 def _check_ids(
     config: SourceConfig, connection: duckdb.DuckDBPyConnection, paths: list[str]
 ) -> None:
-    """Refuse files without column ids: their columns would have to be resolved by name."""
+    """Refuse files without field ids: their columns would have to be resolved by name."""
     text = (
         f"SELECT file_name FROM parquet_schema({_parquet(paths)}) "
         "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
@@ -197,7 +197,7 @@ def _parquet(paths: Sequence[str]) -> str:
 
 
 def _path(config: SourceConfig, location: str) -> str:
-    """Return the path of a local file; SourceError for a remote one."""
+    """Return the path of a local file; raise SourceError for a remote file."""
     path = location.removeprefix("file:")
     if path.startswith("//"):
         path = path.removeprefix("//")

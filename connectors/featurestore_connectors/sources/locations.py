@@ -1,4 +1,4 @@
-"""Locations of a source's files, local or at a URI, and the fingerprint of their state."""
+"""File locations of sources, local or at a URI, and fingerprints of their file status."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import Location, remove_owner
 from featurestore.storage.settings import SECRET, USER, check_options
 
-# Settings that redirect requests: credentials of the environment are not sent to such servers.
+# Settings that redirect requests to other servers. Credentials of the environment are not sent to
+# these.
 _ADDRESSES = ("aws_endpoint_url", "proxy_url")
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A local path, or a URI with the storage settings of a source.
+    """A local path, or a URI with the storage settings of its source.
 
-    A URI without settings is opened with those of the store in the same bucket, else with those of
-    the environment.
+    A URI without settings uses the store's settings if it has the same bucket, and those of the
+    environment otherwise.
     """
 
     path: str
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, config: SourceConfig) -> str:
-        """Return the path, or the URI with its settings registered for reading.
+        """Return the path, or the URI after registering its settings for reading.
 
         Raises:
             SourceUnavailable: The location does not exist.
@@ -53,7 +54,7 @@ class SourceLocation:
 def parse_location(
     config: SourceConfig, *, prefix: str, noun: str, option_names: Sequence[str] = ()
 ) -> SourceLocation:
-    """Return the location of a source; options that are not its own are storage settings.
+    """Parse the location of a source; options not in ``option_names`` are storage settings.
 
     Raises:
         InvalidArgument: The location does not support the options or the secret.
@@ -84,10 +85,10 @@ def parse_location(
 
 
 def local_path(config: SourceConfig, *, prefix: str) -> str:
-    """Return the path in a URI: ``<prefix>:///path``, ``<prefix>+/path``, ``file:///path`` or a path.
+    """Return the path of a URI ``<prefix>:///path``, ``<prefix>+/path`` or ``file:///path``.
 
     Raises:
-        InvalidArgument: The URI names another machine.
+        InvalidArgument: The URI has the host name of another machine.
     """
     path_text = (
         config.uri.removeprefix(f"{prefix}+").removeprefix(f"{prefix}:").removeprefix("file:")
@@ -112,7 +113,7 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
 
 
 def require_existing(config: SourceConfig, path: str) -> str:
-    """Return an existing path; raise SourceUnavailable if it does not exist."""
+    """Return the path; raise SourceUnavailable if it does not exist."""
     if not files.exists(path):
         hint = "is it mounted here, and spelled so?"
         if not storage_for(path).is_local:
@@ -126,7 +127,7 @@ def require_existing(config: SourceConfig, path: str) -> str:
 
 @contextmanager
 def storage_errors(config: SourceConfig) -> Iterator[None]:
-    """Convert errors of the storage to SourceUnavailable."""
+    """Convert storage errors to SourceUnavailable."""
     try:
         yield
     except StorageError as error:
@@ -137,7 +138,7 @@ def storage_errors(config: SourceConfig) -> Iterator[None]:
 
 
 def inside(root: str, path: str) -> str | None:
-    """Resolve a path below a root; None if it leads outside.
+    """Resolve a path below a root, or return None if it is outside the root.
 
     Local symbolic links are followed.
     """
@@ -153,7 +154,7 @@ def inside(root: str, path: str) -> str | None:
 
 
 def below(root: str) -> dict[str, FileStatus]:
-    """Return the files at or below a path, sorted by path, without hidden files."""
+    """Return the non-hidden files at or below a path, sorted by path."""
     if files.is_file(root):
         return {root: files.status(root)}
     if storage_for(root).prefers_listing:
@@ -174,13 +175,13 @@ def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
 
 
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
-    """Return whether files at or below a location are unchanged; new files are ignored."""
+    """Return whether previously listed files are unchanged; new files are ignored."""
     present = below(root) if storage_for(root).prefers_listing else statuses(earlier)
     return all(present.get(path) == status for path, status in earlier.items())
 
 
 def fingerprint(statuses: Mapping[str, FileStatus]) -> str:
-    """Return a hash of the names, sizes and times of files, and of the etags of objects."""
+    """Return a hash of file names, sizes and modification times, and of object etags."""
     digest = hashlib.sha256()
     for path, status in statuses.items():
         line = f"{remove_owner(path)} {status.size} {status.modified_ns}"

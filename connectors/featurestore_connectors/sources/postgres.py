@@ -1,7 +1,7 @@
-"""Postgres by ADBC: one exported snapshot for all connections; types are checked before reading.
+"""Postgres by ADBC: one exported snapshot for all connections, with type checks before reading.
 
-The query names only the needed columns and the bounds of the window. Types that the driver would
-change silently are cast by the server (identifiers, addresses) or refused.
+Queries select only the needed columns and filter by the window. Types that the driver would change
+silently are either cast by the server (identifiers, addresses) or refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _TABLES = """
 _SNAPSHOT = (
     "SELECT pg_export_snapshot(), pg_current_snapshot()::text, current_setting('server_version')"
 )
-# Types that the driver returns as opaque bytes; text represents them without loss.
+# Types that the driver returns as opaque bytes. Their text representation is lossless.
 _AS_TEXT = ("uuid", "inet", "cidr", "macaddr", "macaddr8", "xml")
 _CASTS = {
     "money": "{}::numeric(18, 2)",
@@ -75,13 +75,13 @@ _CASTS = {
     "timetz": "{}::text",
 }
 _ARRAY_ITEMS = ("bool", "bpchar", "float4", "float8", "int2", "int4", "int8", "text", "varchar")
-# The typmod of numeric is (precision << 16 | scale) + 4.
+# The type modifier of numeric is (precision << 16 | scale) + 4.
 _TYPMOD_OFFSET = 4
 _MAX_DIGITS = 38
 
 
 class PostgresSource:
-    """A Postgres database, read by ADBC in a read-only transaction."""
+    """A Postgres database, read through ADBC in a read-only transaction."""
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
@@ -94,7 +94,7 @@ class PostgresSource:
         return engine.name == "spark" and self._partition_count is not None
 
     def snapshot(self, at: int | datetime | None = None) -> PostgresSnapshot:
-        """Connect, and export a snapshot of the current state."""
+        """Connect and export a snapshot of the current state."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: a Postgres database keeps no earlier versions.",
@@ -166,7 +166,7 @@ class PostgresSnapshot(TypedColumns):
             self._open.pop().close()
 
     def _connect(self) -> Any:
-        """Return a new connection in a transaction that sees the snapshot."""
+        """Return a new connection whose transaction uses the snapshot."""
         try:
             from adbc_driver_postgresql import dbapi
         except ImportError as error:
@@ -190,7 +190,7 @@ class PostgresSnapshot(TypedColumns):
             return list(cursor.fetchall())
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query from a separate connection, opened with the first batch."""
+        """Yield the rows of a query over a separate connection, opened with the first batch."""
         connection = self._connect()
 
         def close() -> None:
@@ -231,7 +231,7 @@ class PostgresSnapshot(TypedColumns):
         return list(map(_column, driver_schema))
 
     def _described(self, text: str) -> pa.Schema:
-        """Return the columns of a query; a savepoint protects the snapshot from its errors."""
+        """Return the schema of a query; a savepoint protects the snapshot from query errors."""
         with (
             translate_errors(self._config, secret=self._secret),
             self._open[0].cursor() as cursor,
@@ -253,7 +253,7 @@ def _condition(query: SourceQuery) -> str | None:
 
 
 def _column(field: pa.Field) -> SourceColumn:
-    """Return the column for a field, from the type metadata of the driver."""
+    """Return the source column of a field, based on the driver's type metadata."""
     metadata = field.metadata or {}
     native = metadata.get(b"POSTGRESQL:type", b"").decode()
     name = sqltext.quote(field.name)
@@ -288,7 +288,7 @@ def _way_out(native: str, name: str) -> str:
 
 
 def _decimal(typmod: int) -> pa.DataType | None:
-    """Return the decimal type of a typmod; None if its digits are unbounded or exceed 38."""
+    """Return the decimal type of a type modifier, or None if unbounded or over 38 digits."""
     if typmod < _TYPMOD_OFFSET:
         return None
     precision = (typmod - _TYPMOD_OFFSET) >> 16

@@ -1,8 +1,8 @@
-"""Partitioned reads of Postgres: partitions of a table or query, read by Spark tasks over JDBC.
+"""Partitioned reads of Postgres: Spark tasks read partitions of a table or query over JDBC.
 
-A connection of this process keeps the snapshot open, and the session of each task joins it with its
-first statement. Values that Java's types would change (times, dates, lists) are sent as numbers and
-text, and converted on the executors.
+A connection of this process keeps the snapshot open, and the session of each task imports it with
+its first statement. Types that Java would not preserve (times, dates, lists) are sent as numbers or
+strings and converted on the executors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from featurestore_connectors.sources.drivers import one_line
 from featurestore_connectors.sources.typed_columns import SourceColumn, schema_of
 
 OPTIONS = ("partitions", "partition_column")
-# The name of the column with the partition key in the query.
+# The column of the query that contains the partition key.
 PARTITION_KEY = "part"
 _MAX_PARTITIONS = 10_000
 _PAGES = """
@@ -49,7 +49,7 @@ _JOIN = (
     "SET TIME ZONE 'UTC'; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
     "SET TRANSACTION SNAPSHOT {}"
 )
-# Names in the JDBC driver of libpq's options.
+# The JDBC driver's names of libpq options.
 _RENAMED = {
     "application_name": "ApplicationName",
     "channel_binding": "channelBinding",
@@ -57,9 +57,9 @@ _RENAMED = {
     "gssencmode": "gssEncMode",
 }
 _FIRST, _LAST = "0001-01-01 00:00:00+00", "9999-12-31 23:59:59.999999+00"
-# Markers for times outside of those years, infinite times, and lists of several axes.
+# Markers for times outside of those years, for infinite times, and for arrays with several axes.
 _NO_MICROS, _NO_DAY, _AXES = 2**63 - 1, 2**31 - 1, "axes"
-# Executor errors begin with this prefix, followed by JSON that the driver parses.
+# Executor errors start with this prefix, followed by JSON for the driver process.
 _MARK = "unsupported column "
 _NAMES = {
     pa.bool_(): "boolean",
@@ -75,9 +75,9 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Partitions:
-    """Conditions of the partitions over ``PARTITION_KEY``.
+    """Partition conditions on ``PARTITION_KEY``.
 
-    ``key`` is the SQL expression of that column; None for a single partition.
+    ``key`` is the SQL expression of the partition key, or None for a single partition.
     """
 
     key: str | None
@@ -85,10 +85,10 @@ class Partitions:
 
 
 def parse_partition_count(options: Mapping[str, str]) -> int | None:
-    """Return the number of partitions from the options of a source; None for one stream.
+    """Parse the partition count from source options, or return None for a single stream.
 
     Raises:
-        InvalidArgument: An option is unknown, or the number is invalid.
+        InvalidArgument: An option is unknown, or the count is invalid.
     """
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
@@ -121,18 +121,18 @@ def partition_rows(
     source: str,
     rows: Callable[[str], list[Any]],
 ) -> Partitions:
-    """Partition rows by a column, by the pages of a table, or not at all.
+    """Partition rows by a column, by the pages of the table, or not at all.
 
     Args:
         query: The table or query to read.
-        columns: All of its columns.
+        columns: All columns of the table or query.
         partition_count: The requested number of partitions; there may be fewer.
-        column: The name of a column of numbers or times to partition by; ignored if it is missing.
+        column: The numeric or time column to partition by; ignored if the query lacks it.
         source: The table or subquery, as SQL.
-        rows: Runs a query in the snapshot.
+        rows: Runs a query in the snapshot and returns its rows.
 
     Raises:
-        InvalidArgument: The column is not numeric and not a time.
+        InvalidArgument: The column is neither numeric nor a time.
     """
     if partition_count == 1:
         return Partitions(None, ["true"])
@@ -156,7 +156,7 @@ def partition_rows(
 
 
 def _bounds(column: SourceColumn, partition_count: int, source: str) -> str:
-    """Return the query for the bounds of partitions of a column, at equal distances."""
+    """Return the query for equally spaced partition bounds of a column."""
     name, kind = sqltext.quote(column.name), column.kind
     minimum, maximum = f"min({name})", f"max({name})"
     step = "({most} - {least}) * {number} / {parts}"
@@ -177,7 +177,7 @@ def _bounds(column: SourceColumn, partition_count: int, source: str) -> str:
 
 
 def _between(literals: Sequence[str]) -> list[str]:
-    """Return the conditions of the partitions before, between and after sorted bounds."""
+    """Return the partition conditions before, between and after sorted bounds."""
     if not literals:
         return ["true"]
     conditions = [f"{PARTITION_KEY} < {literals[0]} OR {PARTITION_KEY} IS NULL"]
@@ -189,7 +189,7 @@ def _between(literals: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class PartitionedRead:
-    """A read by Spark tasks: columns of a table or subquery, in an exported snapshot."""
+    """A read of table or subquery columns by Spark tasks, in an exported snapshot."""
 
     config: SourceConfig
     secret: str | None
@@ -200,12 +200,12 @@ class PartitionedRead:
     partitions: Partitions
 
     def stage(self, engine: Engine, directory: str) -> Relation:
-        """Write each partition to files of a directory by one task; return a relation over them.
+        """Write each partition to files in a directory, one task each; return their relation.
 
         Raises:
-            ConfigurationError: The session has no JDBC driver; the hint is how to add it.
-            UnsupportedType: A value does not fit; names its column.
-            SourceError: Any other error of the server.
+            ConfigurationError: The session has no JDBC driver. The hint shows how to add it.
+            UnsupportedType: A value does not fit its type. The message has the column.
+            SourceError: Any other server error.
         """
         rows = engine.adopt(self._frame(_session(engine)))
         assert rows is not None
@@ -294,7 +294,7 @@ def _received_column(frame_column: Any, column: SourceColumn) -> Any:
 
 
 def _raise_at_marker(frame_column: Any, marker: object, column: SourceColumn, noun: str) -> Any:
-    """Return a column that raises at values equal to a marker."""
+    """Return a column that raises an error for values equal to a marker."""
     from pyspark.sql import functions as sf
 
     text = _MARK + json.dumps([column.name, noun])
@@ -304,7 +304,7 @@ def _raise_at_marker(frame_column: Any, marker: object, column: SourceColumn, no
 
 
 def _failure(config: SourceConfig, error: Exception, secret: str | None) -> FeatureStoreError:
-    """Convert an error of the executors or the server, without the secret."""
+    """Convert an executor or server error, without the secret."""
     message = one_line(str(error), secret)
     _, separator, payload = message.partition(_MARK)
     if not separator:
@@ -326,7 +326,7 @@ def _failure(config: SourceConfig, error: Exception, secret: str | None) -> Feat
 
 
 def _address(config: SourceConfig) -> tuple[str, dict[str, str]]:
-    """Return the JDBC URL of a source, and the user as a connection property."""
+    """Return the JDBC URL of a source, and its user as connection properties."""
     partitions = urlsplit(config.uri)
     options = {_RENAMED.get(name, name): value for name, value in parse_qsl(partitions.query)}
     if not partitions.hostname:
@@ -344,7 +344,7 @@ def _address(config: SourceConfig) -> tuple[str, dict[str, str]]:
 
 
 def _session(engine: Engine) -> Any:
-    """Return the engine's session after checking that it has the JDBC driver."""
+    """Return the engine's Spark session after checking that it has the JDBC driver."""
     from py4j.protocol import Py4JJavaError
 
     session = engine.session  # type: ignore[attr-defined]

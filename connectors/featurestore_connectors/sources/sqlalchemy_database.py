@@ -1,7 +1,7 @@
-"""Databases by SQLAlchemy with any installed dialect; MySQL and MariaDB have URI schemes of their own.
+"""Databases with any installed SQLAlchemy dialect; MySQL and MariaDB have their own URI schemes.
 
-One connection with one transaction, at an isolation level with a consistent snapshot. The query
-names only the needed columns and the bounds of the window.
+A snapshot is one transaction of one connection, at an isolation level with a consistent snapshot.
+Queries select only the needed columns and filter by the window.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _DRIVERS = {"mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 # Dialects with a dedicated connector, which supports more types and is faster.
 _OTHER_CONNECTORS = ("duckdb", "sqlite")
 _CONNECT_SECONDS = "10"
-# Isolation levels with a consistent snapshot; the first that the database supports is used.
+# Isolation levels with a consistent snapshot. The first level that the database supports is used.
 _LEVELS = ("SNAPSHOT", "REPEATABLE READ", "SERIALIZABLE")
-# Error numbers of MySQL (https://mariadb.com/docs/server/reference/error-codes).
+# MySQL error numbers (https://mariadb.com/docs/server/reference/error-codes).
 _NO_TABLE, _NO_COLUMN, _CHANGED, _NO_RIGHTS = 1146, 1054, 1412, (1142, 1143)
 
 
@@ -75,7 +75,7 @@ class SQLAlchemySource:
         self._url = _url(config)
 
     def snapshot(self, at: int | datetime | None = None) -> SQLAlchemySnapshot:
-        """Connect, and begin a transaction with a consistent snapshot."""
+        """Connect and begin a transaction with a consistent snapshot."""
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: source {self._config.name!r} keeps no earlier versions.",
@@ -139,10 +139,10 @@ class SQLAlchemySnapshot(TypedColumns):
             self._connection.engine.dispose()
 
     def _interrupt(self, running: RunningQuery) -> None:
-        """Kill a running query: closing it would make MySQL drivers fetch all remaining rows."""
+        """Kill a running query; closing it would make MySQL drivers fetch all remaining rows."""
         import sqlalchemy as sa
 
-        # A failed interrupt does not matter: the connection is closed anyway.
+        # A failed interrupt is ignored: the connection is closed anyway.
         with contextlib.suppress(sa.exc.DBAPIError):
             if self._dialect.name in _MYSQL:
                 with self._connection.engine.connect() as second_connection:
@@ -165,7 +165,8 @@ class SQLAlchemySnapshot(TypedColumns):
             raise _missing_driver(self._config, url, error) from error
         with self._translated(connecting=True):
             connection = engine.connect()
-            # Texts go to the driver as they are: per cent signs and colons are the user's own.
+            # Pass queries to the driver unchanged: percent signs and colons belong to the user's
+            # SQL.
             return connection.execution_options(no_parameters=True, max_row_buffer=BATCH_ROWS)
 
     def _begin(self) -> None:
@@ -229,7 +230,7 @@ class SQLAlchemySnapshot(TypedColumns):
         )
 
     def _split_name(self, table: str) -> tuple[str | None, str]:
-        """Return schema and name of a table: ``orders``, or ``sales.orders``."""
+        """Split a table name into schema and table: ``orders``, or ``sales.orders``."""
         before, dot, after = table.partition(".")
         if not dot or table in [each.name for each in self.tables()]:
             return None, table
@@ -280,7 +281,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return columns
 
     def _described(self, source: str) -> list[SourceColumn]:
-        """Return the columns of a MySQL query from its metadata, without fetching a row."""
+        """Return the columns of a MySQL query from its metadata, without fetching rows."""
         empty_join = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
         with self._free():
             result = self._connection.exec_driver_sql(
@@ -303,7 +304,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return sqltext.within(window, column=self._quote(column.name), start=start, end=end)
 
     def _literal(self, value: datetime, column: SourceColumn) -> str:
-        """Return a time as the database writes it; one without a zone is in UTC."""
+        """Return a time as a SQL literal; naive times are in UTC."""
         import sqlalchemy as sa
 
         zoned = is_zoned(column)
@@ -314,7 +315,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return str(literal.compile(dialect=self._dialect, compile_kwargs={"literal_binds": True}))
 
     def _quote(self, name: str) -> str:
-        """Return an identifier as the database quotes it; nothing else puts a name into SQL."""
+        """Quote an identifier for the database; all identifiers in SQL are quoted here."""
         if "\0" in name:
             raise InvalidArgument(f"{name!r} is not a name: it contains a NUL.")
         quote = self._dialect.identifier_preparer.quote_identifier
@@ -325,7 +326,7 @@ class SQLAlchemySnapshot(TypedColumns):
 
     @contextlib.contextmanager
     def _translated(self, *, connecting: bool = False) -> Iterator[None]:
-        """Let errors of SQLAlchemy and the driver leave the block as errors of the store."""
+        """Convert SQLAlchemy and driver errors in the block to feature store errors."""
         import sqlalchemy as sa
 
         try:
@@ -333,7 +334,7 @@ class SQLAlchemySnapshot(TypedColumns):
         except sa.exc.NoSuchTableError:
             raise
         except sa.exc.DBAPIError as error:
-            # Not chained: the text of the cause may hold the secret.
+            # Not chained: the message of the cause may contain the secret.
             raise self._error(error, connecting=connecting) from None
         except (sa.exc.SQLAlchemyError, OSError) as error:
             message = one_line(str(error), self._secret)
@@ -363,11 +364,11 @@ class SQLAlchemySnapshot(TypedColumns):
 
 
 def _url(config: SourceConfig) -> sa.URL:
-    """Return the URL for SQLAlchemy, without the secret.
+    """Return the SQLAlchemy URL of a source, without the secret.
 
     Raises:
-        InvalidArgument: The URI is malformed, names a database of another connector, or sets a
-            driver option that is not allowed.
+        InvalidArgument: The URI is malformed, belongs to another connector, or sets a driver option
+            that is not allowed.
     """
     import sqlalchemy as sa
 

@@ -1,11 +1,11 @@
-"""Columns and rows of SQLAlchemy queries: feature types of columns, rows as Arrow batches.
+"""SQLAlchemy queries: feature types of their columns, and rows as Arrow batches.
 
-For a table, reflection returns the types. For a query, MySQL and MariaDB send them before the
-rows: type codes, lengths, and the character set, which distinguishes text from bytes.
+The column types of a table are reflected. For a query, MySQL and MariaDB send column metadata
+before the rows: type codes, lengths, and the character set, which distinguishes text from bytes.
 
-A connection runs one query at a time. The snapshot belongs to the connection, so a second query
-first spools the remaining rows of the first one to a file: memory stays bounded, and both see the
-same state.
+A connection runs one query at a time, and the snapshot belongs to the connection. Therefore a
+second query first spools the remaining rows of the first query to a file. This bounds memory, and
+both queries read the same snapshot.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _PLAIN: dict[type, pa.DataType] = {
     datetime: TIMESTAMP,
     date: pa.date32(),
 }
-# Types of MySQL and MariaDB for which SQLAlchemy has no Python type.
+# MySQL and MariaDB types without a Python type in SQLAlchemy.
 _MYSQL_TYPES = {
     "YEAR": pa.int64(),
     "INET4": pa.string(),
     "INET6": pa.string(),
     "JSON": pa.string(),
 }
-# Codes of types (https://dev.mysql.com/doc/dev/mysql-server/latest/field__types_8h.html).
+# MySQL type codes (https://dev.mysql.com/doc/dev/mysql-server/latest/field__types_8h.html).
 _CODES: dict[int, tuple[str, pa.DataType]] = {
     1: ("TINYINT", pa.int64()),
     2: ("SMALLINT", pa.int64()),
@@ -76,9 +76,10 @@ _WRONG = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class QueryColumn:
-    """The metadata of a query's column, which MySQL sends before the rows.
+    """Metadata of a query column, which MySQL sends before the rows.
 
-    ``length`` counts the characters of a number, with sign and point; None if the driver hides it.
+    ``length`` is the display width of a number, including sign and point; None if the driver does
+    not expose it.
     """
 
     name: str
@@ -91,7 +92,7 @@ class QueryColumn:
 def reflected_column(
     name: str, kind: sa.types.TypeEngine[object], *, dialect: sa.Dialect, quoted: str
 ) -> SourceColumn:
-    """Return the column of a table, from its reflected type."""
+    """Return the source column of a table column with a reflected type."""
     is_mysql = dialect.name in ("mysql", "mariadb")
     native = _native(kind, dialect)
     kind_or_none = _reflected_type(kind, native, is_mysql=is_mysql)
@@ -102,7 +103,7 @@ def reflected_column(
 
 
 def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
-    """Return the column of a query, from the metadata of MySQL."""
+    """Return the source column of a MySQL query column."""
     if query_column.code in _CODES:
         native, kind_or_none = _CODES[query_column.code]
         return _mysql_column(query_column.name, kind_or_none, native, native=native, quoted=quoted)
@@ -112,7 +113,7 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
     if query_column.code in _DECIMAL_CODES:
         kind_or_none = None
         if query_column.length is not None and query_column.scale is not None:
-            # The length includes a sign for signed numbers, but the metadata does not show which are.
+            # The length includes a sign for signed numbers, but the metadata has no signedness.
             digits = query_column.length - (query_column.scale > 0)
             if digits == _MAX_DIGITS + 1:
                 digits = _MAX_DIGITS
@@ -127,7 +128,7 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
 def _mysql_column(
     name: str, kind: pa.DataType | None, word: str, *, native: str, quoted: str
 ) -> SourceColumn:
-    """Return a column of MySQL with the SQL expression that reads it."""
+    """Return a MySQL source column with the SQL expression that reads it."""
     expression = quoted
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
@@ -169,7 +170,7 @@ def _reflected_type(
 
 
 def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None:
-    """Return the decimal type of these digits; None if it has no precision or is out of range."""
+    """Return a decimal type, or None if the precision is missing or unsupported."""
     if precision is None or not 0 < precision <= _MAX_DIGITS:
         return None
     scale = scale or 0
@@ -179,12 +180,12 @@ def decimal_type(precision: int | None, scale: int | None) -> pa.DataType | None
 
 
 def is_zoned(column: SourceColumn) -> bool:
-    """Return whether the times of a column have a zone, so that literals also need one."""
+    """Return whether a column contains times with a zone, so that literals also need one."""
     return "WITH TIME ZONE" in column.native or "DATETIMEOFFSET" in column.native
 
 
 def converter(column: SourceColumn) -> Callable[[object], object] | None:
-    """Return the function that converts the values of a column for Arrow; None if none is needed."""
+    """Return a function that converts column values for Arrow, or None if none is needed."""
     if column.kind is not None and pa.types.is_string(column.kind):
         return _as_text
     if column.kind is not None and pa.types.is_decimal(column.kind):
@@ -201,7 +202,7 @@ def _as_decimal(value: object) -> object:
 
 
 class RunningQuery:
-    """The rows of a running query; used under the lock of its connection."""
+    """The rows of a running query, guarded by the lock of its connection."""
 
     def __init__(self, result: Any, columns: Sequence[SourceColumn], lock: threading.RLock) -> None:
         self._columns = columns
@@ -224,7 +225,7 @@ class RunningQuery:
     def spool(self) -> None:
         """Spool the remaining rows to a file, to free the connection for another query.
 
-        An error of these rows is raised where they are read, not here.
+        Errors while fetching are raised by ``batches``, not here.
         """
         if self._result is None:
             return

@@ -1,8 +1,8 @@
-"""SQLite files by ADBC.
+"""SQLite files, read through ADBC.
 
-A column of SQLite may hold values of any type; the driver infers the type from the first ones. So
-the actual storage classes are queried first, and a sample row of these types is prepended to the
-result, which fixes the inferred types.
+A SQLite column may contain values of any type, and the driver infers the column type from the first
+values. Therefore the storage classes of the values are queried first, and a sample row with these
+types is prepended to the result, which determines the inferred types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from featurestore_connectors.sources.typed_columns import (
 )
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name"
-# Storage classes of SQLite with a sample value.
+# SQLite storage classes, each with a sample value.
 _SAMPLES = {"integer": "0", "real": "0.0", "text": "''", "blob": "x''"}
 _KINDS = {
     "integer": pa.int64(),
@@ -55,7 +55,7 @@ _TIME_STEP = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class _ColumnStorage:
-    """The declared type of a column, and the storage classes of its values (first, last by name)."""
+    """The declared type of a column, and the first and last storage class of its values."""
 
     declared: str
     first: str | None
@@ -63,7 +63,7 @@ class _ColumnStorage:
 
 
 class SQLiteSource:
-    """A SQLite file, opened for reading only."""
+    """A SQLite file, opened read-only."""
 
     def __init__(self, config: SourceConfig) -> None:
         if config.options:
@@ -132,7 +132,7 @@ class SQLiteSnapshot(TypedColumns):
             return list(cursor.fetchall())
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query without the first, which is the sample row."""
+        """Yield the rows of a query after the prepended sample row."""
         with translate_errors(self._config):
             cursor = self._connection.cursor()
             cursor.execute(text)
@@ -183,24 +183,24 @@ class SQLiteSnapshot(TypedColumns):
             )
 
     def _view(self, source: str) -> str:
-        """Create a temporary view, which reports the declared types of its columns; return its name."""
+        """Create a temporary view, which exposes the declared column types, and return its name."""
         self._views += 1
         name = f"__fs_view_{self._views}"
         self._execute(f"CREATE TEMP VIEW {sqltext.quote(name)} AS SELECT * FROM {source}")
         return name
 
     def _declared(self, table: str) -> dict[str, str]:
-        """Return the declared types of columns."""
+        """Return the declared type of each column."""
         table_info = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
         return {str(row[1]): str(row[2] or "").upper() for row in table_info}
 
 
 def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
-    """Return the column with the type of its values; the declared type decides where several fit."""
+    """Return a column with the type of its values; the declared type decides if several fit."""
     quoted = sqltext.quote(name)
     storage_classes = {storage.first, storage.last} - {None}
     if storage_classes == {"integer", "real"}:
-        # Whole numbers among floats; those that no float holds are refused when they are read.
+        # Integers among floats. Integers that a float cannot represent are refused on reading.
         storage_classes = {"real"}
     if len(storage_classes) > 1:
         native = f"values of types {listing(sorted(map(str, storage_classes)))}"
@@ -225,9 +225,10 @@ def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
 
 
 def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
-    """Return storage class and type of a declared type (https://sqlite.org/datatype3.html, 3.1).
+    """Return the storage class and feature type of a declared type.
 
-    SQLite stores dates and times as text, booleans as integers.
+    SQLite stores dates and times as text, and booleans as integers
+    (https://sqlite.org/datatype3.html, 3.1).
     """
     if "DATETIME" in declared or "TIMESTAMP" in declared:
         return "text", TIMESTAMP
@@ -247,9 +248,9 @@ def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
 
 
 def _condition(window: TimeRange) -> str:
-    """Return a condition that is true for all rows of a window, and for some near its bounds.
+    """Return a condition that holds for all rows of a window, and for some rows near its bounds.
 
-    SQLite compares times to the millisecond; the exact bounds are applied to the batches.
+    SQLite compares times in milliseconds, so the batches are filtered by the exact bounds.
     """
     time = _SQLITE_TIME.format(sqltext.quote(window.column))
     start = _SQLITE_TIME.format(sqltext.text(_plain(window.start - _TIME_STEP)))
@@ -264,7 +265,7 @@ def _plain(value: datetime) -> str:
 def _parse_batches(
     batches: Iterator[pa.RecordBatch], columns: Sequence[SourceColumn]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches with text parsed to dates and times."""
+    """Yield batches with strings parsed to dates and times."""
     for batch in batches:
         arrays = [
             _parsed_array(column, array)
@@ -294,7 +295,7 @@ def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
 
 
 def _times(array: pa.Array) -> pa.Array:
-    """Parse texts as times; those without a zone are in UTC, as in SQLite."""
+    """Parse strings to times; times without a zone are in UTC, as in SQLite."""
     has_zone = pc.match_substring_regex(array, _WITH_ZONE)
     nothing = pa.scalar(None, pa.string())
     zoned = pc.if_else(has_zone, array, nothing).cast(TIMESTAMP)
@@ -305,7 +306,7 @@ def _times(array: pa.Array) -> pa.Array:
 def _filter_window(
     batches: Iterator[pa.RecordBatch], window: TimeRange
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a window, whose time is the last column."""
+    """Yield only rows in a window; the last column is their time."""
     for batch in batches:
         times = batch.column(batch.num_columns - 1).cast(TIMESTAMP)
         start, end = pa.scalar(window.start, TIMESTAMP), pa.scalar(window.end, TIMESTAMP)

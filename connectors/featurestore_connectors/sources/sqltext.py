@@ -1,4 +1,4 @@
-"""SQL text for source databases: quoted names, literals, and queries over a user's query."""
+"""SQL text for source databases: quoted identifiers, literals, and subqueries of user queries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from featurestore.plugins.engine import TimeRange
 
 
 def quote(name: str) -> str:
-    """Return an identifier in double quotes; all names in SQL text pass through here.
+    """Quote an identifier. All identifiers in SQL are quoted by this function.
 
     >>> quote('odd"name')
     '"odd""name"'
@@ -26,7 +26,7 @@ def text(value: str) -> str:
 
 
 def table_name(name: str, table_names: Sequence[str] = ()) -> str:
-    """Return the quoted name of a table: ``orders``, or ``sales.orders`` with its schema.
+    """Return a quoted table name, optionally with a schema: ``orders``, or ``sales.orders``.
 
     >>> table_name("sales.orders"), table_name("a.b", ["a.b"])
     ('"sales"."orders"', '"a.b"')
@@ -37,23 +37,23 @@ def table_name(name: str, table_names: Sequence[str] = ()) -> str:
 
 
 def utc_text(value: datetime) -> str:
-    """Return a time in UTC as ISO text, to the microsecond."""
+    """Format a time as ISO 8601 in UTC, to the microsecond."""
     return value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
 
 
 def subquery(sql: str) -> str:
-    """Return a user's query as a subquery; it may end with a line comment."""
+    """Return a user query as a subquery; the query may end with a line comment."""
     return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query')}"
 
 
 def within(window: TimeRange, *, column: str, start: str, end: str) -> str:
-    """Return the condition that a column is in a window between two literals."""
+    """Return the condition that a column is in a window, for literals of its start and end."""
     if window.closed == "right":
         return f"{column} > {start} AND {column} <= {end}"
     return f"{column} >= {start} AND {column} < {end}"
 
 
 def select(expressions: Sequence[str], *, source: str, condition: str | None) -> str:
-    """Return a query for expressions of a table or a subquery."""
+    """Return a SELECT of expressions from a table or subquery."""
     where_clause = "" if condition is None else f" WHERE {condition}"
     return f"SELECT {', '.join(expressions)} FROM {source}{where_clause}"

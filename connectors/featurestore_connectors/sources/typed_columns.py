@@ -1,7 +1,7 @@
-"""Typed columns of a source; values that do not fit their type are refused by column.
+"""Typed columns of a source, with checks that values fit their types.
 
-Drivers change some values: they return decimals as text, infinite times as extreme finite ones, and
-flatten arrays of two axes. Such values are converted back here, or refused.
+Drivers change some values: they return decimals as strings, infinite times as extreme finite times,
+and flatten arrays with two axes. Such values are converted back here, or refused.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from featurestore.model.times import to_micros
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
 
-# Tables do not support times outside these years; infinite times are far outside.
+# Times outside these years are not supported. Infinite times are returned far outside of them.
 _FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
 _MICROS_A_DAY = 86_400_000_000
 
 
 @dataclass(frozen=True)
 class SourceColumn:
-    """One column of a table or query of a source.
+    """A column of a source table or query.
 
-    ``expression`` is the SQL that gives it. ``kind`` is its feature type; None where it cannot be
-    read, and ``way_out`` is then the SQL that gives something which can. ``native`` is what the
-    source calls its type. ``axes`` is the SQL that counts the axes of an array.
+    ``expression`` is its SQL expression. ``kind`` is its feature type, or None if the column cannot
+    be read; ``way_out`` is then a SQL expression that can be read instead. ``native`` is the
+    source's name of the type. ``axes`` is a SQL expression that counts the axes of an array.
     """
 
     name: str
@@ -45,11 +45,11 @@ class SourceColumn:
 
 
 def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[SourceColumn]:
-    """Return the columns that a query needs, in its order.
+    """Return the columns that a query needs, in query order.
 
     Raises:
-        SourceTableNotFound: A column does not exist; lists those that do.
-        UnsupportedType: Needed columns cannot be read; lists all such columns.
+        SourceTableNotFound: A column does not exist. The message has the available columns.
+        UnsupportedType: Requested columns cannot be read. The message has all such columns.
     """
     columns_by_name = {column.name: column for column in columns}
     names = list(columns_by_name) if query.columns is None else list(query.columns)
@@ -86,33 +86,33 @@ def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
 
 
 class TypedColumns(ABC):
-    """A snapshot whose names and schema derive from its typed columns."""
+    """A snapshot whose column names and schema derive from its typed columns."""
 
     @abstractmethod
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        """Return all columns of the table or SQL of a query."""
+        """Return all columns of the query's table or SQL."""
 
     def query_of(self, table: SourceTable) -> SourceQuery:
-        """Return the query of all columns of a table."""
+        """Return a query for all columns of a table."""
         return SourceQuery(table=table.name)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        """Return the names of all columns, also of those that cannot be read."""
+        """Return the names of all columns, including unreadable ones."""
         columns = self._columns(query)
         return [column.name for column in columns]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        """Return the types of the columns that a query needs."""
+        """Return the schema of the columns that a query needs."""
         return schema_of(select_columns(self._columns(query), query))
 
 
 def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
-    """Return the feature types of columns."""
+    """Return the schema of columns in feature types."""
     return pa.schema([pa.field(column.name, column.kind) for column in columns])
 
 
 def cast_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches with exactly the types of a schema; a value that does not fit raises an error."""
+    """Yield batches cast to a schema; raise an error for values that do not fit."""
     for batch in batches:
         arrays = [_storage_array(batch.column(index), field) for index, field in enumerate(schema)]
         yield cast_batch(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
@@ -134,10 +134,10 @@ def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def check_times(array: pa.Array, name: str) -> None:
-    """Refuse infinite times and times outside of the years 1 to 9999, also in lists and structs.
+    """Refuse infinite times and times outside the years 1 to 9999, including nested values.
 
     Raises:
-        UnsupportedType: Names the column.
+        UnsupportedType: A time is out of range. The message has the column.
     """
     if pat.is_timestamp(array.type) or pat.is_date(array.type):
         _check_bounds(array, name)
@@ -181,10 +181,10 @@ _FIRST_DAY, _LAST_DAY = _day(_FIRST), _day(_LAST)
 def check_axes(
     batches: Iterator[pa.RecordBatch], arrays: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches without their last columns, which count the axes of ``arrays``.
+    """Yield batches without their last columns, which count the axes of the ``arrays`` columns.
 
     Raises:
-        UnsupportedType: An array has more than one axis; the driver would flatten it.
+        UnsupportedType: An array has more than one axis, which the driver would flatten.
     """
     for batch in batches:
         first = batch.num_columns - len(arrays)

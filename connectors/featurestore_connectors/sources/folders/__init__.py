@@ -1,1 +1,1 @@
-"""Files of a folder as one table, with one dialect and one schema."""
+"""Folders of files, read as one table with one dialect and one schema."""

@@ -1,8 +1,9 @@
-"""Parsers of CSV files with an explicit dialect: a fast one by Arrow, a strict one by Python.
+"""CSV parsers with an explicit dialect: Arrow's fast parser, and Python's strict parser.
 
-Arrow's parser is lenient: it accepts an unclosed quote, which swallows lines. So the quotes of a
-file are checked first, and if they do not plainly follow RFC 4180, Python's parser validates the
-file and names the line: in strict mode an unclosed quote and text after a closing quote are errors.
+Arrow's parser accepts an unclosed quote, which then hides the following lines. Therefore the quotes
+of a file are checked first. If they do not clearly follow RFC 4180, Python's strict parser
+validates the file and reports the line number of an unclosed quote or of text after a closing
+quote.
 
 https://www.rfc-editor.org/rfc/rfc4180
 """
@@ -27,18 +28,19 @@ from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.tables import BadRows, start_of, unreadable
 
 _LONGEST = 2**31 - 1
-# Arrow reads many blocks ahead; a record that is longer than one is read with the next size.
+# Arrow reads many blocks ahead. A record that is longer than a block is parsed again with the next
+# block size.
 _BLOCK_BYTES = (2 << 20, 64 << 20)
 _CHUNK_BYTES = 4 << 20
 _MANY_COLUMNS = 10_000
-# Read-ahead threads of Arrow release a stream after its reader is done. This reference frees Python
-# streams while the interpreter still runs.
+# Arrow's read-ahead threads release a stream after its reader is done. This reference ensures that
+# Python streams are released before the interpreter shuts down.
 _open: deque[Any] = deque(maxlen=16)
 
 
 @dataclass(frozen=True)
 class CsvDialect:
-    """The dialect of CSV files. Lines that begin with ``comment`` are not records."""
+    """A CSV dialect. Lines that begin with ``comment`` are not records."""
 
     delimiter: str = ","
     quote: str = '"'
@@ -51,7 +53,7 @@ class CsvDialect:
 
 
 class CsvTexts:
-    """The fields of one file as strings; empty fields without quotes are null."""
+    """The fields of a CSV file as strings. Empty unquoted fields are null."""
 
     def __init__(self, file: FolderFile, dialect: CsvDialect, bad_rows: BadRows) -> None:
         self.file = file
@@ -60,7 +62,7 @@ class CsvTexts:
         self._ragged = 0
 
     def first_record(self) -> list[str] | None:
-        """Return the fields of the first record; None if the file has no records."""
+        """Return the fields of the first record, or None if the file has no records."""
         try:
             batch = next(self._blocks(None, None), None)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -70,12 +72,12 @@ class CsvTexts:
         return [column[0].as_py() or "" for column in batch.columns]
 
     def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the texts of columns selected by number, without the header.
+        """Yield the string columns with numbers ``columns``, without the header.
 
-        Records with another number of fields are added to the bad rows.
+        Records whose number of fields is not ``width`` are added to the bad rows.
 
         Raises:
-            InvalidSourceFile: A line is not CSV of this dialect; names the line.
+            InvalidSourceFile: A line is not valid CSV in this dialect. The message has its number.
         """
         has_header = self.dialect.header
         self._ragged = 0
@@ -91,7 +93,7 @@ class CsvTexts:
             self._report_ragged(width)
 
     def locate(self, width: int, rows: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Return line and text by row number; only records of the right width count as rows."""
+        """Return line numbers and texts by row number; records of another width are not rows."""
         wanted_rows, lines, number = set(rows), {}, 0
         for line, fields in data_records(self.file, self.dialect, width=width):
             if len(fields) != width:
@@ -104,7 +106,7 @@ class CsvTexts:
         return lines
 
     def _blocks(self, width: int | None, columns: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
-        """Yield all records, header included."""
+        """Yield all records as batches, including the header."""
         dialect = self.dialect
         if width is not None and self._is_suspicious():
             for _ in data_records(self.file, dialect, width=width):
@@ -123,7 +125,7 @@ class CsvTexts:
             escape_char=dialect.escape or False,
             newlines_in_values=bool(dialect.quote or dialect.escape),
             ignore_empty_lines=width != 1,
-            # Without a known width only the first record matters.
+            # Without a known width only the first record is needed.
             invalid_row_handler=_skip if width is None else self._skip_or_fail,
         )
         yielded = 0
@@ -140,7 +142,8 @@ class CsvTexts:
             except pa.ArrowInvalid as error:
                 if "straddling" not in str(error) or size == _BLOCK_BYTES[-1]:
                     raise
-            # A record is longer than a block: parse again, without the rows yielded so far.
+            # A record is longer than a block: parse again with larger blocks and skip the rows
+            # already yielded.
             self._ragged = 0
 
     def _parsed(
@@ -162,7 +165,7 @@ class CsvTexts:
                 yield from reader
 
     def _is_suspicious(self) -> bool:
-        """Return whether quotes may swallow lines, by the bytes next to them."""
+        """Return whether the bytes around quotes indicate unclosed quotes."""
         if not self.dialect.quote:
             return False
         quotes = PlainQuotes(self.dialect)
@@ -172,7 +175,7 @@ class CsvTexts:
         return not quotes.plain_mask or quotes.are_open
 
     def _stream(self) -> Any:
-        """Return the file as UTF-8 without the lines that are skipped."""
+        """Return a UTF-8 stream of the file without skipped lines."""
         dialect = self.dialect
         if dialect.skip_rows or dialect.comment:
             return pa.PythonFile(_KeptLines(self.file, dialect), mode="r")
@@ -211,7 +214,7 @@ class CsvTexts:
         return f"{call} reads quotes as any other sign"
 
     def _refuse(self, error: Exception, width: int | None) -> NoReturn:
-        """Raise the error that names the line at which Arrow's parser failed."""
+        """Raise an error with the number of the line that Arrow's parser rejected."""
         table = self._bad_rows.table
         if isinstance(error, FeatureStoreError):
             raise error
@@ -238,7 +241,7 @@ class CsvTexts:
 
 
 def _without_first(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch without its first row; a copy, since Arrow 14 fails at slices of strings."""
+    """Return a copy of a batch without its first row; Arrow 14 fails on slices of strings."""
     mask = np.ones(batch.num_rows, dtype=bool)
     mask[0] = False
     return batch.filter(pa.array(mask))
@@ -257,10 +260,11 @@ def _fields(count: int) -> str:
 
 
 class PlainQuotes:
-    """Check, chunk by chunk, that the quotes of a file plainly follow RFC 4180.
+    """Check incrementally that the quotes of a file clearly follow RFC 4180.
 
-    Quotes alternately open and close a field, also within a doubled quote. They are plain if each
-    opening quote follows a delimiter, a line end or a quote, and each closing quote precedes one.
+    Quotes alternately open and close a field; a doubled quote closes and reopens it. Quotes are
+    plain if each opening quote follows a delimiter, a line end or a quote, and each closing quote
+    precedes a delimiter, a line end or a quote.
     """
 
     def __init__(self, dialect: CsvDialect) -> None:
@@ -277,11 +281,12 @@ class PlainQuotes:
         return self._count % 2 == 1
 
     def update(self, data: npt.NDArray[np.uint8]) -> None:
-        """Check the next bytes."""
+        """Check the next chunk of bytes."""
         positions = np.flatnonzero(data == self._quote)
         neighbors = self._neighbors
         if self._last == self._quote and self._count and not self.are_open:
-            # The last quote of the previous chunk closes a field, or is the first of two.
+            # The last quote of the previous chunk closes a field, or is the first of a doubled
+            # quote.
             self.plain_mask &= bool(neighbors[data[0]])
         if len(positions):
             opening = positions[self._count % 2 :: 2]
@@ -294,7 +299,7 @@ class PlainQuotes:
 
 
 class _KeptLines(io.RawIOBase):
-    """The lines of a file that are neither skipped nor comments, as UTF-8."""
+    """A UTF-8 stream of a file's lines, without skipped lines and comments."""
 
     def __init__(self, file: FolderFile, dialect: CsvDialect) -> None:
         super().__init__()
@@ -330,7 +335,7 @@ class _KeptLines(io.RawIOBase):
 
 
 class Lines:
-    """The lines of a file that are not skipped; ``number`` is the last line number, from 1."""
+    """Iterator over the lines that are not skipped; ``number`` is the line number, from 1."""
 
     def __init__(self, text: TextIO, dialect: CsvDialect) -> None:
         self._text = iter(text)
@@ -367,7 +372,7 @@ class Lines:
 
 
 class InvalidCsv(ValueError):
-    """A record is not CSV; ``line`` is its first line."""
+    """A record is not valid CSV. ``line`` is the number of its first line."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -377,9 +382,9 @@ class InvalidCsv(ValueError):
 def data_records(
     file: FolderFile, dialect: CsvDialect, *, width: int
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the fields of each record of data, of any number of fields.
+    """Yield the first line number and the fields of each data record, of any number of fields.
 
-    An empty line is a null if there is one column, else it is skipped.
+    An empty line is a null if the table has one column, and is skipped otherwise.
     """
     is_header = dialect.header
     for line, fields in records(file, dialect):
@@ -392,11 +397,13 @@ def data_records(
 
 
 def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the fields of each record, header included; empty lines are [].
+    """Yield the first line number and the fields of each record; the header is the first record.
+
+    Empty lines are [].
 
     Raises:
-        InvalidCsv: A record is not CSV.
-        UnicodeDecodeError: The file does not have its encoding.
+        InvalidCsv: A record is not valid CSV.
+        UnicodeDecodeError: The file is not valid in its declared encoding.
     """
     if csv.field_size_limit() < _LONGEST:
         csv.field_size_limit(_LONGEST)
@@ -430,7 +437,7 @@ def _reason(message: str) -> str:
 
 
 def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
-    """Return the first line that cannot be decoded; None for encodings of 16 and 32 bits."""
+    """Return the number of the first undecodable line, or None for 16-bit and 32-bit encodings."""
     if dialect.encoding.startswith(("utf-16", "utf-32")):
         return None
     number = 0

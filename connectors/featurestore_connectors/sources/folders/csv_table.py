@@ -1,4 +1,4 @@
-"""Tables of CSV files: columns from the headers, types inferred from all values."""
+"""CSV tables: columns from the headers, types inferred from all values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from featurestore_connectors.sources.folders.tables import (
     without_rows,
 )
 
-# Delimiters to suggest if the header is one column and the options name no delimiter.
+# Delimiters to suggest if the header has a single column and no delimiter is configured.
 _OTHER_DELIMITERS = (";", "\t", "|")
 _SIGNS = [
     "delimiter",
@@ -41,7 +41,7 @@ _SIGNS = [
 
 
 class CsvTable(FolderTable):
-    """Files of CSV."""
+    """A table of CSV files."""
 
     def dialect(self) -> Mapping[str, object]:
         signs = {name: getattr(self._dialect, name) for name in _SIGNS}
@@ -84,7 +84,7 @@ class CsvTable(FolderTable):
         return [self._column(name, scans) for name in expected]
 
     def _scanned(self, scans: dict[str, TextScan]) -> list[str]:
-        """Read all files, fill the scans of their undeclared columns, and return all columns."""
+        """Read all files, update the scans of undeclared columns, and return all column names."""
         bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
         expected = list(self.options.names)
         first = "names="
@@ -167,7 +167,7 @@ class CsvTable(FolderTable):
         return CsvTexts(file, self._dialect, bad_rows)
 
     def _names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
-        """Return the columns of a file; None if it has no lines."""
+        """Return the column names of a file, or None if it has no lines."""
         first = self._texts(file, bad_rows).first_record()
         if first is None:
             return None
@@ -211,7 +211,7 @@ class CsvTable(FolderTable):
 
 def _batch(arrays: Mapping[str, pa.Array], columns: Sequence[Column], count: int) -> pa.RecordBatch:
     if not columns:
-        # A batch without columns has no length, so it gets a column of nulls.
+        # A batch without columns has no row count, so a column of nulls is added.
         return pa.RecordBatch.from_arrays([pa.nulls(count)], [""])
     names = [column.name for column in columns]
     return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)

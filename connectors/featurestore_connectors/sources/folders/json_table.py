@@ -1,4 +1,4 @@
-"""Tables of JSON files: columns from the names in their objects, types inferred from all values."""
+"""JSON tables: columns from the member names of their objects, types inferred from all values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPACE = " \t\r\n"
 
 
 class JsonTable(FolderTable):
-    """Files of JSON: an object on each line, or documents."""
+    """A table of JSON files, with one object per line or as documents."""
 
     def dialect(self) -> Mapping[str, object]:
         return {"format": self.folder_files.format, "encoding": "utf-8"}
@@ -114,7 +114,7 @@ class JsonTable(FolderTable):
     def _parsed(
         self, file: FolderFile, parser: JsonColumns
     ) -> Iterator[tuple[JsonObjects, dict[str, pa.Array], dict[int, str]]]:
-        """Yield objects, their columns, and the error texts of invalid rows by row number."""
+        """Yield objects, their columns, and the errors of invalid rows by row number."""
         if self.folder_files.format == "json":
             for batch in self._objects(file, exact=parser.is_exact):
                 arrays, reasons = parser.convert(batch.objects)
@@ -141,7 +141,7 @@ class JsonTable(FolderTable):
             raise unreadable(file, self.table, error) from error
 
     def _without_bad(self, file: FolderFile, batch: JsonObjects, bad_rows: BadRows) -> JsonObjects:
-        """Return the objects of a batch without the lines that are not objects."""
+        """Return a batch without the lines that are not JSON objects."""
         if not any(batch.reasons):
             return batch
         good = JsonObjects([], [], [], [])
@@ -172,7 +172,7 @@ class JsonTable(FolderTable):
 
 @dataclass(frozen=True)
 class JsonObjects:
-    """Objects with their first lines; ``reasons`` has an error text for lines that are invalid."""
+    """Parsed objects with their first line numbers; ``reasons`` has the errors of invalid lines."""
 
     objects: list[dict[str, Any]]
     lines: list[int]
@@ -181,10 +181,10 @@ class JsonObjects:
 
 
 def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
-    """Yield the lines of a file that are not empty, without parsed objects.
+    """Yield the non-empty lines of a file, without parsed objects.
 
     Raises:
-        InvalidSourceFile: A line is too long; names the line.
+        InvalidSourceFile: A line is too long. The message has its number.
     """
     batch = JsonObjects([], [], [], [])
     for number, line in _lines(file, table):
@@ -208,7 +208,7 @@ def objects_of_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iter
     """Yield the objects of a file with one object per line; empty lines are skipped.
 
     Raises:
-        InvalidSourceFile: A line is too long; names the line.
+        InvalidSourceFile: A line is too long. The message has its number.
     """
     for batch in texts_of_lines(file, table):
         for row, text in enumerate(batch.texts):
@@ -241,10 +241,11 @@ def _lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
 def objects_of_document(
     file: FolderFile, table: TableName, *, exact: bool
 ) -> Iterator[JsonObjects]:
-    """Yield the objects of one array, or of consecutive objects over any lines.
+    """Yield the objects of a JSON array, or of consecutive objects that may span lines.
 
     Raises:
-        InvalidSourceFile: The document is not JSON, or has other values; names the line.
+        InvalidSourceFile: The document is invalid JSON, or contains values that are not objects.
+            The message has the line number.
     """
     batch = JsonObjects([], [], [], [])
     try:
@@ -264,7 +265,7 @@ def objects_of_document(
 
 
 class _Document:
-    """An incremental parser of a JSON document."""
+    """An incremental parser for a JSON document."""
 
     def __init__(self, stream: TextIO, name: str, table: TableName, *, exact: bool) -> None:
         self._stream = stream
@@ -276,7 +277,7 @@ class _Document:
         self._line = 1
 
     def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the first line and the members of each object."""
+        """Yield the first line number and the members of each object."""
         if self._peek() != "[":
             while self._peek():
                 yield self._object()
@@ -314,7 +315,7 @@ class _Document:
         return line, value
 
     def _peek(self) -> str:
-        """Return the next character that is not a space; "" at the end."""
+        """Return the next non-space character, or "" at the end."""
         while True:
             remainder = self._position
             while remainder < len(self._text) and self._text[remainder] in _SPACE:
@@ -330,7 +331,7 @@ class _Document:
         self._position = end
 
     def _read_more(self) -> bool:
-        """Read at least as much as is buffered, to parse long records in linear time."""
+        """Read at least as much as is buffered, so that long records are parsed in linear time."""
         self._text = self._text[self._position :]
         self._position = 0
         more = self._stream.read(max(_CHUNK_BYTES, len(self._text)))

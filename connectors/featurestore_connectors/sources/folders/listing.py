@@ -1,4 +1,4 @@
-"""Files of a folder: formats, compressions, partitions, and files that are ignored."""
+"""File listing of a folder: formats, compression, partition folders and ignored files."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
 
-# The folder name of null in Hive and Spark.
+# Hive and Spark write null partition values as this folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True)
 class FolderFile:
-    """A data file.
+    """A data file of a folder table.
 
-    ``name`` is its path below the source, for messages. ``partitions`` are the keys and values of
-    its parent folders ``key=value``.
+    ``name`` is the path relative to the source, for messages. ``partitions`` are the keys and
+    values of the parent folders ``key=value``.
     """
 
     path: str
@@ -38,11 +38,11 @@ class FolderFile:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of its parent folders ``key=value``."""
+        """The partition keys of the file's parent folders."""
         return tuple(key for key, _ in self.partitions)
 
     def open(self) -> pa.NativeFile:
-        """Open the file as a decompressed stream."""
+        """Open the file as a decompressed binary stream."""
         source_file = files.open_ranges(self.path)
         stream = (
             pa.OSFile(source_file)
@@ -54,7 +54,7 @@ class FolderFile:
         return pa.CompressedInputStream(stream, self.compression)
 
     def open_text(self, encoding: str) -> io.TextIOWrapper:
-        """Open the file as text with original line ends and without a byte order mark."""
+        """Open the file as text, with unchanged line endings and without a byte order mark."""
         raw: IO[bytes] = io.BufferedReader(self.open(), 1 << 20)
         name = "utf-8-sig" if encoding == "utf-8" else encoding
         return io.TextIOWrapper(raw, encoding=name, newline="")
@@ -62,7 +62,7 @@ class FolderFile:
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files of one table, all of one format, and the names of ignored files."""
+    """The files of one table in one format, and the names of ignored files."""
 
     root: str
     format: str
@@ -71,27 +71,28 @@ class FolderFiles:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """The keys of the folders ``key=value``, outermost first."""
+        """The keys of the partition folders, outermost first."""
         return self.files[0].keys
 
     @property
     def statuses(self) -> dict[str, FileStatus]:
-        """The state of each file when it was listed."""
+        """The file status at the time of the listing."""
         return {file.path: file.status for file in self.files}
 
 
 def has_known_ending(path: str) -> bool:
-    """Return whether a file name has the ending of a supported format."""
+    """Return whether a file name has the extension of a supported format."""
     return _formats_of(path, None) != ()
 
 
 def split_by_format(
     statuses: Mapping[str, FileStatus], *, root: str, files_root: str, options: FolderOptions
 ) -> FolderFiles | None:
-    """Return the files at or below a path that have one supported format; None if there are none.
+    """Return the files at or below a path in their common format, or None if there are none.
 
     Raises:
-        InvalidArgument: Files have several formats, or folders ``key=value`` have different keys.
+        InvalidArgument: The files have several formats, or their partition folders have different
+            keys.
     """
     files_by_format: dict[str, list[FolderFile]] = {}
     unread = []
@@ -99,7 +100,7 @@ def split_by_format(
     for path, status in statuses.items():
         formats = _formats_of(path, options.format)
         if is_file and not formats and options.format is not None:
-            # path= names this file and format= its format: the ending does not matter.
+            # path= names this file and format= its format, so the extension is irrelevant.
             formats = (options.format,)
         if not formats:
             unread.append(_below(root, path))
@@ -130,7 +131,7 @@ def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
 
 
 def endings_of(path: str) -> tuple[str, str | None]:
-    """Return the ending of a file's name, in lower case, and the compression after it.
+    """Return the lowercase extension of a file name, and its compression.
 
     >>> endings_of("/data/Orders.CSV.gz"), endings_of("orders.tsv")
     (('.csv', 'gzip'), ('.tsv', None))

@@ -1,7 +1,7 @@
-"""Options of folder sources: format, dialect and types, the same for all files of a table.
+"""Options of folder sources: file format, dialect and column types, shared by all files of a table.
 
-Values are texts; lists and mappings are JSON. Missing options are never guessed: they have the
-defaults below.
+Option values are strings; lists and mappings are JSON. Missing options are not inferred from the
+files, but have the defaults below.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featurestore.errors import (
     listing,
 )
 
-# Formats, and the endings of their file names, before the ending of a compression.
+# File formats and their extensions, without the extension of the compression.
 ENDINGS: Mapping[str, Sequence[str]] = {
     "parquet": (".parquet", ".parq", ".pq"),
     "csv": (".csv", ".tsv"),
@@ -59,11 +59,11 @@ _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """The format of a folder's files, and the types of their columns.
+    """The format of a folder's files, and the declared types of their columns.
 
-    ``delimiter`` None is a tab for files that end in ``.tsv``, else a comma. ``names`` are the columns
-    of files without a header. ``dtypes`` are declared types by column. The formats of dates and
-    timestamps are by column; ``""`` is the format of all other columns.
+    If ``delimiter`` is None, it is a tab for ``.tsv`` files and a comma for others. ``names`` are
+    the column names of files without a header. ``dtypes`` are declared types by column. Date and
+    timestamp formats are by column; the format under ``""`` applies to all other columns.
     """
 
     format: str | None = None
@@ -85,7 +85,7 @@ class FolderOptions:
     timestamp_precision: str | None = None
 
     def rules(self, column: str, *, declared: bool = False) -> TextRules:
-        """Return the rules that parse the texts of a column."""
+        """Return the rules that parse the strings of a column."""
         return TextRules(
             decimal=self.decimal,
             thousands=self.thousands,
@@ -98,9 +98,9 @@ class FolderOptions:
 
 @dataclass(frozen=True)
 class TableName:
-    """The table that is read, for messages and the calls in their hints.
+    """The table to read, for error messages and for the calls in their hints.
 
-    ``options`` are the options of the reading call, ``declared`` the types of ``dtypes``.
+    ``options`` are the options of the call, and ``declared`` the types in ``dtypes``.
     """
 
     source: str
@@ -109,7 +109,7 @@ class TableName:
     declared: Mapping[str, str] = field(default_factory=dict)
 
     def call(self, **options: object) -> str:
-        """Return the call that reads the table with more options.
+        """Return the call that reads the table, with additional options.
 
         >>> TableName("lake", "orders").call(dtypes={"zip": "string"})
         "read_source('lake', path='orders', dtypes={'zip': 'string'})"
@@ -124,12 +124,12 @@ class TableName:
         return f"read_source({', '.join(arguments)})"
 
     def refusal(self, message: str, *, hint: str | None = None) -> InvalidSourceFile:
-        """Return the error for invalid files."""
+        """Return an InvalidSourceFile error with the name of the source."""
         return InvalidSourceFile(f"Source {self.source!r}: {message}", hint=hint)
 
 
 def parse_options(options: Mapping[str, str]) -> FolderOptions:
-    """Return the options of a folder.
+    """Parse the options of a folder source.
 
     Raises:
         InvalidArgument: An option has an invalid value, or two options conflict.
@@ -188,7 +188,7 @@ def _one_of(*choices: str) -> Callable[[str, str], str]:
 
 
 def _sign(name: str, text: str) -> str:
-    """Return one ASCII sign; a tab may be written as ``tab``."""
+    """Parse a single ASCII character; ``tab`` means a tab."""
     text = {r"\t": "\t", "tab": "\t"}.get(text, text)
     if len(text) == 1 and text.isascii() and text not in "\r\n\0":
         return text

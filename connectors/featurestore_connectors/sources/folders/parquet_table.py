@@ -1,4 +1,4 @@
-"""Tables of Parquet files: one type per column, read by DuckDB, or by Arrow where DuckDB fails."""
+"""Parquet tables: one type per column, read by DuckDB, or by Arrow if DuckDB fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FLOATS = (pa.float32(), pa.float64())
 
 
 class ParquetTable(FolderTable):
-    """Files of Parquet."""
+    """A table of Parquet files."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ParquetTable(FolderTable):
         self._connection = connection
 
     def source_columns(self) -> list[SourceColumn]:
-        """Return the columns of all files, unreadable ones included.
+        """Return the common columns of all files, including unreadable ones.
 
         Raises:
             InvalidSourceFile: Files have different columns or incompatible types.
@@ -123,14 +123,14 @@ class ParquetTable(FolderTable):
                 f"{file.name}: {error.message}", hint=self._times_hint(schema, error)
             ) from error
         except SourceError as error:
-            # Arrow reads some files that DuckDB does not.
+            # Arrow can read some files that DuckDB cannot.
             if count or "orrupt" in error.message:
                 raise self.table.refusal(f"{file.name}: {error.message}") from error
             for batch in self._by_arrow(file, inside):
                 yield self._typed(batch, columns, file)
 
     def _described(self, file: FolderFile) -> list[SourceColumn]:
-        """Return the columns of a file as DuckDB has them, or Arrow where DuckDB fails."""
+        """Return the columns of a file as reported by DuckDB, or by Arrow if DuckDB fails."""
         schema = self._arrow_schema(file)
         try:
             columns = duckdb_rows.columns_of(self._config, self._connection, _source(file))
@@ -146,13 +146,13 @@ class ParquetTable(FolderTable):
             index = -1 if schema is None else schema.get_field_index(column.name)
             kind = schema.field(index).type if schema is not None and index >= 0 else None
             if kind is not None and pat.is_decimal256(kind):
-                # DuckDB reads such decimals as floats.
+                # DuckDB would read such decimals as floats.
                 column = SourceColumn(column.name, column.expression, None, str(kind))
             described.append(column)
         return described
 
     def _arrow_schema(self, file: FolderFile) -> pa.Schema | None:
-        """Return the schema as Arrow has it; None where it cannot read one."""
+        """Return the Arrow schema of a file, or None if Arrow cannot read it."""
         try:
             return parquet.read_schema(files.open_ranges(file.path))
         except (pa.ArrowException, OSError):
@@ -161,7 +161,7 @@ class ParquetTable(FolderTable):
     def _widened(
         self, earlier: SourceColumn, column: SourceColumn, file: FolderFile, first: str
     ) -> SourceColumn:
-        """Return a column of the narrowest type that holds both."""
+        """Return a column of the narrowest type that holds the values of both columns."""
         if column.name in self.options.dtypes or _is_null(column):
             return earlier
         if _is_null(earlier):
@@ -195,7 +195,7 @@ class ParquetTable(FolderTable):
         described: dict[str, SourceColumn],
         window: TimeRange | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield columns by DuckDB, or by Arrow where nanoseconds have to be rounded."""
+        """Yield columns read by DuckDB, or by Arrow if nanoseconds have to be rounded."""
         if self.options.timestamp_precision is not None:
             schema = self._arrow_schema(file)
             kinds = [] if schema is None else [field.type for field in schema]
@@ -238,7 +238,7 @@ class ParquetTable(FolderTable):
     def _typed(
         self, batch: pa.RecordBatch, columns: Sequence[Column], file: FolderFile
     ) -> pa.RecordBatch:
-        """Return the columns, each of the type of the table; null where the file lacks one."""
+        """Return the columns in the types of the table; columns missing from the file are null."""
         arrays = []
         for column in columns:
             index = batch.schema.get_field_index(column.name)
@@ -276,13 +276,13 @@ def _is_null(column: SourceColumn) -> bool:
 
 
 def _source(file: FolderFile) -> str:
-    # DuckDB reads *, ? and [ in paths as patterns.
+    # Escape *, ? and [, which DuckDB treats as wildcards in paths.
     escaped = file.path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
     return f"read_parquet([{sqltext.text(escaped)}], hive_partitioning = false)"
 
 
 def _wider(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
-    """Return the narrowest type that holds all values of two, or None."""
+    """Return the narrowest type that holds all values of both types, or None."""
     if first is None or second is None:
         return None
     for family in (_SIGNED, _UNSIGNED, _FLOATS):

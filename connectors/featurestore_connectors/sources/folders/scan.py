@@ -1,7 +1,7 @@
-"""Type inference over all values of all files: integers, floats, booleans, dates, timestamps.
+"""Type inference from all values of all files: integers, floats, booleans, dates, timestamps.
 
-A column has the narrowest type that every value fits, else it is a string. Values of different JSON
-kinds are never mixed.
+A column gets the narrowest type that fits every value, or string. JSON values of different kinds
+are never mixed in a column.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MANY_NAMES = 10_000
 
 
 class TextScan:
-    """Inference of the type of texts, batch by batch."""
+    """Incremental type inference for strings."""
 
     def __init__(self, rules: TextRules, candidates: Sequence[str] = INFERRED) -> None:
         self._rules = rules
@@ -37,7 +37,7 @@ class TextScan:
         self._has_number = False
 
     def update(self, texts: pa.Array) -> None:
-        """Add a batch of texts."""
+        """Update the inference with a batch of strings."""
         if texts.null_count == len(texts) or (self._has_values and not self._candidates):
             return
         texts = texts.drop_null()
@@ -51,7 +51,7 @@ class TextScan:
 
     @property
     def meaning(self) -> str:
-        """The type of all texts; "string" if no other fits, or without texts."""
+        """The inferred type of the strings; "string" if no other type fits, or without values."""
         if not self._has_values:
             return "string"
         for each in self._candidates:
@@ -61,7 +61,7 @@ class TextScan:
 
 
 class JsonScan:
-    """Inference of the type of JSON values, with the first location of each kind."""
+    """Incremental type inference for JSON values; remembers where each kind occurs first."""
 
     def __init__(self, rules: TextRules) -> None:
         self._rules = rules
@@ -74,7 +74,7 @@ class JsonScan:
         self.members: dict[str, JsonScan] = {}
 
     def update(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
-        """Add values with their lines in a file."""
+        """Update the inference with values and their line numbers in a file."""
         kinds = set(map(type, values))
         for kind in kinds - self._first.keys():
             row = next(row for row, value in enumerate(values) if type(value) is kind)
@@ -106,7 +106,7 @@ class JsonScan:
         file: str,
         rules: dict[str, TextRules],
     ) -> None:
-        """Add the members of objects."""
+        """Update the inference with the members of objects."""
         names: dict[str, None] = {}
         for each in objects:
             if not each.keys() <= names.keys():
@@ -131,10 +131,11 @@ class JsonScan:
                 self._wide = (file, line)
 
     def kind(self, table: TableName, path: str, column: str) -> pa.DataType:
-        """Return the type of all values at a path in a column.
+        """Return the common type of all values at a path in a column.
 
         Raises:
-            InvalidSourceFile: Values have several kinds, or fit no type; names the lines.
+            InvalidSourceFile: The values have several kinds, or fit no type. The message has the
+                lines.
         """
         kinds = self._first.keys() - {type(None)}
         if kinds == {int, float} and self._inexact is None:
@@ -176,7 +177,7 @@ class JsonScan:
 
     @property
     def meaning(self) -> str:
-        """The inferred type of strings, "" if the values are of another kind."""
+        """The inferred type of strings, or "" if the values are not strings."""
         is_text = self._first.keys() - {type(None)} == {str}
         return self._strings.meaning if is_text else ""
 
@@ -206,6 +207,6 @@ def _is_exact(value: int) -> bool:
 
 
 def _text_type(path: str) -> str:
-    """Return the type in ``dtypes`` that reads the values at a path as text."""
+    """Return the type name in ``dtypes`` that reads the values at a path as strings."""
     depth = path.count("[]") if "." not in path else 0
     return "list<" * depth + "string" + ">" * depth

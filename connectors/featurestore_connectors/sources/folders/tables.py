@@ -1,4 +1,4 @@
-"""Tables of files: their schema, the interface of each format's reader, and invalid rows."""
+"""Schemas of folder tables, the base class of the format readers, and invalid rows."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _SHOWN = 120
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """A column of a folder table.
 
-    ``meaning`` is the type name of ``text_values`` if texts decided the type. ``is_declared`` is
-    true if ``dtypes`` names the type; the column is null in files that lack it.
+    ``meaning`` is the type name in ``text_values`` if the type was inferred from strings.
+    ``is_declared`` is true if ``dtypes`` declares the type; such a column may be missing from a
+    file and is then null.
     """
 
     name: str
@@ -49,13 +50,13 @@ class Column:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """The columns of a table in the order of its first file, then its partition columns."""
+    """The columns of a table in the order of its first file, followed by the partition columns."""
 
     columns: tuple[Column, ...]
 
     @property
     def in_files(self) -> tuple[Column, ...]:
-        """The columns that are in the files."""
+        """The columns that are stored in the files."""
         return tuple(column for column in self.columns if not column.is_partition)
 
     def column(self, name: str) -> Column:
@@ -63,13 +64,13 @@ class TableSchema:
         return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the schema as a JSON object that ``from_json`` reads back equal."""
+        """Return the schema as a JSON object for ``from_json``."""
         columns = [{**vars(column), "kind": type_to_json(column.kind)} for column in self.columns]
         return {"columns": columns}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
-        """Return the schema that ``to_json`` wrote."""
+        """Build a schema from the JSON object of ``to_json``."""
         columns = [
             Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
         ]
@@ -77,7 +78,7 @@ class TableSchema:
 
 
 class FolderTable(ABC):
-    """The files of one table, read by one dialect."""
+    """A table of files in one format and dialect; subclasses implement the formats."""
 
     def __init__(self, folder_files: FolderFiles, table: TableName, options: FolderOptions) -> None:
         self.folder_files = folder_files
@@ -89,7 +90,8 @@ class FolderTable(ABC):
         """Read all files and return their common columns.
 
         Raises:
-            InvalidSourceFile: Files disagree; names files, lines and columns.
+            InvalidSourceFile: Files have different columns. The message has files, lines and
+                columns.
         """
 
     @abstractmethod
@@ -102,10 +104,11 @@ class FolderTable(ABC):
         window: TimeRange | None,
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield typed columns of a file; the caller filters by the window, too.
+        """Yield typed columns of a file; the caller must still filter the rows by the window.
 
         Raises:
-            InvalidSourceFile: The file does not have the schema; names the line and the column.
+            InvalidSourceFile: The file does not match the schema. The message has the line and
+                column.
         """
 
     def dialect(self) -> Mapping[str, object]:
@@ -113,7 +116,7 @@ class FolderTable(ABC):
         return {"format": self.folder_files.format}
 
     def decide(self) -> TableSchema:
-        """Return the schema of all files, with the columns of partition folders."""
+        """Infer the schema of all files, including partition columns."""
         columns = self.columns()
         names = [column.name for column in columns]
         more = partition_columns(self.folder_files, names, self.table, self.options)
@@ -171,9 +174,9 @@ def _within(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
 
 @dataclass
 class BadRows:
-    """Handler of invalid rows: raises an error, or counts them in quarantine.
+    """Handler of invalid rows: raises an error, or counts them if the options allow quarantine.
 
-    The first 10,000 are stored with their text.
+    The first 10,000 invalid rows are stored with their text.
     """
 
     table: TableName
@@ -182,10 +185,10 @@ class BadRows:
     rows: list[BadRow] = field(default_factory=list)
 
     def add(self, row: BadRow, *, hint: str | None = None) -> None:
-        """Count a row.
+        """Count an invalid row.
 
         Raises:
-            InvalidSourceFile: The options do not quarantine rows.
+            InvalidSourceFile: The options do not allow quarantine.
         """
         if not self.quarantines:
             column = "" if row.column is None else f", column {row.column!r}"
@@ -201,7 +204,7 @@ class BadRows:
 
 
 def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """Return a batch without some of its rows."""
+    """Return a batch without the rows with these indices."""
     if not rows:
         return batch
     mask = np.ones(batch.num_rows, dtype=bool)
@@ -210,23 +213,23 @@ def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
 
 
 def start_of(text: str) -> str:
-    """Return the beginning of a line, for messages."""
+    """Return the beginning of a line, for error messages."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def unreadable(file: FolderFile, table: TableName, error: Exception) -> InvalidSourceFile:
-    """Return the error for a file whose bytes cannot be read or decompressed."""
+    """Return the error for a file that cannot be read or decompressed."""
     return table.refusal(f"{file.name} cannot be read, or is damaged: {error}.")
 
 
 def decision_key(path: str | None, options: Mapping[str, str]) -> str:
-    """Return the key under which the schema of a table is stored: its path and its options."""
+    """Return the key under which a table schema is stored: its path and its options."""
     text = json.dumps([(path or ".").strip("/"), dict(sorted(options.items()))])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def rules_of(column: Column, options: FolderOptions) -> TextRules:
-    """Return the rules that parse the texts of a column."""
+    """Return the rules that parse the strings of a column."""
     rules = options.rules(column.name, declared=column.is_declared)
     zone = {"timestamp": False, "timestamp with zone": True}.get(column.meaning)
     return TextRules(**{**vars(rules), "zone": zone})
@@ -252,10 +255,10 @@ def compare_names(
     table: TableName,
     options: FolderOptions,
 ) -> None:
-    """Refuse a file that lacks columns of the table or has others, except for declared columns.
+    """Refuse a file with missing or additional columns; declared columns may be missing.
 
     Raises:
-        InvalidSourceFile: Names the file and the columns.
+        InvalidSourceFile: The columns differ. The message has the file and the columns.
     """
     extra = [name for name in names if name not in expected and name not in options.dtypes]
     missing = [name for name in expected if name not in names and name not in options.dtypes]
@@ -275,7 +278,7 @@ def compare_names(
 
 
 def check_declared(column_names: Sequence[str], table: TableName, options: FolderOptions) -> None:
-    """Refuse declared columns that no file has."""
+    """Refuse declared columns that are in none of the files."""
     for name in options.dtypes:
         if name not in column_names:
             raise InvalidArgument(
@@ -286,10 +289,10 @@ def check_declared(column_names: Sequence[str], table: TableName, options: Folde
 
 
 def chosen_columns(schema: TableSchema, names: Sequence[str], *, table: TableName) -> list[Column]:
-    """Return columns by name.
+    """Return the columns with these names.
 
     Raises:
-        SourceTableNotFound: A column does not exist; lists those that do.
+        SourceTableNotFound: A column does not exist. The message has the available columns.
     """
     all_names = [column.name for column in schema.columns]
     absent = [name for name in names if name not in all_names]
@@ -305,10 +308,10 @@ def chosen_columns(schema: TableSchema, names: Sequence[str], *, table: TableNam
 def partition_columns(
     folder_files: FolderFiles, in_files: Sequence[str], table: TableName, options: FolderOptions
 ) -> list[Column]:
-    """Return the columns of the folders ``key=value``, with one type for all their values.
+    """Return the partition columns, each with one type for all its values.
 
     Raises:
-        InvalidSourceFile: The files also have a column of the same name.
+        InvalidSourceFile: The files contain a column with the name of a partition column.
     """
     columns = []
     for number, key in enumerate(folder_files.partitions):
@@ -331,10 +334,10 @@ def partition_columns(
 def partition_value(
     file: FolderFile, column: Column, table: TableName, options: FolderOptions
 ) -> pa.Scalar:
-    """Return the value of a partition column for a file.
+    """Parse the value of a partition column for a file.
 
     Raises:
-        InvalidSourceFile: The text does not have the type; names the folder.
+        InvalidSourceFile: The value does not have the column type. The message has the folder.
     """
     text = dict(file.partitions).get(column.name)
     values, reasons = parse_texts(

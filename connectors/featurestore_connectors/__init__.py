@@ -1,1 +1,1 @@
-"""The engines, formats and validators that ship with featurestore, found by entry point."""
+"""Engines, dataset formats, sources, validators and launchers, registered as entry points."""

@@ -1,8 +1,8 @@
 """Training datasets as CSV files (RFC 4180).
 
-Files have a header line, CRLF and quoted texts. An empty text is ``""``, a null is an empty field.
-Binary values are base64, lists are JSON in quotes, times are ISO 8601 in UTC. A sidecar ``.idx`` has
-the byte offset of every 64th row, for random access.
+Files have a header line, CRLF line endings and quoted strings. An empty string is ``""``, and a
+null is an empty field. Binary values are base64, lists are quoted JSON, and times are ISO 8601 in
+UTC. A sidecar ``.idx`` file stores the byte offset of every 64th row, for random access.
 
 https://www.rfc-editor.org/rfc/rfc4180
 """
@@ -55,7 +55,7 @@ _NULL = pa.scalar(None, pa.string())
 
 
 class CsvFormat(PlainFormat):
-    """Writes and reads CSV shards (the interface ``DatasetFormat``)."""
+    """CSV dataset format (implements ``DatasetFormat``)."""
 
     name = "csv"
     null = "empty"
@@ -130,14 +130,14 @@ class CsvFormat(PlainFormat):
 
 
 class CsvShard:
-    """An open CSV shard with its index of offsets."""
+    """An open CSV shard with its offset index."""
 
     def __init__(self, path: str, schema: pa.Schema, *, step: int) -> None:
         self._path, self._schema, self._step = path, schema, step
         try:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
             size = files.status(path).size
-            # Stays open, since a cache may remove its copy meanwhile.
+            # The file stays open, since a cache may remove its copy of the file.
             self._handle = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise DatasetDamaged(
@@ -185,14 +185,14 @@ class CsvShard:
 
 
 def _index(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:
-    """Return the number of rows, the offset of every ``step``-th row, and the end of the file."""
+    """Return the index: the row count, the offset of every ``step``-th row, and the file size."""
     starts = start + np.cumsum(lengths) - lengths
     end = start + int(lengths.sum())
     return np.concatenate([[len(lengths)], starts[::step], [end]]).astype("<u8").tobytes()
 
 
 def csv_lines(batch: pa.RecordBatch) -> pa.Array:
-    r"""Return the rows as lines with their ends.
+    r"""Format rows as CSV lines, including line endings.
 
     >>> csv_lines(pa.RecordBatch.from_pydict({"a": [1, None], "b": ["x", ""]})).to_pylist()
     ['1,"x"\r\n', ',""\r\n']
@@ -228,7 +228,7 @@ def _to_text(array: pa.Array) -> pa.Array:
 
 
 def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Apply a function to each value; nulls stay nulls."""
+    """Apply a function to each non-null value."""
     values: list[Any] = array.to_pylist()
     for row, value in enumerate(values):
         if value is not None:
@@ -237,7 +237,7 @@ def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) 
 
 
 def _lists_to_text(array: pa.Array) -> pa.Array:
-    """Return lists as JSON."""
+    """Convert lists to JSON strings."""
     values = array.flatten()
     kind = values.type
     items = _to_text(values)
@@ -290,13 +290,13 @@ def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Parse lists from JSON, one level at a time: first values as text, then the text as values."""
+    """Parse lists from JSON, one level at a time: items to strings, then strings to values."""
     items: list[str | None] = []
     offsets, missing = [0], []
     for row in text.to_pylist():
         missing.append(row is None)
         if row is not None:
-            # Numbers are parsed later, from their text.
+            # Keep numbers as strings, which are parsed later.
             parsed_items = json.loads(row, parse_float=str, parse_int=str, parse_constant=str)
             items.extend(map(_item_text, parsed_items))
         offsets.append(len(items))
@@ -308,7 +308,7 @@ def _lists_from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _item_text(item: Any) -> str | None:
-    """Return an item of a parsed list as the text of a value; numbers are texts already."""
+    """Return a parsed list item as the string of a value; numbers are strings already."""
     if isinstance(item, bool | list):
         return _to_json(item)
     text: str | None = item
@@ -322,7 +322,7 @@ def _fits(kind: pa.DataType) -> bool:
 
 
 def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
-    """Refuse times whose year has no four digits in ISO 8601."""
+    """Refuse times whose year does not have four digits in ISO 8601."""
     days = np.array(["0001-01-01", "9999-12-31"], "M8[D]").astype(np.int64).tolist()
     per_day = 86_400_000_000
     refused = []

@@ -1,4 +1,4 @@
-"""The embedded engine: DuckDB queries over Delta tables, without a JVM."""
+"""The embedded engine: DuckDB queries on Delta tables, without a JVM."""
 
 from __future__ import annotations
 

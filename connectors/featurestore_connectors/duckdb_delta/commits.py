@@ -1,6 +1,6 @@
 """Commits of Delta tables with optimistic concurrency control.
 
-The rules are those of the Delta protocol for reader version 1 and writer version 2
+Commits follow the Delta protocol for reader version 1 and writer version 2
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md). A commit is one JSON file that is
 published atomically under its final name; the first writer of a version wins.
 """
@@ -48,16 +48,16 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
-# The checkpoint interval grows by one commit per this many listed files and transactions.
+# The checkpoint interval grows by one commit for every this many data files and transactions.
 _ENTRIES_PER_COMMIT = 100
-# The last known checkpoint of each table that this process wrote to, so that the log is listed only
-# when the next checkpoint may be due.
+# The last known checkpoint of each table written by this process. The log is only listed when the
+# next checkpoint may be due.
 _LAST_CHECKPOINTS: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
 class Change:
-    """The content of one commit. ``reads``: the change depends on the rows of the snapshot."""
+    """The content of one commit. ``reads`` is true if the content depends on existing rows."""
 
     operation: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Change:
 
 
 class LostRaceError(Exception):
-    """Another writer committed a conflicting change, so that this one must be computed again.
+    """A concurrent commit conflicts with this one, which must be computed again.
 
     Internal to the engine.
     """
@@ -109,18 +109,19 @@ def create(
 
 
 def commit(state: Snapshot, change: Change, publication: Publication) -> int:
-    """Commit a change to the table snapshot ``state`` and return its version.
+    """Commit a change to the table snapshot ``state`` and return the new version.
 
-    ``publication`` owns the files that the change adds. After the commit is visible, nothing
-    raises.
+    ``publication`` owns the files that the change adds. No errors are raised after the commit is
+    visible.
 
     Raises:
         LostRaceError: A concurrent commit conflicts with the change.
-        RepeatedError: The same transaction is committed already.
-        StreamOvertaken: An offset that the change advances has another value by now.
+        RepeatedError: The transaction is already committed.
+        StreamOvertaken: An offset that the change advances has been changed by another commit.
     """
     version = state.version
-    # Check this snapshot, not the one before the rows were read: a repeat may be committed since.
+    # Check the latest snapshot, not the one whose rows were read: the transaction may have been
+    # committed since.
     if state.holds(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
@@ -139,7 +140,7 @@ def with_retries(
 ) -> int | None:
     """Call ``attempt`` with the latest snapshot until it commits, with exponential backoff.
 
-    The first call uses ``state``, if passed.
+    ``state``, if not None, is the snapshot of the first call.
     """
     for number in range(ATTEMPTS):
         latest = state if state is not None and number == 0 else read_snapshot(path)
@@ -150,7 +151,7 @@ def with_retries(
         except LostRaceError:
             pass
         except (TableDamaged, VersionVacuumed):
-            # A vacuum may have removed files of this snapshot; retry if a later version exists.
+            # A vacuum may have removed files of this snapshot; retry if there is a later version.
             if latest_version(path) == latest.version:
                 raise
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
@@ -183,7 +184,7 @@ def changed_metadata(
     schema: pa.Schema | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the table's metadata action with a new schema or more properties."""
+    """Return the table's metadata action with a new schema or additional properties."""
     current = state.metadata
     schema_text = current["schemaString"] if schema is None else schema_string(schema)
     return {
@@ -199,7 +200,7 @@ def changed_metadata(
 
 
 def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
-    """Return a schema of storage types with the missing columns of ``added`` appended."""
+    """Return a storage schema with the missing columns of ``added`` appended."""
     if added is None:
         return schema
     present = set(schema.names)
@@ -208,7 +209,7 @@ def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
 
 
 def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
-    """Return the metadata of a table with added columns, None if it has them all."""
+    """Return the metadata of a table with added columns, or None if it has all of them."""
     schema = wider_schema(state.schema, added)
     if schema.names == state.schema.names:
         return None
@@ -216,7 +217,7 @@ def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | 
 
 
 def schema_string(schema: pa.Schema) -> str:
-    """Return a schema of storage types as Delta's JSON."""
+    """Return a storage schema in Delta's JSON format."""
     from deltalake import Schema
 
     return str(Schema.from_arrow(schema).to_json())
@@ -291,7 +292,7 @@ def _info(
     for key, count in (metrics or {}).items():
         counts[key] = str(count)
     info: dict[str, Any] = {
-        # Unique, so that a writer can recognize its own commit after a lost response.
+        # A unique id lets a writer recognize its own commit if the storage response was lost.
         "txnId": str(uuid.uuid4()),
         "timestamp": _now(),
         "operation": operation,
@@ -314,7 +315,7 @@ def _now() -> int:
 def _put(
     path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
 ) -> bool:
-    """Publish a commit under its name; return False if the version exists."""
+    """Publish a commit file; return False if the version exists."""
     commit_file = commit_path(path, version)
     lines = [json.dumps(action, separators=(",", ":")) for action in actions]
     text = "\n".join(lines) + "\n"
@@ -331,7 +332,7 @@ def _put(
 
 
 def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> None:
-    """Raise if a concurrent commit (``winner``) conflicts with the change."""
+    """Raise an error if a concurrent commit (``winner``) conflicts with the change."""
     if change.transaction is not None:
         app, number = change.transaction
         for action in winner:
@@ -341,7 +342,7 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
     check_winner(log.actions_of(winner, "txn"), change.offsets)
     conflicting_actions: tuple[str, ...] = ("metaData", "protocol")
     if not change.data_change:
-        # A compaction commutes with appends, as long as its input files are not removed.
+        # A compaction commutes with appends, unless its input files were removed.
         moved_paths = {file.log_path for file in change.removes}
         if any(remove["path"] in moved_paths for remove in log.actions_of(winner, "remove")):
             raise LostRaceError
@@ -355,7 +356,7 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
 
 
 def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
-    """Write a checkpoint if due; the interval grows with its size, to bound the cost."""
+    """Write a checkpoint if due; the interval grows with the checkpoint size, to limit the cost."""
     interval = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     entry_count = len(state.files) + len(state.transactions)
     interval = max(interval, 1, entry_count // _ENTRIES_PER_COMMIT)
@@ -365,7 +366,7 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     last = max(log.checkpoint_before(state.path, version)[0], 0)
     _LAST_CHECKPOINTS[state.path] = last
     if version - last >= interval:
-        # Readers work without a checkpoint, and the next commit tries again.
+        # Readers do not need the checkpoint, and the next commit tries again.
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 

@@ -1,4 +1,4 @@
-"""The implementation of the Engine interface on DuckDB and delta-rs; a facade over its modules."""
+"""The Engine interface on DuckDB and delta-rs. This facade delegates to the other modules."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ Result = TypeVar("Result")
 
 
 class DuckDBEngine:
-    """An in-process engine: DuckDB queries over Delta tables, without a JVM.
+    """An in-process engine: DuckDB queries on Delta tables, without a JVM.
 
     Args:
         memory_limit: DuckDB's memory limit, such as "4GB". Default:
             ``FEATURESTORE_DUCKDB_MEMORY_LIMIT``, else DuckDB's default.
-        threads: Threads of DuckDB and of writers. Default: ``FEATURESTORE_DUCKDB_THREADS``, else
-            all cores available to the process.
-        temp_directory: The directory for spilled data. Default:
-            ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's.
-        durability: "full": a commit and its files are synced to disk before the call returns.
-            "fast": the operating system decides, so that a power loss may lose or damage the
-            commits of the last seconds.
+        threads: Number of threads for DuckDB and for writers. Default:
+            ``FEATURESTORE_DUCKDB_THREADS``, else all cores available to the process.
+        temp_directory: Directory for spilled data. Default:
+            ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's temporary directory.
+        durability: "full": commits and their files are synced to disk before the call returns.
+            "fast": the operating system decides when to sync, so a power loss may lose or damage
+            the commits of the last seconds.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DuckDBEngine:
         return streams.from_arrow(self.database, reader)
 
     def release(self, relation: Relation) -> None:
-        """No-op: Arrow streams are read in place."""
+        """Do nothing: Arrow streams are read directly."""
 
     def read_table(
         self,

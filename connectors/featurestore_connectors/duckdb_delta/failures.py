@@ -1,14 +1,14 @@
-"""Failures of DuckDB queries: translated errors, exceptions of Python code inside a query, Ctrl-C.
+"""DuckDB query failures: translated errors, exceptions of Python code inside queries, and Ctrl-C.
 
-DuckDB propagates only the text of a Python exception, so the exception object is stored here under
-a number that is added to the text.
+DuckDB propagates only the message of a Python exception. The exception object is therefore stored
+here under a number, which is appended to the message.
 
 Python runs signal handlers between bytecodes of the main thread, which is inside DuckDB during a
-query, and DuckDB does not check for signals while it waits for one long task or for the rows of
-another connection. However, the C-level handler writes a byte to a socket immediately
-(``signal.set_wakeup_fd``): a thread waits for it and interrupts the queries, and Python raises
-``KeyboardInterrupt`` when DuckDB returns. A signal interrupts only the queries that run when it
-arrives: unread bytes are discarded when the last query ends.
+query, and DuckDB does not check for signals while it waits for a long task or for rows of another
+connection. However, the C-level handler immediately writes a byte to a socket
+(``signal.set_wakeup_fd``). A thread waits for this byte and interrupts the queries, and Python
+raises ``KeyboardInterrupt`` when DuckDB returns. A signal interrupts only the queries that are
+running when it arrives: unread bytes are discarded when the last query ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
 _INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
 _DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
-# The texts of Ctrl-C: detected by DuckDB itself, or raised in Python code inside a query.
+# Messages of a Ctrl-C that is detected by DuckDB or raised in Python code inside a query.
 _INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
 _DATA_FILE = re.compile(r"\"(/[^\"]+\.parquet)\"")
 _TOO_MANY_FILES = "too many open files"
@@ -62,25 +62,25 @@ _DAMAGED = (
 
 
 def capture_stream_errors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches and capture exceptions as ``capture_errors`` does."""
+    """Yield the batches and capture their exceptions, like ``capture_errors``."""
     with capture_errors():
         yield from batches
 
 
 @contextmanager
 def capture_errors() -> Iterator[None]:
-    """Store the exception of a block that runs inside a query and add its number to the text."""
+    """Store an exception of Python code inside a query, and append its number to the message."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        # ``translated`` raises the original exception again in the caller of the query.
+        # ``translated`` raises the original exception in the caller of the query.
         number = next(_NUMBERS)
         _RAISED_ERRORS[number] = error
         raise RuntimeError(f"{error} [raised in Python #{number}]") from error
 
 
 def recall(message: str) -> BaseException | None:
-    """Return the stored exception that a message refers to, or the interrupt that it reports."""
+    """Return the stored exception or the interrupt that a message refers to."""
     mark = _MARK.search(message)
     if mark is not None:
         return _RAISED_ERRORS.pop(int(mark[1]), None)
@@ -91,7 +91,7 @@ def recall(message: str) -> BaseException | None:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise DuckDB's errors as errors of the feature store."""
+    """Convert DuckDB errors to feature store errors."""
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
@@ -105,9 +105,9 @@ def translated() -> Iterator[None]:
 
 
 def error_of_stream(message: str) -> FeatureStoreError:
-    """Translate the error of a query that failed while its Arrow stream was read.
+    """Translate the error message of a query that failed while its Arrow stream was read.
 
-    Arrow propagates only DuckDB's text, which starts with the kind of error.
+    Arrow propagates only DuckDB's message, which starts with the kind of error.
     """
     if message.startswith("Out of Memory Error"):
         return _translation(duckdb.OutOfMemoryException(message))
@@ -173,10 +173,10 @@ def _unwrapped(message: str) -> str:
 
 @contextlib.contextmanager
 def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Let Ctrl-C interrupt the query that the block runs.
+    """Let Ctrl-C interrupt the query that runs in the block.
 
-    Python interrupts only the main thread. If the application has its own SIGINT handler, nothing
-    is interrupted.
+    Only the main thread is interrupted, as in Python. Nothing is interrupted if the application has
+    its own SIGINT handler.
     """
     if threading.current_thread() is not threading.main_thread():
         with _computing(connection):
@@ -203,7 +203,7 @@ def interrupt(thread: int) -> None:
 
 
 def watch_source(source: object) -> None:
-    """Let Ctrl-C also interrupt another connection, from which the running query reads."""
+    """Let Ctrl-C also interrupt the connection from which the running query reads."""
     watch = _WATCHES.get(os.getpid())
     if watch is not None and isinstance(source, duckdb.DuckDBPyConnection):
         watch.reading(source)
@@ -222,7 +222,7 @@ def _computing(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 class _Watch:
-    """A thread of this process that waits for signals while the main thread is inside DuckDB."""
+    """A thread that waits for signals while the main thread is inside DuckDB."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -235,7 +235,7 @@ class _Watch:
         threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
 
     def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
-        """Start watching a query of the main thread."""
+        """Start to watch a query of the main thread."""
         self._running.append(connection)
         if len(self._running) == 1:
             self._previous_fd = signal.set_wakeup_fd(
@@ -243,7 +243,7 @@ class _Watch:
             )
 
     def end(self) -> None:
-        """Stop watching the query that started last."""
+        """Stop watching the most recently started query."""
         with self._lock:
             self._running.pop()
             if not self._running:
@@ -252,7 +252,7 @@ class _Watch:
                 self._read_signals()
 
     def reading(self, source: duckdb.DuckDBPyConnection) -> None:
-        """Also interrupt a connection that the query reads from."""
+        """Also interrupt a connection from which the query reads."""
         self._sources.append(source)
 
     def _wait(self) -> None:
@@ -282,5 +282,5 @@ class _Watch:
 _WATCHES: dict[int, _Watch] = {}
 
 
-# The running queries of threads other than the main one, for ``interrupt``.
+# The running queries of threads other than the main thread, for ``interrupt``.
 _COMPUTING: dict[int, list[duckdb.DuckDBPyConnection]] = {}

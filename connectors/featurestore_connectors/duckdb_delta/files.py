@@ -1,7 +1,7 @@
-"""Data files of Delta tables: written by DuckDB with statistics for the log, and scanned as relations.
+"""Delta data files, written by DuckDB with statistics for the log, and scanned as relations.
 
-Partition values come from the log, never from file paths: a folder ``env=prod`` above the store is
-unrelated to its rows.
+Partition values come from the log and never from file paths: a folder ``env=prod`` above the store
+is not a partition.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from featurestore_connectors.duckdb_delta.failures import interruptible
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 
-# The path of a row's file; feature names cannot start with this prefix.
+# The column with a row's file path. Feature names cannot start with this prefix.
 FILE = "__fs_file"
 # The row id: the ascending position of a row among all rows of a version.
 POSITION = "__fs_position"
-# DuckDB's virtual column for a file's index in the list, and the alias of a user column with the
-# same name.
+# DuckDB's virtual column with the index of a file in the list, and the alias of a user column with
+# the same name.
 _FILE_INDEX = "file_index"
 _OWN_FILE_INDEX = "__fs_own_file_index"
 _POSITION = f"({_FILE_INDEX}::BIGINT << 40) | file_row_number"
-# Columns of these names hide DuckDB's virtual columns.
+# User columns with these names hide DuckDB's virtual columns.
 RESERVED_NAMES = (_FILE_INDEX, "file_row_number")
-# The folder inside a table for uncommitted files of writers.
+# The subfolder of a table for uncommitted files of writers.
 WRITING = "_writing"
 _FILE_BYTES = "128MB"
-# Maximum number of distinct values in a row group (122,880 rows) for dictionary encoding. DuckDB's
-# default is twice as high, with which keys, times and measurements took 1.4 times as long to write.
+# The maximum number of distinct values for which a row group (122,880 rows) is dictionary-encoded.
+# With DuckDB's default, twice as high, writing keys, times and measurements took 1.4 times as long.
 _DICTIONARY_VALUES = 12_288
-# By default Delta collects statistics of the first 32 columns.
+# By default, Delta collects statistics of the first 32 columns.
 _STATISTICS_COLUMNS = 32
 
 
 @dataclass(frozen=True)
 class NewFile:
-    """A Parquet file that is not committed yet."""
+    """An uncommitted Parquet file."""
 
     path: str
     bytes: int
@@ -69,9 +69,9 @@ class NewFile:
 
 @contextlib.contextmanager
 def scratch(path: str) -> Iterator[str]:
-    """Yield an empty folder on the table's file system; remove it with its contents on exit.
+    """Yield an empty folder on the table's file system, and remove it on exit.
 
-    For a table at a URI it is a local temporary folder.
+    For a table at a URI, the folder is local.
     """
     if not storage_for(path).is_local:
         temporary = storage.temporary_directory()
@@ -114,9 +114,9 @@ def write(
     schema: pa.Schema,
     partition_by: Sequence[str] = (),
 ) -> list[NewFile]:
-    """Write the rows of a query with the columns of ``schema`` (storage types) into a new folder.
+    """Write the rows of a query to new files in a folder; ``schema`` has their storage types.
 
-    Row order is not preserved, since COPY into files of bounded size writes from all threads. Files
+    Row order is not preserved, since COPY writes files of bounded size from all threads. Files
     without rows are omitted.
 
     Raises:
@@ -193,7 +193,7 @@ def _statistics(
 
 
 def _bound(text: str | None, kind: pa.DataType) -> Any:
-    """Return a bound in Delta's JSON form, None if the type or value has no bound."""
+    """Return a bound as in Delta's JSON, or None if the type or value has no bound."""
     if text is None or pat.is_binary(kind) or pat.is_boolean(kind):
         return None
     if pat.is_integer(kind):
@@ -221,7 +221,7 @@ def _time_bound(text: str, kind: pa.DataType) -> str | None:
 
 
 def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> list[NewFile]:
-    """Write the rows of a query into a new staging folder, local or remote."""
+    """Write the rows of a query to a new staging folder, local or remote."""
     if storage_for(folder).is_local:
         return write(database, query, folder, schema=schema)
     with scratch(folder) as local:
@@ -239,9 +239,9 @@ def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> 
 def move_into_table(
     files: Sequence[NewFile], path: str, publication: Publication, *, folder: str | None = None
 ) -> list[NewFile]:
-    """Hard-link (or else copy) files into a table; the original names remain.
+    """Hard-link or copy files into a table; the original files remain.
 
-    ``folder`` is the base of their partition folders.
+    ``folder`` is the root of the partition folders.
     """
     run = uuid.uuid4()
     is_local = storage_for(path).is_local
@@ -273,7 +273,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-    # Vacuum removes orphan files by age, and the rows may have been staged long ago.
+    # Vacuum removes orphan files by age, and staged files may be old.
     os.utime(target)
 
 
@@ -285,7 +285,7 @@ def read_table(
     schema: pa.Schema | None,
     columns: Sequence[str] | None,
 ) -> Relation:
-    """Return a version of a table in feature types; columns that were added later are null."""
+    """Return the rows of a table version in feature types; columns added later are null."""
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
     target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
@@ -304,9 +304,9 @@ def _select(snapshot: Snapshot, target: pa.Schema) -> str:
 def read_positions(
     database: Database, path: str, *, version: int, schema: pa.Schema, columns: Sequence[str]
 ) -> Relation:
-    """Return columns of a version, preceded by ``POSITION``, in the order of ``POSITION``.
+    """Return columns of a version preceded by ``POSITION``, ordered by ``POSITION``.
 
-    The table must not have a column named in ``RESERVED_NAMES``.
+    The table must not have columns named in ``RESERVED_NAMES``.
     """
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
@@ -325,12 +325,12 @@ def read_positions(
 
 
 def scan_all(snapshot: Snapshot, files: Sequence[DataFile | NewFile]) -> str:
-    """Return a FROM item with the stored columns of some files, and ``FILE``."""
+    """Return a FROM item with the stored columns of files, and ``FILE``."""
     return _from_files(snapshot, files, snapshot.schema)
 
 
 def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
-    """Return a FROM item for the columns of a schema from Parquet files, and ``FILE``."""
+    """Return a FROM item with the columns of a schema from Parquet files, and ``FILE``."""
     return _read_parquet(dict(zip(schema.names, schema.names, strict=True)), schema, paths)
 
 
@@ -341,9 +341,9 @@ def _from_files(
     *,
     more: Sequence[str] = (),
 ) -> str:
-    """Return a FROM item with columns of some files; partition values are looked up by file index.
+    """Return a FROM item with columns of files; partition values are looked up by file index.
 
-    ``more`` are expressions over DuckDB's virtual columns.
+    ``more`` are additional expressions over DuckDB's virtual columns.
     """
     paths = [file.path for file in files]
     in_files = _select_fields(
@@ -365,7 +365,7 @@ def _from_files(
             aliases[name] = _OWN_FILE_INDEX
         projections.append(f"{sqltext.quote(aliases[name])} AS {quoted}")
     if not aliases:
-        # DuckDB must read at least one column that is in the files.
+        # DuckDB must read at least one column that is stored in the files.
         first = next(field for field in snapshot.schema if field.name not in snapshot.partition_by)
         aliases, in_files = {first.name: _OWN_FILE_INDEX}, pa.schema([first])
     source = _read_parquet(aliases, in_files, paths)
@@ -373,13 +373,13 @@ def _from_files(
 
 
 def _select_fields(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """Return the fields of a schema with these names, in schema order."""
+    """Return the schema fields with these names, in schema order."""
     return pa.schema([field for field in schema if field.name in names])
 
 
 def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[str]) -> str:
-    # With an explicit schema DuckDB does not open files before it reads them, and missing columns
-    # are null.
+    # With an explicit schema, DuckDB does not open files before it reads their rows, and missing
+    # columns are null.
     fields = []
     for name, alias in aliases.items():
         kind = sqltext.text(sqltext.column_type(schema.field(name).type))
@@ -390,7 +390,7 @@ def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[st
 
 
 def _values(texts: Iterable[str | None]) -> str:
-    """Return a list of strings as a DuckDB literal."""
+    """Return strings as a DuckDB list literal."""
     literals = []
     for text in texts:
         if text is None:
@@ -401,7 +401,7 @@ def _values(texts: Iterable[str | None]) -> str:
 
 
 def _typed(text: str, kind: pa.DataType) -> str:
-    """Return the cast of a partition value's text to the column's type; binaries are stored as text."""
+    """Cast a partition value to the column type; binary values are stored as strings."""
     if pat.is_binary(kind):
         return f"encode({text})"
     return f"CAST({text} AS {sqltext.column_type(kind)})"

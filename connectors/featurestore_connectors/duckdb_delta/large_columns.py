@@ -1,7 +1,7 @@
-"""Separate storage of large columns (binaries, lists) during the sort of an export.
+"""Separate storage for large columns (binaries, lists) while an export is sorted.
 
-The sort moves only the other columns and the row numbers. If the large columns exceed memory, they
-are spooled to a file.
+The sort moves only the small columns and the row numbers. Large columns that exceed memory are
+spooled to a file.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.storage.spool import BatchFile
 
 ROW = "__fs_row"
-# Approximate bytes of an assembled batch: small enough for CPU caches and for reuse of memory.
-# Larger batches from the file, since each one reads from all chunks.
+# Approximate size of an assembled batch: small enough for CPU caches and for reuse of memory.
+# Batches assembled from the file are larger, since each one reads from all chunks.
 _BATCH_BYTES = 2 << 20
 _BATCH_BYTES_OF_FILE = 64 << 20
 
 
 class LargeColumns:
-    """A store of large columns in arrival order, indexed by row number.
+    """Large columns in arrival order, indexed by row number.
 
     ``size`` is the number of bytes in memory.
     """
@@ -42,16 +42,16 @@ class LargeColumns:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the rows have only small columns."""
+        """Whether no large columns are stored."""
         return not self._columns
 
     @property
     def is_spooled(self) -> bool:
-        """Whether the columns are in a file."""
+        """Whether the columns are stored in a file."""
         return self._file is not None
 
     def detach_large(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Store the large columns of a batch; return the other columns with row numbers.
+        """Store the large columns of a batch; return the small columns with row numbers.
 
         A batch without large columns is returned unchanged.
         """
@@ -73,7 +73,7 @@ class LargeColumns:
         )
 
     def spool(self, directory: str) -> None:
-        """Move the columns, and those of future batches, to a file in a directory."""
+        """Move the stored columns to a file in a directory, and store future columns there, too."""
         schema = self._schema_of(self._columns)
         self._file = BatchFile(directory, schema)
         for arrays in zip(*self._columns.values(), strict=True):
@@ -88,7 +88,7 @@ class LargeColumns:
             self._file.close()
 
     def reattach(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield rows of ``detach_large``, in any order, with their large columns."""
+        """Yield rows of ``detach_large``, in any order, with their large columns attached again."""
         if self.is_empty:
             yield batch
             return
@@ -100,7 +100,7 @@ class LargeColumns:
             yield self.assemble(arrays)
 
     def assemble(self, arrays: Mapping[str, pa.Array]) -> pa.RecordBatch:
-        """Return a complete batch from the small columns and row numbers of any rows."""
+        """Return a complete batch from the small columns and row numbers of rows in any order."""
         columns = []
         for name in self._schema.names:
             if name in self._columns:
@@ -132,18 +132,18 @@ class LargeColumns:
             chunks = self._columns[name]
         if self._file is None:
             # Arrow's own pool returns memory to the system immediately, and requesting it again
-            # costs more than copying the values.
+            # takes longer than copying the values.
             return take_values(chunks[0], rows, pool=pa.system_memory_pool())
         return self._gather(chunks, np.asarray(rows))
 
     def _map(self, file: BatchFile) -> None:
-        """Memory-map the complete file."""
+        """Memory-map the completed file."""
         batches = file.read()
         for number, name in enumerate(self._columns):
             self._columns[name] = [batch.column(number) for batch in batches]
 
     def _gather(self, chunks: list[pa.Array], rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Return the values of rows in any order; read each chunk of the file once."""
+        """Return the values of rows in any order, reading each chunk of the file once."""
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
         boundaries = np.searchsorted(ascending, self._starts).tolist()
@@ -158,7 +158,7 @@ class LargeColumns:
 
 
 def is_large(kind: pa.DataType) -> bool:
-    """Return True if values of a type are too large to be moved twice.
+    """Return whether values of a type are too large to be moved twice.
 
     >>> is_large(pa.binary()), is_large(pa.list_(pa.float32(), 3)), is_large(pa.string())
     (True, True, False)

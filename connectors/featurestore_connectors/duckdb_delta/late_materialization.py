@@ -1,10 +1,10 @@
 """Late materialization for joins larger than memory.
 
 DuckDB's ASOF join sorts both sides with all columns; data beyond the memory limit is spilled and
-read several times. Here the join sorts only keys, times and row ids (positions in the table's
-files) and returns pairs of row ids, of a label and of its matching row. The features are then read
-in one pass in file order and spooled by chunks of labels; finally the labels are read in order,
-with one chunk of features at a time.
+read several times. This join sorts only keys, times and row ids (positions in the table's files),
+and returns pairs of row ids: a label and its matching row. The features are then read once, in file
+order, and spooled by chunks of labels. Finally the labels are read in order, with one chunk of
+features in memory at a time.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
 Int64s = npt.NDArray[np.int64]
-# Approximate bytes of the features of a chunk of labels; one chunk is in memory at a time.
+# Approximate bytes of features for a chunk of labels; one chunk is in memory at a time.
 _CHUNK_BYTES = 64 << 20
 _LABEL_ID = "__fs_place"
-# The id of the row that matches a label.
+# The column with the id of the row that matches a label.
 _MATCH = "__fs_answer"
 _ROW_ID_BYTES = 8
 # Smaller joins are sorted in memory, independent of the limit.
 _MIN_BYTES = 64 << 20
-# The fraction of the memory limit beyond which a sort spills.
+# The fraction of the memory limit above which a sort spills.
 _MEMORY_FRACTION = 0.5
-# The assumed ratio of memory to file size for values of variable length.
+# Assumed ratio of memory to file size for variable-length values.
 _COMPRESSION = 3
-# Keys, times and row ids must be smaller than the rows by this factor to make it worthwhile.
+# The minimum ratio of row size to the size of keys, times and row ids.
 _MIN_REDUCTION = 2
-# A function from column names to the labels' columns with ascending row ids.
+# A function that returns the named label columns, with ascending row ids.
 ColumnsWithIds = Callable[[Sequence[str]], Relation]
 
 
 def is_worthwhile(database: Database, plan: FeaturePlan) -> bool:
-    """Return True if a join exceeds memory and the join of row ids is much smaller."""
+    """Return whether a join exceeds memory and would be much smaller with only row ids."""
     if not _is_supported(plan):
         return False
     total_bytes = estimate_join_bytes(plan)
@@ -76,7 +76,7 @@ def is_worthwhile(database: Database, plan: FeaturePlan) -> bool:
 
 
 def _row_id_bytes(plan: FeaturePlan) -> int:
-    """Return the bytes of keys, times and row ids of both sides."""
+    """Return the total bytes of keys, times and row ids on both sides."""
     columns = []
     for join in plan.joins:
         columns += _key_and_time(plan, join)
@@ -89,7 +89,7 @@ def _row_id_bytes(plan: FeaturePlan) -> int:
 
 
 def _is_supported(plan: FeaturePlan) -> bool:
-    """Return True if both sides have row ids and the last row of a key is the match."""
+    """Return whether both sides have row ids and the last row of a key matches."""
     if not plan.joins or not (plan.left_source is not None or _in_memory(plan)):
         return False
     if _hides_row_ids(plan.left_schema):
@@ -103,7 +103,7 @@ def _is_supported(plan: FeaturePlan) -> bool:
 
 
 def _in_memory(plan: FeaturePlan) -> bool:
-    """Return True if the labels are the caller's rows in memory, in order."""
+    """Return whether the labels are the caller's in-memory rows, in order."""
     return plan.keep_order and plan.left_plan is None and plan.left_query is None
 
 
@@ -112,9 +112,9 @@ def _hides_row_ids(schema: pa.Schema) -> bool:
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
-    """Return the rows of a plan, with late materialization when all rows are streamed.
+    """Return the rows of a feature plan, with late materialization if all rows are streamed.
 
-    Other queries over the result, such as a count, use the plan's SQL, which DuckDB optimizes.
+    Other queries on the result, such as a count, run the plan's SQL, which DuckDB optimizes.
     """
     query_rows = point_in_time.retrieve(engine, plan, labels)
     source = LateMaterialization(engine, plan, labels)
@@ -136,7 +136,7 @@ class LateMaterialization(MappedStream):
         self._database = engine.database
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the joined rows in the order of the labels."""
+        """Yield the joined rows in label order."""
         plan, labels = self._plan, self._label_columns()
         label_ids = (_row_ids(batch) for batch in self._in_order(labels(())))
         starts = chunk_starts(label_ids, bytes_per_label=sum(map(_bytes_per_match, plan.joins)))
@@ -167,7 +167,7 @@ class LateMaterialization(MappedStream):
                 spool.add(label_ids, batch, np.searchsorted(row_ids, matched_ids))
 
     def _pairs(self, join: Join, labels: ColumnsWithIds) -> Relation:
-        """Return the ids of labels and of their matching rows, ordered by row id."""
+        """Return the ids of labels and their matching rows, ordered by row id."""
         plan = self._plan
         columns = (POSITION, _MATCH)
         narrow = replace(
@@ -207,7 +207,7 @@ class LateMaterialization(MappedStream):
                 yield self._rows(batch.slice(first, last - first), chunks)
 
     def _in_order(self, relation: Relation) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table; check that row ids ascend, as binary search requires."""
+        """Yield rows and check that row ids ascend, as binary search requires."""
         last = -1
         for batch in batches_of(self._database, relation):
             row_ids = _row_ids(batch)
@@ -237,7 +237,7 @@ class LateMaterialization(MappedStream):
 
 
 class _MatchedPairs:
-    """A cursor over the ids of labels and of their matching rows, ascending by row id."""
+    """A cursor over pairs of label id and row id, ordered by row id."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
@@ -281,7 +281,7 @@ def _schema_of_features(join: Join) -> pa.Schema:
 
 
 def _bytes_per_match(join: Join) -> int:
-    """Estimate the bytes of a row's features and id."""
+    """Estimate the bytes of a matching row's features and id."""
     source = join.source
     schema = _schema_of_features(join)
     total = _ROW_ID_BYTES + columns_width(schema, schema.names)
@@ -306,11 +306,11 @@ def _numbers(column: pa.Array) -> Int64s:
 
 
 def chunk_starts(row_id_batches: Iterable[Int64s], *, bytes_per_label: int) -> Int64s:
-    """Return the label ids at which the second and later chunks of the labels start.
+    """Return the label ids at which the second and later label chunks start.
 
     Args:
         row_id_batches: The ids of all labels, ascending.
-        bytes_per_label: Bytes of a label's features from all groups.
+        bytes_per_label: Size of a label's features from all groups.
     """
     rows = max(_CHUNK_BYTES // bytes_per_label, 1)
     starts, row_count = [np.empty(0, dtype=np.int64)], 0
@@ -321,10 +321,10 @@ def chunk_starts(row_id_batches: Iterable[Int64s], *, bytes_per_label: int) -> I
 
 
 class FeatureSpool:
-    """Features in a spool file, one row for each matched label.
+    """Spool file of features, with one row for each matched label.
 
     Args:
-        directory: The directory of the file.
+        directory: The directory of the spool file.
         schema: The schema of the features.
         starts: The label ids at which the chunks start.
     """
@@ -333,16 +333,16 @@ class FeatureSpool:
         self.names = schema.names
         self._schema = pa.schema([pa.field(_LABEL_ID, pa.int64()), *schema])
         self._starts = starts
-        # Numpy sorts narrow integers by radix.
+        # Numpy uses radix sort for narrow integers.
         self._numbers = np.min_scalar_type(len(starts))
         self._file = BatchFile(directory, self._schema)
         self._reader: pa.RecordBatchFileReader | None = None
         self._batch_count = 0
-        # The numbers of each chunk's batches in the file.
+        # The batch numbers of each chunk in the file.
         self._batches: list[list[int]] = [[] for _ in range(len(starts) + 1)]
 
     def add(self, label_ids: Int64s, rows: pa.RecordBatch, positions: Int64s) -> None:
-        """Spool the features of rows at ``positions``, the matches of ``label_ids``."""
+        """Spool the features of ``rows`` at ``positions``, which match ``label_ids``."""
         chunks = np.searchsorted(self._starts, label_ids, side="right").astype(self._numbers)
         chunk_order = np.argsort(chunks, kind="stable")
         arrays = [pa.array(label_ids[chunk_order])]
@@ -359,7 +359,7 @@ class FeatureSpool:
                 self._batch_count += 1
 
     def read_chunk(self, number: int) -> FeatureChunk:
-        """Read the features of a chunk of labels; call it after the last ``add``."""
+        """Read the features of a label chunk; call it after the last ``add``."""
         if self._reader is None:
             self._reader = self._file.reader()
         batches = [self._reader.get_batch(batch_number) for batch_number in self._batches[number]]
@@ -378,13 +378,13 @@ class FeatureSpool:
 
 @dataclass(frozen=True)
 class FeatureChunk:
-    """The features of a chunk of labels, ordered by label id."""
+    """The features of a label chunk, ordered by label id."""
 
     label_ids: Int64s
     columns: Mapping[str, pa.Array]
 
     def lookup(self, label_ids: Int64s) -> tuple[dict[str, pa.Array], npt.NDArray[np.bool_]]:
-        """Return the features of labels with ascending ids, null without a match.
+        """Return the features of labels with ascending ids; features of unmatched labels are null.
 
         Returns:
             The columns, and a mask of the matched labels.
@@ -395,7 +395,8 @@ class FeatureChunk:
         is_matched[in_range] = self.label_ids[positions[in_range]] == label_ids[in_range]
         columns = {}
         if is_matched.all():
-            # Labels are read sequentially, so their matches are contiguous: slice without a copy.
+            # Labels are read sequentially, so their matches are contiguous and can be sliced
+            # without a copy.
             for name, column in self.columns.items():
                 columns[name] = column.slice(positions[0], len(label_ids))
         else:

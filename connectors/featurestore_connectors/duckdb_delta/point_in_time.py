@@ -1,11 +1,11 @@
 """Compilation of feature plans to DuckDB queries.
 
 The semantics are defined in ``featurestore.retrieval.point_in_time``. If rows are eligible from
-their event time on, the query is an ASOF join: one inequality, and the last row matches. If they
-are eligible from their created time on, a late row may have an older event time than a row that is
-already eligible. Then keys and times of labels and rows are sorted together, a running maximum of
-(event time, created time) identifies the row of each label, and its features are joined afterwards,
-so that they are not sorted.
+their event time, the query is an ASOF join with one inequality, in which the last row matches. If
+rows are eligible from their created time, a late row may have an older event time than a row that
+is already eligible. Then the keys and times of labels and rows are sorted together, and a running
+maximum of (event time, created time) identifies the matching row of each label. Features are joined
+afterwards and therefore not sorted.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from featurestore.retrieval.point_in_time import (
 from featurestore_connectors.duckdb_delta.sqltext import label_key, names, quote
 
 LABELS = "fs_labels"
-# The numbered and materialized labels, for queries that read them twice: they may be a stream.
+# The numbered and materialized labels, for queries that read them twice, since labels may be a
+# stream.
 _NUMBERED_LABELS = "fs_held_labels"
 _NUMBER = "__fs_number"
-# A semi-join on the labels' keys is worthwhile if the group has this many times more rows.
+# Minimum ratio of group rows to labels for which a semi-join on the labels' keys is worthwhile.
 _SEMI_JOIN_RATIO = 20
-# Added to microseconds to make them positive, so that two times pack into one ordered integer.
+# Added to microseconds to make them positive, so that two times can be packed into one ordered
+# integer.
 _SHIFT = 1 << 62
 _HALF = 1 << 63
 
@@ -52,7 +54,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 
 
 def query_of_plan(plan: FeaturePlan) -> str:
-    """Return the query of a plan over ``LABELS`` and the tables of its sides."""
+    """Return the SQL query of a plan over ``LABELS`` and the tables of its sides."""
     sides = list(map(_SideQuery, feature_sides(plan)))
     common_tables = []
     if _needs_numbered_labels(sides):
@@ -67,12 +69,12 @@ def query_of_plan(plan: FeaturePlan) -> str:
 
 
 def table_of_side(side: FeatureSide) -> str:
-    """Return the table name of a group's rows in the query of a plan."""
+    """Return the name of a side's table in the SQL query of a plan."""
     return f"fs_source_{side.number}"
 
 
 def looks_up_keys(side: FeatureSide) -> bool:
-    """Return True if a semi-join on the labels' keys costs less than sorting all rows."""
+    """Return whether a semi-join on the labels' keys costs less than sorting all rows."""
     labels, rows = side.plan.left_rows, side.join.source.rows
     return labels is not None and rows is not None and labels * _SEMI_JOIN_RATIO <= rows
 
@@ -85,9 +87,9 @@ def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rel
 
 
 def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
-    """Read columns of a group; fixed-size lists are read as plain lists.
+    """Read group columns, with fixed-size lists as variable-size lists.
 
-    DuckDB may move the cast from list to array after a join, where it fails on the join's nulls.
+    DuckDB may move the cast from list to array after a join, where it fails on nulls from the join.
     """
     schema = pa.schema(map(plain_field, source.spec.schema))
     return engine.read_table(
@@ -105,7 +107,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def plain_field(field: pa.Field) -> pa.Field:
-    """Return a field whose lists have no fixed size."""
+    """Return a field without fixed-size lists."""
     return field.with_type(_plain(field.type))
 
 
@@ -138,15 +140,16 @@ def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
 
 
 def _needs_numbered_labels(sides: list[_SideQuery]) -> bool:
-    """Return True if the query reads the labels before the final join."""
+    """Return whether the query reads the labels before the final join."""
     return any(looks_up_keys(side.rule) or side.rule.needs_running_maximum for side in sides)
 
 
 @dataclass(frozen=True)
 class _SideQuery:
-    """The queries of one group's rows before the join.
+    """Queries for the rows of one group before the join.
 
-    Their columns are the keys ``k0, k1, ...``, ``event``, ``created`` and outputs ``o0, o1, ...``.
+    Their columns are the keys ``k0, k1, ...``, ``event``, ``created`` and the outputs ``o0, o1,
+    ...``.
     """
 
     rule: FeatureSide
@@ -165,19 +168,19 @@ class _SideQuery:
 
     @property
     def tied(self) -> str:
-        """The table of rows with tied keys and times, with their hashes."""
+        """The table with the hashes of rows that tie on keys and times."""
         return f"fs_tied_{self.rule.number}"
 
     @property
     def tie_columns(self) -> list[str]:
-        """The columns in which tied rows are equal; hashes decide between them."""
+        """The columns on which rows tie. Hashes break the tie."""
         columns = list(self.rule.keys)
         for role, _ in self.rule.times:
             columns.append(role)
         return columns
 
     def tables(self, engine: Engine) -> dict[str, Relation]:
-        """Return the relations that the query reads."""
+        """Return the relations that the queries read."""
         source = self.rule.join.source
         read = read_source(engine, source, list(self.rule.columns))
         if self.rule.is_unique:
@@ -186,7 +189,7 @@ class _SideQuery:
         return {self.source: read, self.tied: self._hashed(engine, all_rows)}
 
     def query(self) -> str:
-        """Return the query of rows that can win, at most one for each key and time, or label."""
+        """Return the query of candidate rows, at most one per key and time, or one per label."""
         rows = self._untied()
         keys = list(self.rule.keys)
         if self.rule.join.event_time is None:
@@ -203,7 +206,7 @@ class _SideQuery:
         return rows
 
     def joined(self) -> str:
-        """Return the join of the rows to the labels."""
+        """Return the join of the candidate rows to the labels."""
         kind = "LEFT JOIN"
         if self.plan.how == "inner":
             kind = "JOIN"
@@ -214,7 +217,7 @@ class _SideQuery:
             label_value, row_value = self._label_key(label_column, column), f"{self.name}.{key}"
             is_binary = pat.is_binary(self.rule.spec.schema.field(column).type)
             if is_binary and self.rule.is_timed and len(self.rule.keys) > 1:
-                # DuckDB 2.0's ASOF join loses rows if a binary key follows other keys; strings
+                # The ASOF join of DuckDB 2.0 loses rows if a binary key follows other keys. Strings
                 # work.
                 label_value, row_value = f"hex({label_value})", f"hex({row_value})"
             conditions.append(f"{label_value} = {row_value}")
@@ -224,14 +227,14 @@ class _SideQuery:
         return f"{kind} {self.name} ON {' AND '.join(conditions)}"
 
     def _label_key(self, label_column: str, key: str, *, table: str = "l") -> str:
-        """Return a key of the labels as the type of the group's key."""
+        """Return a label key in the type of the group's key."""
         label_type = self.plan.left_schema.field(label_column).type
         return label_key(
             f"{table}.{quote(label_column)}", label_type, self.rule.spec.schema.field(key).type
         )
 
     def is_fresh(self) -> str | None:
-        """Return the condition that the matching row is within the TTL; None without a TTL."""
+        """Return the condition that the matching row is within the TTL, or None without a TTL."""
         if self.rule.join.ttl is None:
             return None
         age = f"epoch_us({label_time(self.plan)}) - epoch_us({self.name}.event)"
@@ -241,7 +244,7 @@ class _SideQuery:
         return timestamp(f"{table}{quote(column)}", self.rule.spec.schema.field(column).type)
 
     def _rows(self, table: str, *, more: str = "", every_key: bool = False) -> str:
-        """Return the query of rows that can match a label, with the short column names."""
+        """Return the query of rows that can match a label, with short column names."""
         columns, conditions = [], []
         for name, (_, key) in zip(self.rule.keys, self.rule.join.on, strict=True):
             columns.append(f"{quote(key)} AS {name}")
@@ -260,7 +263,7 @@ class _SideQuery:
         return f"SELECT {', '.join(columns)}{more} FROM {origin} WHERE {where}"
 
     def _met(self, table: str) -> str:
-        """Return the table restricted to the labels' keys, if the semi-join is worthwhile."""
+        """Return the table, restricted to the labels' keys if the semi-join is worthwhile."""
         if table != self.source or not looks_up_keys(self.rule):
             return table
         matches = [
@@ -282,7 +285,7 @@ class _SideQuery:
         return conditions
 
     def _untied(self) -> str:
-        """Return the rows; of tied rows only the one with the greatest hash."""
+        """Return the query of the rows, with only the greatest hash among tied rows."""
         rows = self._rows(self.source)
         if self.rule.is_unique:
             return rows
@@ -297,7 +300,7 @@ class _SideQuery:
         )
 
     def _shared(self) -> str:
-        """Return the query of DuckDB's hashes of tied keys and times.
+        """Return the query of DuckDB's hashes of keys and times that occur more than once.
 
         Hashes need less memory than keys and times. A collision only adds rows to the tie-break.
         """
@@ -306,10 +309,10 @@ class _SideQuery:
         return f"SELECT {shared} FROM ({rows}) GROUP BY shared HAVING count(*) > 1"
 
     def _latest_eligible(self, rows: str) -> str:
-        """Return for each label number the latest row of its key that is eligible at its time.
+        """Return the query of the latest row that is eligible for each label, by label number.
 
-        At equal times rows precede labels, since the frame of the running maximum includes the
-        label's peers.
+        Rows precede labels with the same time, since the frame of the running maximum includes
+        peers.
         """
         keys = ", ".join(self.rule.keys)
         latest_rows = (
@@ -323,7 +326,7 @@ class _SideQuery:
         return f"SELECT f.number, s.* FROM ({latest_rows}) f JOIN ({rows}) s ON {is_same_row}"
 
     def _rows_and_labels(self) -> str:
-        """Return the union of rows and labels: keys, time, and the packed times of rows."""
+        """Return the union of rows and labels, with keys, time, and the rows' packed times."""
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligibility_times)})"
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
@@ -359,7 +362,7 @@ class _SideQuery:
 
 
 def label_time(plan: FeaturePlan) -> str:
-    """Return the label time: a column of the table ``l`` or a constant."""
+    """Return the SQL of the label time: a column of the table ``l`` or a constant."""
     if plan.fixed_time is not None:
         return _constant(plan.fixed_time)
     column = label_time_column(plan)
@@ -367,14 +370,15 @@ def label_time(plan: FeaturePlan) -> str:
 
 
 def _first(rows: str, columns: list[str], order: list[str]) -> str:
-    """Return the query of the first row per distinct values of ``columns``."""
+    """Return the query of the first row for each combination of values in ``columns``."""
     window = f"(PARTITION BY {', '.join(columns)} ORDER BY {', '.join(order)})"
-    # Not row_number() = 1: DuckDB rewrites it to an aggregate over sort keys, where -0.0 equals 0.0.
+    # Not row_number() = 1: DuckDB rewrites it to an aggregate over sort keys, where -0.0 equals
+    # 0.0.
     return f"SELECT * FROM ({rows}) QUALIFY lag(true) OVER {window} IS NULL"
 
 
 def timestamp(value: str, kind: pa.DataType) -> str:
-    """Return a time column as a timestamp; a date is its midnight in UTC."""
+    """Return a time column as a timestamp; a date is converted to midnight in UTC."""
     if pat.is_date(kind):
         return f"make_timestamptz(epoch_us(CAST({value} AS TIMESTAMP)))"
     return value

@@ -1,8 +1,8 @@
-"""Relations on DuckDB: adopted frames, files, and queries over them, those of users in a sandbox.
+"""DuckDB relations: adopted frames, files, engine queries, and user queries in a sandbox.
 
-User queries run in a separate database, which cannot access files or the network, whose settings are
-locked, and which does not resolve Python variables. Tables enter and results leave as Arrow streams;
-each read runs the query again.
+User queries run in a separate database, which cannot access files or the network, has locked
+settings, and does not resolve Python variables. Tables and results are passed as Arrow streams;
+each read of the result runs the query again.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from featurestore_connectors.duckdb_delta.failures import translated, watch_sour
 from featurestore_connectors.duckdb_delta.session import Database, building, query_of
 
 ENGINE = "duckdb"
-# A column of row numbers while rows are compared; feature names cannot begin like this.
+# The row number column for row comparisons. Feature names cannot start with this prefix.
 _NUMBER = "__fs_row"
-# The settings of the sandbox. The order matters: the last one locks the others.
+# Sandbox settings. The last one locks all settings, so the order matters.
 _SANDBOX_SETTINGS = (
     "SET GLOBAL TimeZone = 'UTC'",
     "SET GLOBAL python_enable_replacements = false",
@@ -43,22 +43,22 @@ _SANDBOX_SETTINGS = (
 def relation(
     native: duckdb.DuckDBPyRelation, schema: pa.Schema, *, single_use: bool = False
 ) -> Relation:
-    """Return a relation of this engine."""
+    """Return a relation over a DuckDB relation of this engine."""
     return Relation(engine=ENGINE, native=native, schema=schema, single_use=single_use)
 
 
 @dataclass(frozen=True)
 class StagedRelation(streams.MappedRelation):
-    """A relation over staged Parquet files of this engine (storage types, with statistics).
+    """A relation over Parquet files staged by this engine (storage types, with statistics).
 
-    ``source`` has the same rows in memory, if they arrived as a small stream.
+    ``source`` has the same rows in memory, if they came from a small stream.
     """
 
     files: tuple[Any, ...] = ()
 
 
 def adopt(database: Database, frame: object) -> Relation | None:
-    """Return a relation over a DuckDB relation of the user, None for any other frame."""
+    """Return a relation over a user's DuckDB relation, or None for other frames."""
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
     with building():
@@ -66,7 +66,7 @@ def adopt(database: Database, frame: object) -> Relation | None:
     try:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
-        # A relation of another database: stream it again at every read.
+        # The frame belongs to another database, so it is streamed at every read.
         native = database.connection.from_arrow(_ForeignRelation(rows))
     with building():
         arrow_schema = rows.limit(0).to_arrow_table().schema
@@ -81,7 +81,7 @@ class _ForeignRelation:
         self.schema = frame.limit(0).to_arrow_table().schema
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        # DuckDB has no public API from a relation to its connection.
+        # DuckDB has no public API to get the connection of a relation.
         watch_source(getattr(self._frame, "_con", None))
         reader = self._frame.to_arrow_reader()
         return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
@@ -90,7 +90,7 @@ class _ForeignRelation:
 def of_feature_types(
     native: duckdb.DuckDBPyRelation, arrow_schema: pa.Schema, types: Sequence[str]
 ) -> Relation:
-    """Cast the columns of a native relation to feature types; ``types`` are DuckDB's."""
+    """Cast the columns of a native relation to feature types; ``types`` are their DuckDB types."""
     schema = feature_schema(arrow_schema, language="duckdb")
     _warn_of_naive_times(arrow_schema)
     columns = []
@@ -113,7 +113,7 @@ def _warn_of_naive_times(schema: pa.Schema) -> None:
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
-    """Return the rows of Parquet files and of folders to any depth, columns matched by name."""
+    """Read Parquet files and, recursively, folders; columns are matched by name."""
     patterns = [sqltext.text(_pattern(path)) for path in paths]
     file_list = ", ".join(patterns)
     native = database.bind(f"SELECT * FROM read_parquet([{file_list}], union_by_name=true)")
@@ -124,7 +124,7 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
 
 
 def _pattern(path: str) -> str:
-    """Return the glob pattern for a Parquet file, or for all of a folder."""
+    """Return the glob pattern of a Parquet file, or of all files in a folder."""
     escaped = sqltext.literal_path(path)
     if storage.is_directory(path):
         return os.path.join(escaped, "**", "*.parquet")
@@ -136,7 +136,7 @@ def _pattern(path: str) -> str:
 
 
 def cast(rows: Relation, schema: pa.Schema) -> Relation:
-    """Return a relation with exactly the columns and types of a schema; missing columns are null."""
+    """Cast a relation to the columns and types of a schema; missing columns are null."""
     if rows.schema == schema:
         return rows
     with building():
@@ -145,7 +145,7 @@ def cast(rows: Relation, schema: pa.Schema) -> Relation:
 
 
 def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
-    """Return columns under new names."""
+    """Select and rename columns."""
     streams.check_columns(rows.schema, list(columns.values()))
     fields, projections = [], []
     for name, column in columns.items():
@@ -157,7 +157,7 @@ def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
 
 
 def filter_rows(rows: Relation, predicate: str) -> Relation:
-    """Return the rows for which the predicate is true."""
+    """Filter rows by a SQL predicate."""
     with building():
         return relation(rows.native.filter(predicate), rows.schema, single_use=rows.single_use)
 
@@ -174,7 +174,7 @@ def range_condition(window: TimeRange) -> str:
 def sql(
     database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
-    """Return the result of a query over named relations, with its ``$name`` parameters bound."""
+    """Return the result of a query over named relations, with bound ``$name`` parameters."""
     natives = {name: each.native for name, each in tables.items()}
     try:
         native = database.bind(query, natives, parameters=parameters)
@@ -191,7 +191,7 @@ def sql(
 def duplicates(
     database: Database, rows: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the most frequent with their count ``n``."""
+    """Return the number of duplicate keys, and the most frequent keys with their count ``n``."""
     streams.check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     query = f"""
@@ -212,7 +212,7 @@ def duplicates(
 
 
 def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key, in the order of the relation; keep rows with null keys."""
+    """Return the last row of each key in relation order; all rows with null keys are kept."""
     streams.check_columns(rows.schema, key)
     columns, number = sqltext.names(key), sqltext.quote(_NUMBER)
     is_last = f"row_number() OVER (PARTITION BY {columns} ORDER BY {number} DESC) = 1"
@@ -227,7 +227,7 @@ def last_per_key(database: Database, rows: Relation, key: Sequence[str]) -> Rela
 
 
 class UserSql:
-    """The runner of user queries of one engine; it opens its database on first use."""
+    """Runner for the user queries of one engine. Its database is opened on first use."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -249,7 +249,7 @@ class UserSql:
             raise InvalidSql(error.message, hint=hint) from error
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database of the sandbox."""
         if self._connection is not None:
             self._connection.close()
 
@@ -280,7 +280,7 @@ class UserSql:
     def run(
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
     ) -> Iterator[pa.RecordBatch]:
-        """Run a query and yield its rows."""
+        """Run a query and yield its rows as batches."""
         with translated(), self._open().cursor() as cursor:
             for name, table in tables.items():
                 cursor.register(name, _Table(self._database, table))
@@ -300,7 +300,7 @@ class UserSql:
 
 
 class _Table:
-    """A relation of the engine as a table of a user's query."""
+    """A relation of the engine as an Arrow source for a user query."""
 
     def __init__(self, database: Database, relation: Relation) -> None:
         self.schema = relation.schema
@@ -313,7 +313,7 @@ class _Table:
 
 
 class _Rows:
-    """The rows of a user's query as a table of the engine."""
+    """The rows of a user query as an Arrow source for the engine."""
 
     def __init__(
         self,

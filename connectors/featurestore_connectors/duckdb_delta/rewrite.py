@@ -1,7 +1,7 @@
 """Writes that rewrite existing files: upsert, replace by range, delete, compaction.
 
 Only files with affected rows are rewritten. Each attempt has its own publication, which removes the
-new files if the commit loses a race.
+new files if another commit wins the race.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SMALL_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class _AffectedFiles:
-    """The files that contain rows to remove, and the number of these rows."""
+    """The files that contain rows to remove, and the number of such rows."""
 
     files: tuple[DataFile, ...]
     outgoing: int
@@ -60,7 +60,7 @@ def upsert(
     *,
     deletes: Sequence[NewFile] = (),
 ) -> int | None:
-    """Replace the rows whose key occurs in the source or is deleted, and append the source."""
+    """Replace rows by key with the rows of ``source``, and remove rows with keys of ``deletes``."""
     if not write.key:
         raise InvalidArgument("An upsert needs its key columns.")
     _check_unique(database, _source(state, source, write), write.key)
@@ -83,7 +83,7 @@ def upsert(
 def replace(
     database: Database, state: Snapshot, source: Sequence[NewFile], write: TableWrite
 ) -> int | None:
-    """Remove the rows of a time range and append the source, in one commit."""
+    """Replace the rows of a time range with the source rows, in one commit."""
     window = write.replace
     if window is None:
         raise InvalidArgument("Mode 'replace' needs a time range.")
@@ -98,7 +98,7 @@ def replace(
         schema = commits.wider_schema(state.schema, write.add_columns)
         if affected.staying or state.partition_by or schema != source_schema:
             return _replaced(database, state, affected, outgoing, write, rows=rows)
-        # The old files have no remaining rows, so the source files are used without a rewrite.
+        # No rows of the old files remain, so the source files are added without a rewrite.
         with Publication(durable=database.durable) as publication:
             new = files.move_into_table(source, state.path, publication)
             return commits.commit(state, _replacement(state, affected, write, new), publication)
@@ -133,7 +133,7 @@ def delete(
 
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
-    """Merge files smaller than ``below`` bytes within each partition; None if there are no two."""
+    """Merge files smaller than ``below`` bytes in each partition; return None without changes."""
     check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
@@ -158,7 +158,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
 
 
 def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | None:
-    """Rewrite all files with wider decimals; return None if the table has them already."""
+    """Rewrite all files with wider decimals; return None if the table already has these types."""
     check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
@@ -234,9 +234,9 @@ def _rewritten(
     incoming: str | None = None,
     schema: pa.Schema | None = None,
 ) -> list[NewFile]:
-    """Write the replacements of the affected files: their remaining rows, then the incoming rows.
+    """Write replacements of the affected files with their remaining rows and the incoming rows.
 
-    ``schema`` defaults to the table's.
+    ``schema`` defaults to the table schema.
     """
     schema = schema or state.schema
     selects = []
@@ -260,7 +260,7 @@ def _rewritten(
 def _find_affected(
     database: Database, state: Snapshot, candidates: Sequence[DataFile], outgoing: str
 ) -> _AffectedFiles:
-    """Return the candidate files with rows for which ``outgoing`` is true."""
+    """Return the candidate files that contain rows for which ``outgoing`` is true."""
     check_files(state, candidates)
     if not candidates:
         return _AffectedFiles((), 0)
@@ -274,7 +274,7 @@ def _find_affected(
 
 
 def _same_key(key: Sequence[str]) -> str:
-    """Return the join condition on the key; nulls match nothing."""
+    """Return the join condition on the key; null keys never match."""
     names = map(sqltext.quote, key)
     return " AND ".join([f"target.{name} = source.{name}" for name in names])
 
@@ -303,7 +303,7 @@ def _check_inside(
 
 
 def _is_inside(file: NewFile, window: TimeRange) -> bool:
-    """Return True if the statistics of a file prove that all its rows are in a range."""
+    """Return whether file statistics prove that all rows of a file are in a range."""
     statistics = json.loads(file.statistics)
     low = statistics["minValues"].get(window.column)
     high = statistics["maxValues"].get(window.column)
@@ -337,7 +337,7 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
 
 
 def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:
-    """Return a FROM item for the incoming rows with all columns of the resulting table."""
+    """Return a FROM item for the incoming rows, with all columns of the resulting table."""
     schema = commits.wider_schema(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
@@ -347,7 +347,7 @@ def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> st
 def _bounds(
     database: Database, rows: str, key: Sequence[str], state: Snapshot
 ) -> dict[str, tuple[int, int]]:
-    """Return the minimum and maximum of key columns with file statistics, as ordinals."""
+    """Return the minimum and maximum ordinals of key columns that have file statistics."""
     expressions: dict[str, str] = {}
     for name in key:
         kind = state.schema.field(name).type if name in state.schema.names else None
@@ -367,14 +367,14 @@ def _bounds(
 
 
 def _ordinal(column: str, kind: pa.DataType) -> str:
-    """Return the ordinal of a column: microseconds, days or the integer itself."""
+    """Return the SQL for the ordinal of a column: microseconds, days or the integer itself."""
     if pat.is_timestamp(kind):
         return f"epoch_us({column})"
     return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
 
 
 def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
-    """Return the files that may contain rows within all ranges, by the statistics in the log."""
+    """Return the files that may contain rows within all ranges, based on statistics in the log."""
     may_match = np.ones(len(state.files), dtype=np.bool_)
     for column, (minimum, maximum) in ranges.items():
         file_bounds = state.bounds(column)
@@ -384,7 +384,7 @@ def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tupl
 
 
 def _smaller_than(size: int, state: Snapshot) -> tuple[DataFile, ...]:
-    """Return the files below a size, if there are several in the partition."""
+    """Return the files below a size, for partitions that have at least two such files."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:
         if file.bytes < size:

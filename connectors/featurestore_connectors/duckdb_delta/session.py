@@ -1,6 +1,6 @@
 """The DuckDB database of an engine: settings, connection and cursors.
 
-Relations are bound on the engine's connection, which therefore never has an open result. Every
+Relations are bound to the engine's connection, which therefore never has an open result. Every
 execution uses its own cursor, so that streams, writes and counts can run concurrently.
 """
 
@@ -31,7 +31,7 @@ _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class Database:
-    """A DuckDB database in memory, in UTC, that spills to ``temp_directory``."""
+    """An in-memory DuckDB database in time zone UTC, which spills to ``temp_directory``."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Database:
             if value:
                 config[setting] = value
         has_settings = bool(config)
-        # DuckDB's default is all cores of the machine, also those that the process may not use.
+        # DuckDB's default includes CPU cores that the process may not use.
         config.setdefault("threads", usable_cores())
         # The directory for the engine's own temporary files.
         self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
@@ -74,7 +74,7 @@ class Database:
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:
-        """The connection, opened on first use: many processes only read metadata.
+        """The connection, opened on first use, since many processes only read metadata.
 
         Raises:
             ConfigurationError: DuckDB rejects a setting.
@@ -102,7 +102,7 @@ class Database:
 
     @contextlib.contextmanager
     def sparing(self, limit: int) -> Iterator[None]:
-        """Lower DuckDB's memory limit to ``limit`` bytes within the block, so that it spills sooner.
+        """Limit DuckDB's memory to ``limit`` bytes within the block, so that it spills sooner.
 
         A limit set by the user is not changed.
         """
@@ -124,7 +124,7 @@ class Database:
     def _set_limit(self, statement: str) -> None:
         cursor = self.connection.cursor()
         try:
-            # If more memory is in use already, the limit stays unchanged.
+            # If more memory is already in use, the limit remains unchanged.
             with contextlib.suppress(duckdb.OutOfMemoryException):
                 cursor.execute(statement)
         finally:
@@ -146,7 +146,7 @@ class Database:
         *,
         parameters: Mapping[str, Any] | None = None,
     ) -> duckdb.DuckDBPyRelation:
-        """Return a lazy relation for a query over named relations, with its parameters bound."""
+        """Return a lazy relation for a query over named relations, with bound parameters."""
         self._read_uris()
         with building():
             statements = self.connection.extract_statements(query)
@@ -157,7 +157,8 @@ class Database:
             bound = self._lookup(query, tables or {}, dict(parameters or {}))
             if not parameters:
                 return bound
-            # A relation over it has the values in its text, so that any cursor can run it.
+            # A relation over the result has the parameter values in its SQL, so any cursor can run
+            # it.
             return self.connect_relation(bound)
 
     def connect_relation(self, frame: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
@@ -172,8 +173,8 @@ class Database:
     def _lookup(
         self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
     ) -> duckdb.DuckDBPyRelation:
-        # DuckDB resolves unknown table names from variables of the calling frame, so eval provides
-        # a frame with the tables.
+        # DuckDB resolves unknown table names from local variables of the calling frame, so eval
+        # provides a frame that contains the tables.
         scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
         bound: duckdb.DuckDBPyRelation = eval(
             "_connection.sql(_query, params=_parameters)", scope, dict(tables)
@@ -182,7 +183,7 @@ class Database:
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a cursor for one execution and translate DuckDB's errors."""
+        """Yield a cursor for one execution, and translate DuckDB errors."""
         with translated():
             self._read_uris()
             cursor = self.connection.cursor()
@@ -192,7 +193,7 @@ class Database:
                 cursor.close()
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Run a statement and return all its rows; for small results."""
+        """Run a statement and return all result rows."""
         with self.cursor() as cursor, interruptible(cursor):
             return list(cursor.execute(query).fetchall())
 
@@ -206,22 +207,23 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
             f"DuckDB rejects {config}: {error}.", hint=f"check {variables}"
         ) from error
     connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    # For few left rows DuckDB rewrites ASOF to an aggregate over sort keys, where -0.0 becomes 0.0.
+    # With few left rows, DuckDB rewrites ASOF joins to an aggregate over sort keys, where -0.0
+    # becomes 0.0.
     connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
     return connection
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:
-    """Return the SQL text of a relation, for a cursor to run."""
+    """Return the SQL text of a relation, which any cursor can run."""
     with building():
         return str(native.sql_query())
 
 
 @contextlib.contextmanager
 def building() -> Iterator[None]:
-    """Serialize the construction of relations: the connection rejects concurrent calls.
+    """Serialize the construction of relations, since the connection rejects concurrent calls.
 
-    Queries must not run inside the block.
+    Queries must not be run inside the block.
     """
     with _BUILDING, translated():
         yield

@@ -1,6 +1,6 @@
-"""Export of shards: sort the rows and pass each shard to its writer, in parallel.
+"""Shard export: sort the rows and pass each shard to its writer, in parallel.
 
-Rows that fit in memory are sorted shard by shard with numpy. Otherwise DuckDB sorts them and
+Rows that fit in memory are sorted shard by shard with numpy. Otherwise DuckDB sorts the rows and
 spills.
 """
 
@@ -35,17 +35,18 @@ from featurestore_connectors.duckdb_delta.streams import (
 
 Result = TypeVar("Result")
 
-# numpy uses radix sort for shard numbers below this (16 bits).
+# numpy uses radix sort for shard numbers below this limit (16 bits).
 _RADIX_LIMIT = 2**16
-# Writers in addition to the number of threads: one waits for the disk while the others compute.
+# Additional writer threads: some wait for the disk while others compute.
 _EXTRA_WRITERS = 1
-# The maximum bytes of rows to sort in memory; each writer copies one shard. DuckDB sorts slower.
+# Maximum bytes of rows to sort in memory; each writer copies one shard. DuckDB's sort is slower.
 _MEMORY_BYTES = 512 << 20
-# The same as a fraction of DuckDB's memory limit, if that is more.
+# The same limit as a fraction of DuckDB's memory limit; the larger one applies.
 _MEMORY_FRACTION = 0.1
-# The maximum bytes of queued batches over all shards; the reader blocks beyond it.
+# Maximum bytes of queued batches over all shards; the reader blocks when it is reached.
 _WAITING_BYTES = 256 << 20
-# DuckDB's memory limit during the sort: more is hardly faster, and the user's process needs memory.
+# DuckDB's memory limit during the sort. More memory is hardly faster, and the user's process needs
+# it.
 _SORT_BYTES = 1 << 30
 _SORT_BYTES_PER_THREAD = 128 << 20
 
@@ -60,7 +61,7 @@ def write_shards(
     write: ShardFunction[Result],
     threads: int,
 ) -> list[Result]:
-    """Call ``write`` for each shard with its rows in order; return the results by shard number."""
+    """Call ``write`` with the sorted rows of each shard; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
     memory = _memory(database, rows.schema, order, row_count)
     has_large = any(map(is_large, rows.schema.types))
@@ -85,7 +86,7 @@ def write_shards(
         )
         with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
             if threads <= 1:
-                # Rows that ``write`` does not consume are skipped.
+                # Skip rows that ``write`` did not consume.
                 return [
                     write(number, map(itemgetter(1), shard_runs))
                     for number, shard_runs in groupby(runs, key=itemgetter(0))
@@ -98,10 +99,10 @@ def write_shards(
 def _memory(
     database: Database, schema: pa.Schema, order: Sequence[str], row_count: int | None
 ) -> int:
-    """Return the maximum bytes of rows to sort in memory; 0 if the rows certainly exceed it.
+    """Return the maximum bytes of rows to sort in memory, or 0 if DuckDB must sort them.
 
-    Also 0 if the order has non-integer columns, or if the user set a memory limit, which only
-    DuckDB enforces.
+    DuckDB must sort if the rows certainly exceed memory, if the order has non-integer columns, or
+    if the user set a memory limit, which only DuckDB enforces.
     """
     if database.limit_is_chosen:
         return 0
@@ -132,7 +133,8 @@ def _load(
     """Load the rows of all shards, up to ``memory`` bytes.
 
     Returns:
-        None, or, if the rows exceed the limit, a relation of all rows without large columns.
+        None if all rows are loaded. If they exceed the limit, a relation of all rows without large
+        columns.
     """
     batches = batches_of(database, rows)
     for batch in batches:
@@ -173,7 +175,7 @@ def _write_in_memory(
 
 
 class _StoppedError(Exception):
-    """Another shard or the input failed; raised in writers so that no shard is truncated."""
+    """Another shard or the input failed. Raised in writers so that they do not truncate a shard."""
 
 
 class _Waiting:
@@ -185,7 +187,7 @@ class _Waiting:
         self._stopped = False
 
     def put(self, queue: deque[pa.RecordBatch | None], batch: pa.RecordBatch | None) -> bool:
-        """Add a batch to a shard's queue (None ends it); return False after ``stop``."""
+        """Add a batch to a shard's queue (None ends the queue); return False after ``stop``."""
         with self._condition:
             self._condition.wait_for(lambda: self._stopped or self._bytes < _WAITING_BYTES)
             if self._stopped:
@@ -196,7 +198,7 @@ class _Waiting:
             return True
 
     def take(self, queue: deque[pa.RecordBatch | None]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a shard's queue to its end; raise _StoppedError after ``stop``."""
+        """Yield all batches of a shard's queue; raise _StoppedError after ``stop``."""
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._stopped or queue)
@@ -265,7 +267,7 @@ class InMemoryShards:
     Args:
         large: The store of large columns.
         shard: The column with the shard number.
-        order: The sort columns of a shard's rows.
+        order: The sort columns within a shard.
     """
 
     def __init__(self, large: LargeColumns, *, shard: str, order: Sequence[str]) -> None:
@@ -278,7 +280,7 @@ class InMemoryShards:
 
     @property
     def size(self) -> int:
-        """The bytes in memory."""
+        """The size of the rows in memory, in bytes."""
         return self._bytes + self.large.size
 
     def add(self, batch: pa.RecordBatch, pool: ThreadPoolExecutor) -> None:
@@ -289,7 +291,7 @@ class InMemoryShards:
         self._batches.append(pool.submit(_grouped, small_columns, self._shard))
 
     def spool(self, directory: str) -> None:
-        """Move large columns from memory to a file, if there are any."""
+        """Move large columns, if any, from memory to a file."""
         if not self.large.is_empty and not self.large.is_spooled:
             self.large.spool(directory)
 
@@ -302,22 +304,22 @@ class InMemoryShards:
         return sorted(self._shard_batches)
 
     def take(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard in order and release them."""
+        """Yield the sorted rows of a shard and release their memory."""
         batches = self._shard_batches.pop(number)
         keys = [_column(batches, self.schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
-        # Column by column, so that at most one column is in memory three times.
+        # Sort column by column, so that at most one column is in memory three times.
         arrays = [take_values(_column(batches, index), order) for index in range(len(self.schema))]
         yield from self.large.reattach(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows without their large columns and release them."""
+        """Yield all rows without large columns and release their memory."""
         while self._batches:
             yield self._batches.pop().result()
 
 
 def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Split a batch at shard boundaries; yield (shard number, rows)."""
+    """Split a batch at shard boundaries into pairs of shard number and rows."""
     numbers = _numbers(batch, shard)
     boundaries = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     for start, end in pairwise(boundaries):
@@ -330,7 +332,7 @@ def _numbers(batch: pa.RecordBatch, shard: str) -> npt.NDArray[np.int32]:
 
 
 def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
-    """Return the rows stably sorted by shard number."""
+    """Return the rows of a batch, stably sorted by shard number."""
     numbers = _numbers(batch, shard)
     if len(numbers) == 0 or numbers.min() == numbers.max():
         return batch
@@ -344,11 +346,11 @@ def _column(batches: Sequence[pa.RecordBatch], index: int) -> pa.Array:
 
 
 def _sorted_indices(keys: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
-    """Return the indices that sort integer keys in ascending order, nulls first."""
+    """Return the indices that sort rows by integer keys in ascending order, nulls first."""
     if len(keys) == 1 and not keys[0].null_count:
         return np.argsort(keys[0].to_numpy())
     columns = []
     for key in keys:
         columns += [np.asarray(key.is_valid()), np.asarray(key.fill_null(0))]
-    # The last key of lexsort is the primary one.
+    # The last key of lexsort is the primary key.
     return np.lexsort(columns[::-1])

@@ -1,4 +1,4 @@
-"""SQL text for DuckDB: quoted identifiers, literals, type names and casts."""
+"""DuckDB SQL text: quoted identifiers, literals, type names and casts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quote(name: str) -> str:
 
 
 def names(columns: Sequence[str], *, table: str | None = None) -> str:
-    """Return a comma-separated list of quoted columns, optionally qualified by a table."""
+    """Return a comma-separated list of quoted column names, optionally qualified by a table."""
     prefix = ""
     if table is not None:
         prefix = f"{table}."
@@ -47,7 +47,7 @@ def names(columns: Sequence[str], *, table: str | None = None) -> str:
 
 
 def all_present(columns: Sequence[str]) -> str:
-    """Return the condition that no column is null.
+    """Return the condition that all columns are not null.
 
     >>> all_present(["a", "b"])
     '"a" IS NOT NULL AND "b" IS NOT NULL'
@@ -61,7 +61,7 @@ def text(value: str) -> str:
 
 
 def timestamp_literal(value: datetime) -> str:
-    """Return an aware datetime as a literal."""
+    """Return a timezone-aware datetime as a literal."""
     return f"TIMESTAMPTZ '{value.isoformat(sep=' ', timespec='microseconds')}'"
 
 
@@ -91,7 +91,7 @@ def column_type(kind: pa.DataType) -> str:
 def casts(target: pa.Schema, source: Mapping[str, str]) -> str:
     """Return a select list that casts columns to the schema ``target``.
 
-    ``source`` maps the available columns to their DuckDB types; missing columns become null.
+    ``source`` maps available columns to their DuckDB types. Missing columns are null.
     """
     expressions = []
     for field in target:
@@ -107,17 +107,17 @@ def casts(target: pa.Schema, source: Mapping[str, str]) -> str:
 
 
 def types_of(schema: pa.Schema) -> dict[str, str]:
-    """Return the DuckDB type of each column of a schema of feature or storage types."""
+    """Return the DuckDB type of each schema column."""
     return dict(zip(schema.names, map(column_type, schema.types), strict=True))
 
 
 def empty(schema: pa.Schema) -> str:
-    """Return a query with zero rows of a schema."""
+    """Return a query that has the columns of a schema and no rows."""
     return f"SELECT {casts(schema, {})} WHERE false"
 
 
 def label_key(value: str, label_type: pa.DataType, key_type: pa.DataType) -> str:
-    """Return a label's key cast to the type of a group's key; null (no match) if out of range.
+    """Cast a label key to the type of a group's key; null (no match) if out of range.
 
     >>> label_key("l.a", pa.int64(), pa.int32())
     'TRY_CAST(l.a AS INTEGER)'
@@ -129,18 +129,18 @@ def label_key(value: str, label_type: pa.DataType, key_type: pa.DataType) -> str
     cast = f"TRY_CAST({value} AS {column_type(key_type)})"
     if decimal_places(label_type) <= decimal_places(key_type):
         return cast
-    # The cast rounds, so compare the result with the original value.
+    # The cast rounds, so the result is compared with the original value.
     return f"CASE WHEN TRY_CAST({cast} AS {column_type(label_type)}) = {value} THEN {cast} END"
 
 
 def file_list(paths: Sequence[str]) -> str:
-    """Return a list of paths for ``read_parquet``, with escaped glob characters."""
+    """Return a list of paths for ``read_parquet``, with escaped wildcards."""
     literals = map(text, map(literal_path, paths))
     return f"[{', '.join(literals)}]"
 
 
 def literal_path(path: str) -> str:
-    """Escape the wildcards of DuckDB's glob in a path.
+    """Escape DuckDB's glob wildcards in a path.
 
     >>> literal_path("a[1]*")
     'a[[]1][*]'

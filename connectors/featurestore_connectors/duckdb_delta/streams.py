@@ -1,4 +1,4 @@
-"""Arrow streams of DuckDB relations: bounded batches, mapped and buffered batches, aggregates.
+"""Arrow streams of DuckDB relations: bounded, mapped and buffered batches, and aggregation.
 
 Small relations that are read more than once are buffered in memory.
 """
@@ -34,7 +34,7 @@ _MAX_QUEUED_BATCHES = 4
 # The number of rows in a DuckDB vector.
 _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
-# The maximum bytes of a buffered relation. An export needs the same amount again while it sorts.
+# Maximum bytes of a buffered relation. An export needs the same amount again while it sorts.
 MAX_BUFFERED_BYTES = 256 << 20
 
 
@@ -45,13 +45,13 @@ def stream(
     batch_rows: int = BATCH_ROWS,
     limit: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Stream the rows of a relation lazily as batches of its feature types.
+    """Stream the rows of a relation lazily, as batches of its feature types.
 
-    A mapped relation is streamed directly from its function: inside a DuckDB query the function
-    would block one of DuckDB's threads.
+    A mapped relation is streamed directly from its function, since inside a DuckDB query the
+    function would block a DuckDB thread.
     """
     source = relation.source if isinstance(relation, MappedRelation) else None
-    # Read single-use streams through DuckDB, which rejects a second read.
+    # Single-use streams are read through DuckDB, which rejects a second read.
     if source is None or isinstance(source, SingleUseStream):
         batches = _batches(database, relation, batch_rows=batch_rows, limit=limit)
     else:
@@ -72,7 +72,7 @@ def _batches(
         if limit is not None:
             native = native.limit(limit)
         if any(map(_may_be_long, relation.schema.types)) and rows > _VECTOR_ROWS:
-            # Concatenate small batches while the next one fits.
+            # Concatenate small batches until the next one does not fit.
             max_rows = rows - _VECTOR_ROWS + 1
             batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
         else:
@@ -105,7 +105,7 @@ def _read(
 def _limited_batches(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema, batch_rows: int, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
+    """Yield the first ``limit`` rows (all if None) in batches of at most ``batch_rows``."""
     rows = min(batch_rows, _rows_that_fit(schema))
     remaining = limit
     for batch in batches:
@@ -128,13 +128,13 @@ def bounded_batches(
 
 
 def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a batch in batches of at most ``rows``."""
+    """Split a batch into batches of at most ``rows`` rows."""
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
 
 
 def _may_be_long(kind: pa.DataType) -> bool:
-    """Return True for binaries, lists and structs; strings are assumed to be short."""
+    """Return whether values of a type may be long: binaries, lists and structs."""
     return bool(pat.is_binary(kind) or pat.is_list(kind) or pat.is_struct(kind))
 
 
@@ -144,10 +144,10 @@ def _rows_that_fit(schema: pa.Schema) -> int:
 
 
 def source(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for DuckDB; all Arrow data enters DuckDB through this function.
+    """Return a reader for DuckDB. All Arrow data is passed to DuckDB by this function.
 
-    Exceptions are captured for the caller. Slices are copied, since DuckDB rejects sliced nested
-    structs.
+    Exceptions are captured for the caller. Slices are copied, since DuckDB rejects nested structs
+    in slices.
     """
     unsliced = (copy_sliced_structs(batch) for batch in batches)
     return pa.RecordBatchReader.from_batches(schema, failures.capture_stream_errors(unsliced))
@@ -175,12 +175,12 @@ class MappedStream:
 
 
 class SingleUseStream(MappedStream):
-    """The caller's batches, which can be read once, directly or by DuckDB.
+    """Batches of a caller, which can be read once, directly or by DuckDB.
 
     Attributes:
-        recorded: The batches that DuckDB has read, if set to a list before; reset to None when
-            they exceed ``MAX_BUFFERED_BYTES``.
-        watcher: A function that receives each batch before DuckDB does.
+        recorded: The batches that DuckDB has read, if it was set to a list before. Reset to None
+            when the batches exceed ``MAX_BUFFERED_BYTES``.
+        watcher: A function that receives each batch before DuckDB.
         is_read: Whether DuckDB has read all batches.
     """
 
@@ -214,7 +214,7 @@ class SingleUseStream(MappedStream):
 
 
 class BufferedBatches(MappedStream):
-    """An Arrow source over batches in memory."""
+    """An Arrow source over in-memory batches."""
 
     def __init__(
         self, database: Database, schema: pa.Schema, batches: Sequence[pa.RecordBatch]
@@ -224,19 +224,19 @@ class BufferedBatches(MappedStream):
         self._database = database
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches."""
+        """Yield the buffered batches."""
         return iter(self.buffered)
 
 
 @dataclass(frozen=True)
 class MappedRelation(Relation):
-    """A relation over a mapped stream; consumers of batches can read ``source`` without DuckDB."""
+    """A relation over a mapped stream, which batch consumers can read without DuckDB."""
 
     source: MappedStream | None = None
 
 
 def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
-    """Return a relation over the output of a mapped function."""
+    """Return a relation over the output of a mapped stream."""
     with building():
         native = database.connection.from_arrow(source)
     return MappedRelation("duckdb", native, source.schema, single_use, source)
@@ -263,7 +263,7 @@ def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatc
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
-    """Raise SchemaMismatch if a schema lacks some of the columns."""
+    """Raise SchemaMismatch if the schema lacks some of the columns."""
     present = set(schema.names)  # ``names`` is a new list each time
     absent = [column for column in columns if column not in present]
     if absent:
@@ -273,7 +273,7 @@ def check_columns(schema: pa.Schema, columns: Sequence[str]) -> None:
 
 
 def buffer_rows(database: Database, rows: Relation) -> Relation:
-    """Buffer the rows in memory; if they do not fit, return a single-use relation of all rows."""
+    """Buffer rows in memory; return a single-use relation of all rows if they do not fit."""
     buffered: list[pa.RecordBatch] = []
     size = 0
     batches = batches_of(database, rows)
@@ -287,7 +287,7 @@ def buffer_rows(database: Database, rows: Relation) -> Relation:
 
 
 def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches in order and release each one."""
+    """Yield the batches in order, and release each one."""
     batches.reverse()
     while batches:
         yield batches.pop()
@@ -296,9 +296,9 @@ def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def select_buffered(
     database: Database, rows: Relation, columns: Mapping[str, str]
 ) -> Relation | None:
-    """Return columns of buffered rows under new names, None if the rows are not buffered.
+    """Select and rename columns of buffered rows; return None if the rows are not buffered.
 
-    Small batches are concatenated, to reduce the cost per batch.
+    Small batches are concatenated, to reduce the overhead per batch.
     """
     buffered = buffered_batches(rows)
     if buffered is None:
@@ -315,7 +315,7 @@ def select_buffered(
 
 
 def buffered_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:
-    """Return the batches of buffered rows, None if the rows are not buffered."""
+    """Return the batches of buffered rows, or None if the rows are not buffered."""
     if isinstance(rows, MappedRelation) and isinstance(rows.source, BufferedBatches):
         return rows.source.buffered
     return None
@@ -329,7 +329,7 @@ def start_recording(database: Database, rows: Relation) -> None:
 
 
 def recorded_batches(database: Database, rows: Relation) -> BufferedBatches | None:
-    """Return the recorded batches of a stream, None if they are incomplete."""
+    """Return the recorded batches of a stream, or None if they are incomplete."""
     stream = single_use_stream(rows)
     if stream is None or stream.recorded is None or not stream.is_read:
         return None
@@ -339,7 +339,7 @@ def recorded_batches(database: Database, rows: Relation) -> BufferedBatches | No
 
 
 def single_use_stream(rows: Relation) -> SingleUseStream | None:
-    """Return the stream of a single-use relation, None for other relations."""
+    """Return the stream of a single-use relation, or None for other relations."""
     if isinstance(rows, MappedRelation) and isinstance(rows.source, SingleUseStream):
         return rows.source
     return None
@@ -350,8 +350,8 @@ def aggregate(
 ) -> Result:
     """Return the result of an accumulator over all rows.
 
-    With several threads each has its own state. Batches are assigned round-robin, so that sums of
-    floats are reproducible.
+    With several threads, each thread has its own state, and batches are assigned round-robin, so
+    that float sums are reproducible.
     """
     batches = batches_of(database, relation)
     if threads <= 1:
@@ -396,16 +396,16 @@ class ConcurrentAggregate(Generic[State, Result]):
         self._pool.shutdown()
 
     def result(self) -> Result | None:
-        """Return the result after the block; None if DuckDB did not read all rows, or on error.
+        """Return the result, or None if DuckDB did not read all rows or the accumulator failed.
 
-        The caller then aggregates again, which raises the error.
+        Call it after the block. On None, the caller aggregates again, which raises the error.
         """
         if not self._once.is_read or self._state.exception() is not None:
             return None
         return self._accumulator.finish(self._state.result())
 
     def _put(self, batch: pa.RecordBatch) -> None:
-        # No limit by width: the batch is in memory already.
+        # The queue needs no size limit, since the batch is already in memory.
         for batch_slice in _cut(batch, BATCH_ROWS):
             self._queue.put(batch_slice)
 

@@ -1,4 +1,4 @@
-"""Writes to Delta tables: create, append and overwrite, and vacuum; ``rewrite`` has upsert and replace."""
+"""Delta table writes: create, append, overwrite and vacuum; ``rewrite`` has upsert and replace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def create(
     properties: Mapping[str, str],
     commit_metadata: Mapping[str, Any],
 ) -> None:
-    """Create an empty table; raise FileExistsError if it exists."""
+    """Create an empty table; raise FileExistsError if the table exists."""
     for column in partition_by:
         kind = schema.field(column).type
         if pat.is_binary(kind) or pat.is_floating(kind):
@@ -59,7 +59,7 @@ def create(
 
 
 def write(database: Database, path: str, relation: Relation, write: TableWrite) -> int | None:
-    """Write one commit; return None if its transaction is committed already."""
+    """Write one commit; return None if its transaction is already committed."""
     state = read_snapshot(path)
     check_writable(state.path, state.protocol)
     if state.holds(write.transaction):
@@ -75,7 +75,7 @@ def write(database: Database, path: str, relation: Relation, write: TableWrite) 
 
 
 def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
-    """Return the table's schema with the columns that this write adds."""
+    """Return the table schema with the columns that this write adds."""
     schema = commits.wider_schema(state.schema, write.add_columns)
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
@@ -98,7 +98,7 @@ def _write_plain(
             current = commits.wider_schema(latest.schema, write.add_columns)
             if all(current.field(each.name).type == each.type for each in schema):
                 return commits.commit(latest, _plain_change(latest, new, write), publication)
-            # Another writer has widened columns since the files were written.
+            # Another writer has widened columns after the files were written.
             narrow_state = replace(latest, schema=schema)
             with Publication(durable=database.durable) as again:
                 wider = _written_again(database, narrow_state, new, current, again)
@@ -114,7 +114,7 @@ def _into_table(
     schema: pa.Schema,
     publication: Publication,
 ) -> list[NewFile]:
-    """Write the rows to uncommitted files in the table's folder.
+    """Write rows to uncommitted files in the table folder.
 
     Staged files with the table's types are linked instead of rewritten.
     """
@@ -130,7 +130,7 @@ def _into_table(
 
 
 def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
-    """Return True if staged files can be linked into the table: same types, no partitions."""
+    """Return whether staged files can be linked into the table: same types, no partitions."""
     if state.partition_by:
         return False
     stored_schema = storage_schema(staged.schema)
@@ -218,9 +218,9 @@ def set_properties(database: Database, path: str, properties: Mapping[str, str])
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
-    """Remove files that neither versions since ``retain`` nor ``keep_versions`` need.
+    """Remove files that are neither needed by versions since ``retain`` nor by ``keep_versions``.
 
-    Returns their paths.
+    Return the paths of the removed files.
     """
     removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
     abandoned = orphaned_before(retain)

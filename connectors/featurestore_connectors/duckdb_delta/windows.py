@@ -1,4 +1,4 @@
-"""Window aggregates on DuckDB: a stream of rows and labels, sorted by a hash of their keys.
+"""Window aggregates on DuckDB, over a stream of rows and labels sorted by a key hash.
 
 The semantics and the arithmetic are in ``featurestore.aggregates``.
 """
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
 _MICROSECOND = timedelta(microseconds=1)
-# In microseconds; its negative is earlier than any row and valid in DuckDB.
+# In microseconds. The negated value is before any row and valid in DuckDB.
 _EARLIEST = 1 << 62
 _NARROW = 1 << 32
 _LABELS, _ROWS, _BOTH = "fs_labels", "fs_rows", "fs_both"
 # Sorts of this many rows may spill.
 _SPILLED_ROWS = 10_000_000
-# The maximum number of values (1 GiB of numbers) that are reordered in memory.
+# Maximum number of values (1 GiB of numbers) that are reordered in memory.
 _MAX_BUFFERED_VALUES = 1 << 27
-# The maximum number of label values to buffer, so that their bounds can be computed first.
+# Maximum number of label values to buffer, so that their bounds can be computed first.
 _LABEL_VALUES = 1 << 24
-# Each thread has a chunk of rows in memory.
+# Each thread has one chunk of rows in memory.
 _MAX_THREADS = 8
 
 
 def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -> Relation:
-    """Return the labels of a plan with its aggregates, as a lazy relation."""
+    """Return the labels of a plan with their aggregates, as a lazy relation."""
     needed = label_columns(plan)
     if plan.keep_order:
         needed = list(dict.fromkeys([*needed, ROW]))
@@ -77,7 +77,7 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
 
 
 def _fits_in_memory(plan: FeaturePlan) -> bool:
-    """Return True if the result must be in order and is small enough to be buffered."""
+    """Return whether the result must be ordered and is small enough to be buffered."""
     if not plan.keep_order or plan.left_rows is None:
         return False
     fixed = all(
@@ -89,7 +89,7 @@ def _fits_in_memory(plan: FeaturePlan) -> bool:
 
 
 class _Aggregated(streams.MappedStream):
-    """Labels with the aggregates of one group, key by key.
+    """Labels with the aggregates of one group, ordered by key.
 
     ``buffered_labels`` is None if the labels cannot be read twice.
     """
@@ -120,7 +120,7 @@ class _Aggregated(streams.MappedStream):
 
 
 class _BufferedResult(streams.MappedStream):
-    """Buffered labels with their aggregates; only the labels' positions are sorted."""
+    """Buffered labels with their aggregates; only the label positions are sorted."""
 
     def __init__(self, engine: DuckDBEngine, plan: FeaturePlan, left: Relation) -> None:
         super().__init__(engine.database, left, lambda batch: batch, plan.schema)
@@ -129,7 +129,7 @@ class _BufferedResult(streams.MappedStream):
         self._left = left
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the labels with their aggregates, in the order of the labels."""
+        """Yield the labels with their aggregates, in label order."""
         plan = self._plan
         batches = streams.batches_of(self._database, self._left)
         left = pa.Table.from_batches(batches, self._left.schema)
@@ -145,7 +145,7 @@ class _BufferedResult(streams.MappedStream):
             yield cast_batch(batch, self.schema)
 
     def _aggregates(self, side: WindowSide, left: pa.Table) -> dict[str, pa.ChunkedArray]:
-        """Return the aggregates of one group, in the order of the labels."""
+        """Return the aggregates of one group, in label order."""
         needed = [label for label, _ in side.join.on]
         if side.plan.left_time is not None:
             needed.append(side.plan.left_time)
@@ -203,7 +203,7 @@ def _stream(
     carried: pa.Schema,
     bounds: WindowBounds | None,
 ) -> Relation:
-    """Return the union of a group's rows within the bounds and the labels, sorted."""
+    """Return the sorted union of the labels and the group rows within the bounds."""
     spec = side.join.source.spec
     needed = list(spec.schema.names)
     if not side.needs_tie_hash and not side.conditions:
@@ -222,7 +222,7 @@ def _stream(
     tables = {_LABELS: left, _ROWS: rows}
     count = side.join.source.rows
     if count is not None and count >= _SPILLED_ROWS:
-        # DuckDB 2.0 spills what it sorts from one source, but not from a union.
+        # DuckDB 2.0 can spill a sort of a single source, but not of a union.
         union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
         both, tables = _BOTH, {_BOTH: engine.map_batches(union, _same, schema=union.schema)}
     query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
@@ -234,7 +234,7 @@ def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _columns(side: WindowSide) -> list[str]:
-    """Return the columns of a group that its aggregates need, except those of conditions."""
+    """Return the group columns that the aggregates need, except those of their conditions."""
     join = side.join
     needed = [key for _, key in join.on] + [*join.members, *side.values, join.event_time]
     if join.created_time is not None:
@@ -243,7 +243,7 @@ def _columns(side: WindowSide) -> list[str]:
 
 
 def _label_keys(side: WindowSide) -> list[str]:
-    """Return the keys of a label in the group's types; null if out of range."""
+    """Return label keys in the types of the group's keys; out-of-range keys are null."""
     schema, left = side.join.source.spec.schema, side.plan.left_schema
     keys = []
     for label, key in side.join.on:
@@ -253,7 +253,7 @@ def _label_keys(side: WindowSide) -> list[str]:
 
 
 def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
-    """Return the query of the labels; columns of rows are null."""
+    """Return the query of the labels; columns that only rows have are null."""
     schema = side.join.source.spec.schema
     keys = _label_keys(side)
     columns = [
@@ -281,8 +281,8 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
 class _Group:
     """The sort key of the stream: the offset of the key from ``base``, or a hash of the keys.
 
-    It has 32 bits if possible: DuckDB sorts them in half the time, since key and time then fit
-    into 16 bytes. For hash collisions the kernel sorts again.
+    It has 32 bits if possible, so that key and time fit into 16 bytes, which DuckDB sorts in half
+    the time. If hashes collide, the kernel sorts again.
     """
 
     is_key: bool
@@ -298,7 +298,7 @@ class _Group:
 
 
 def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
-    """Return the query of the group's rows; columns of labels are null."""
+    """Return the query of the group's rows; columns that only labels have are null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
     event = timestamp(quote(side.join.event_time), spec.schema.field(side.join.event_time).type)
@@ -334,13 +334,13 @@ class WindowBounds:
 
     @property
     def narrow_keys(self) -> int | None:
-        """The minimum key, if all keys differ from it by at most 32 bits."""
+        """The minimum key, if all keys differ from it by at most 32 bits; otherwise None."""
         if self.keys is None or self.keys[1] - self.keys[0] >= _NARROW:
             return None
         return self.keys[0]
 
     def conditions(self, side: WindowSide) -> list[str]:
-        """Return the filter conditions for rows of a group."""
+        """Return the filter conditions for group rows."""
         if self.times is None or (side.group_is_key and self.keys is None):
             return ["FALSE"]
         spec, name = side.join.source.spec, side.join.event_time
@@ -368,9 +368,9 @@ def bounds_of_labels(
 
     Args:
         engine: The engine.
-        side: The aggregates of the group.
+        side: The window aggregates of the group.
         labels: The labels; they are read once.
-        key: The expression of a label's first key, of the table ``l``, in the group's type.
+        key: The SQL expression of a label's first key in the table ``l``, in the group's type.
     """
     if not side.group_is_key:
         key = "NULL"

@@ -1,8 +1,8 @@
 """Training datasets as Parquet files.
 
-Row groups have a fixed number of rows, independent of the batches that are written, and all writer
-options are fixed here. So the bytes of a shard depend only on its rows, the layout and the release
-of Arrow, which the footer names.
+Row groups have a fixed number of rows, independent of the written batches, and all writer options
+are fixed here. The bytes of a shard therefore depend only on its rows, the layout, and the Arrow
+release, which is recorded in the footer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUFFER_BYTES = 1 << 20
 
 
 class ParquetFormat(PlainFormat):
-    """Writes and reads Parquet shards (the interface ``DatasetFormat``)."""
+    """Parquet dataset format (implements ``DatasetFormat``)."""
 
     name = "parquet"
     null = "definition level"
@@ -71,7 +71,7 @@ class ParquetFormat(PlainFormat):
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
         """Return the columns whose lengths determine the bytes of a row.
 
-        The layout depends on no other values.
+        Other column profiles do not affect the layout.
         """
         return variable_length_columns(schema)
 
@@ -95,10 +95,10 @@ class ParquetFormat(PlainFormat):
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        """Write a shard.
+        """Write a shard to a Parquet file.
 
-        With ``row_groups`` in the layout, the shard has that many equal groups; its rows are then
-        collected in memory.
+        If the layout has ``row_groups``, the shard has that many equal row groups, and its rows are
+        collected in memory first.
         """
         schema = schema_from_json(layout["schema"])
         rows = 0
@@ -106,7 +106,7 @@ class ParquetFormat(PlainFormat):
         texts = [field.name for field in file_schema if pat.is_string(field.type)]
         with (
             ShardFile(directory, path) as file,
-            # Arrow writes each page and its header separately; the buffer joins these small writes.
+            # Arrow writes each page and its header separately. The buffer joins these small writes.
             pa.BufferedOutputStream(pa.PythonFile(file, "w"), BUFFER_BYTES) as sink,
             pq.ParquetWriter(
                 sink,
@@ -115,11 +115,11 @@ class ParquetFormat(PlainFormat):
                 data_page_version="1.0",
                 compression=layout["codec"],
                 store_schema=False,
-                # Rows are ordered by hash, so every group spans all values and statistics cannot
-                # skip any.
+                # Rows are ordered by hash, so every row group spans all values and statistics
+                # cannot exclude any.
                 write_statistics=False,
-                # Dictionaries of numbers take three times as long as all other steps and make files
-                # larger.
+                # Dictionary encoding of numbers takes three times as long as all other steps, and
+                # makes files larger.
                 use_dictionary=texts or False,
             ) as writer,
         ):
@@ -150,7 +150,7 @@ class ParquetFormat(PlainFormat):
 
 
 def _begin_of(group: pq.RowGroupMetaData) -> int:
-    """Return the offset of a row group in its file."""
+    """Return the file offset at which a row group begins."""
     first = group.column(0)
     begin: int | None = first.dictionary_page_offset
     if begin is None:
@@ -246,7 +246,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
 
 
 def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
-    # Equal schemas may still have different names for list items; wide tables rarely have lists.
+    # Equal schemas may have different names for list items. Wide tables rarely contain lists.
     if group.schema.equals(file_schema) and not any(map(is_nested, file_schema.types)):
         return pa.Table.from_batches([group])
     columns = [cast_array(group.column(field.name), field.type) for field in file_schema]
@@ -254,7 +254,7 @@ def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files."""
+    """Return the schema of the Parquet files."""
     fields = [(field.name, parquet_type(field.type)) for field in schema]
     return pa.schema(fields)
 
@@ -262,7 +262,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 def parquet_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which a feature type is stored.
 
-    Parquet has no lists of fixed size.
+    Parquet has no fixed-size lists.
 
     >>> parquet_type(pa.list_(pa.float32(), 3))
     ListType(list<element: float>)

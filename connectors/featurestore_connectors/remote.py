@@ -1,4 +1,4 @@
-"""HTTP client of a served store; rows and files are streamed in both directions."""
+"""HTTP client for a served store. Rows and files are streamed in both directions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUna
 from featurestore.plugins.remote import RETRIEVAL, Client
 
 _API = "/api/v1"
-# The server sends nothing while it computes, and limits the time of queries itself.
+# The server sends nothing while it runs a query, and limits the time of queries itself.
 _SECONDS, _LONG_SECONDS = 60.0, 3600.0
 _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
 _CHUNK_BYTES = 1 << 20
@@ -32,7 +32,7 @@ _PAGE = 1000
 def request_body(
     retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None
 ) -> Iterator[bytes]:
-    """Yield the body of a request: a line of JSON, then the rows batch by batch."""
+    """Yield the body of a request: a JSON line, followed by the rows batch by batch."""
     yield json.dumps(retrieval).encode() + b"\n"
     if labels is not None:
         yield from ipc_chunks(labels.schema, labels)
@@ -41,7 +41,7 @@ def request_body(
 def send_until_response(
     connection: http.client.HTTPConnection, chunks: Iterator[bytes]
 ) -> Iterator[bytes]:
-    """Yield chunks until the server responds: after an error it does not read the remaining ones."""
+    """Yield chunks until the server responds; after an error it does not read the rest."""
     for chunk in chunks:
         readable, _, _ = select.select([connection.sock], [], [], 0)
         if readable:
@@ -55,7 +55,7 @@ def read_stream(
     *,
     unavailable: Callable[[str], Exception],
 ) -> pa.RecordBatchReader:
-    """Return a lazy reader of the rows; the connection is closed with the reader or at its end."""
+    """Return a lazy row reader, which closes the connection when it is closed or exhausted."""
     try:
         reader = pa.ipc.open_stream(_File(response))
     except (OSError, pa.ArrowException, http.client.HTTPException) as error:
@@ -79,7 +79,8 @@ def _batches(
             except StopIteration:
                 break
             yield batch
-        # Raises if the server aborted the response: then the last HTTP chunk is missing.
+        # Raises an error if the server aborted the response, since the last HTTP chunk is then
+        # missing.
         response.read()
     except (OSError, pa.ArrowException, http.client.HTTPException) as error:
         raise unavailable(f"the row stream was aborted: {type(error).__name__}: {error}") from error
@@ -88,7 +89,7 @@ def _batches(
 
 
 class _File(io.RawIOBase):
-    """File of a response for Arrow: reads are only short at the end of the file."""
+    """A response as a file for Arrow. Reads are only short at the end of the file."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response
@@ -97,7 +98,7 @@ class _File(io.RawIOBase):
         return True
 
     def readinto(self, target: Any) -> int:
-        """Fill a buffer."""
+        """Fill a buffer with response bytes."""
         view = memoryview(target).cast("B")
         filled = 0
         while filled < len(view):
@@ -109,7 +110,7 @@ class _File(io.RawIOBase):
 
 
 class HttpClient:
-    """Client of one server; each call opens its own connection, so threads do not block each other."""
+    """Client of a server. Each call opens its own connection, so threads do not block."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         url = urlsplit(address)
@@ -194,7 +195,7 @@ class HttpClient:
             time.sleep(_RETRY_PAUSES[failures - 1])
 
     def _read_from(self, path: str, position: int) -> Iterator[bytes]:
-        """Yield the bytes of a file from a position until the end or a lost connection."""
+        """Yield the bytes of a file from a position until its end or a lost connection."""
         headers, expected = {}, http.client.OK
         if position:
             headers, expected = {"Range": f"bytes={position}-"}, http.client.PARTIAL_CONTENT
@@ -208,7 +209,7 @@ class HttpClient:
                 raise self._unavailable(f"a file ended {response.length:,} bytes early")
 
     def close(self) -> None:
-        """Do nothing: no connection stays open."""
+        """Do nothing: connections are closed after each request."""
 
     def _request(
         self,
@@ -223,7 +224,7 @@ class HttpClient:
 
         Raises:
             FeatureStoreError: The server returned an error.
-            ServerUnavailable: The server is unreachable or the response is invalid.
+            ServerUnavailable: The server is unreachable or its response is invalid.
         """
         all_headers = {"Accept": "application/json", **headers}
         if self._token is not None:
@@ -271,7 +272,7 @@ class HttpClient:
             raise self._unavailable("its response is not JSON") from error
 
     def _error_from(self, response: http.client.HTTPResponse) -> FeatureStoreError:
-        """Return the error of a problem object, with the class that the server raised."""
+        """Return the error in a problem response, with the error class that the server raised."""
         text = self._read(response)
         try:
             problem = json.loads(text)

@@ -120,7 +120,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
         StreamOvertaken: An offset that the change advances has been changed by another commit.
     """
     version = state.version
-    # Check the latest snapshot, not the one whose rows were read: the transaction may have been
+    # ``state`` may be newer than the snapshot whose rows were read: the transaction may have been
     # committed since.
     if state.holds(change.transaction):
         raise RepeatedError

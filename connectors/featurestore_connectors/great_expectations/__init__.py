@@ -1,4 +1,4 @@
-"""The validator for expectations of Great Expectations 1.x, on pandas, without files or network."""
+"""Validator for Great Expectations 1.x, running on pandas, without files or network access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WARNING_SEVERITIES = ("warning", "info")
 
 
 class GreatExpectationsValidator:
-    """Validator for Great Expectations. It is stateless; the context is created once per process."""
+    """A stateless validator for Great Expectations. Its context is created once per process."""
 
     def __init__(self) -> None:
         import importlib.util
@@ -110,10 +110,10 @@ class GreatExpectationsValidator:
 def _check_frame(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
 ) -> list[CheckOutcome]:
-    """Return the outcomes of unconditional expectations on a frame."""
+    """Return the outcomes of expectations without row conditions on a data frame."""
     converted = [with_times(each, schema) for each in expectations]
     results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
-    # A second run, of failed expectations only, returns the failing rows.
+    # A second run, of the failed expectations only, returns the failing rows.
     failing, rerun = [], []
     for index, each in enumerate(results):
         if _unexpected_count(each) and is_row_level(expectations[index]):
@@ -133,7 +133,7 @@ def _check_frame(
 def _expand_outcome(
     outcome: CheckOutcome, matching_rows: npt.NDArray[np.intp], rows: int
 ) -> CheckOutcome:
-    """Expand an outcome on the rows that satisfy a condition to all rows."""
+    """Map an outcome on the rows that satisfy a condition to all rows."""
     result = replace(outcome.result, rows=rows)
     if outcome.failing is None:
         return replace(outcome, result=result)
@@ -145,7 +145,7 @@ def _expand_outcome(
 def _validate(
     frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]], result_format: Mapping[str, Any]
 ) -> list[Any]:
-    """Return the results of Great Expectations in the order of the expectations."""
+    """Run Great Expectations and return the results in the order of the expectations."""
     gx = library()
     results: list[Any] = [None] * len(expectations)
     objects = []
@@ -173,7 +173,7 @@ def _validate(
 
 
 def _library_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions of Great Expectations for arguments that it accepts but cannot use."""
+    """Return the library's exceptions for arguments that it accepts but cannot use."""
     from great_expectations.exceptions import GreatExpectationsError
 
     return (
@@ -233,9 +233,9 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
 
 
 def _raise_failure(result: Any) -> None:
-    """Raise the exceptions that Great Expectations caught: such a check has no outcome."""
+    """Raise exceptions that Great Expectations caught, since the check has no outcome."""
     exception_info = result.exception_info or {}
-    # A single exception, or one per metric.
+    # The result contains a single exception, or one exception per metric.
     exceptions = (
         [exception_info] if "raised_exception" in exception_info else exception_info.values()
     )

@@ -1,4 +1,4 @@
-"""Values for expectations: aggregates, which engines compute without loading rows, and pandas frames."""
+"""Inputs of expectations: measures, which engines compute without loading rows, and data frames."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _DISTINCT_ONLY = frozenset(
 
 
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
-    """Return the measures that determine an expectation, None if measures are not sufficient."""
+    """Return the measures that determine an expectation, or None if measures are not sufficient."""
     kind, kwargs = str(expectation["type"]), expectation["kwargs"]
     if kwargs.get("row_condition"):
         return None
@@ -81,7 +81,7 @@ def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def needs_copies(expectation: Mapping[str, Any]) -> bool:
-    """Return True if the result depends on the number of copies of a row."""
+    """Return whether the result depends on duplicates of a row."""
     return str(expectation["type"]) not in _DISTINCT_ONLY
 
 
@@ -92,7 +92,7 @@ def evaluate(
     measured: Mapping[Measure, Any],
     warning: bool,
 ) -> ExpectationResult:
-    """Return the result of Great Expectations for a table with these measures."""
+    """Return an expectation result in the form of Great Expectations, computed from measures."""
     kind, columns = str(expectation["type"]), _expectation_columns(expectation)
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
         return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
@@ -173,10 +173,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
-    """Convert a table without loss of nulls or precision.
+    """Convert a table to pandas without loss of nulls or precision.
 
-    Integers with nulls become floats if these are exact, else pandas' nullable integers, which some
-    expectations cannot compare.
+    Integers with nulls become floats if these are exact. Otherwise they become pandas' nullable
+    integers, which some expectations cannot compare.
     """
     import pandas as pd
 
@@ -205,7 +205,7 @@ def _nullable_dtype(kind: pa.DataType) -> Any:
 
 
 def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
-    """Convert ISO texts in the arguments of an expectation to times if its column has times."""
+    """Convert ISO strings in an expectation's arguments to times if its column contains times."""
     kwargs = expectation["kwargs"]
     name = kwargs.get("column")
     if name is None or name not in schema.names:

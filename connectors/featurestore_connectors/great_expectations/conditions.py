@@ -1,8 +1,8 @@
-"""Row conditions: parser and evaluation of a small grammar of comparisons.
+"""Row conditions: parser and evaluator for a small grammar of comparisons.
 
-Great Expectations passes the text of a ``row_condition`` to ``DataFrame.query``, which executes the
-calls in it. Expectations are stored with a table, so their texts are untrusted: they are parsed
-and evaluated here, and never passed to the library.
+Great Expectations passes the string ``row_condition`` to ``DataFrame.query``, which executes calls
+in it. Expectations are stored with a table, so their conditions are untrusted: they are parsed and
+evaluated here, and never passed to the library.
 
     condition   = conjunction {("or" | "|") conjunction}
     conjunction = negation {("and" | "&") negation}
@@ -14,9 +14,9 @@ and evaluated here, and never passed to the library.
     column      = name | "`" any name "`" | "col(" text ")"
     literal     = number | text | "true" | "false" | "date(" text ")"
 
-``~`` is allowed before brackets, a column, or a null test only: before a comparison pandas inverts
-the bits of the column. As in pandas, a comparison with a missing value is false, but ``!=`` and
-``not in`` are true.
+``~`` is only allowed before brackets, a column or a null test: before a comparison, pandas inverts
+the bits of the column. As in pandas, comparisons with missing values are false, except for ``!=``
+and ``not in``, which are true.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Condition(Protocol):
         ...
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        """Return which rows of a frame satisfy the condition.
+        """Return a mask of the rows that satisfy the condition.
 
         Raises:
-            InvalidExpectation: Types cannot be compared.
+            InvalidExpectation: Values cannot be compared because of their types.
         """
         ...
 
@@ -95,7 +95,7 @@ class Column:
     name: str
 
     def values(self, frame: pd.DataFrame) -> pd.Series:
-        """Return the column of a frame."""
+        """Return the values of the column in a data frame."""
         if self.name not in frame.columns:
             raise InvalidExpectation(
                 f"A row_condition uses the unknown column {self.name!r}. Available: "
@@ -221,7 +221,7 @@ class Combination:
 
 
 def parse_condition(condition: object) -> Condition | None:
-    """Parse a row condition from text or from the JSON of Great Expectations' condition objects.
+    """Parse a row condition from a string or from a Great Expectations condition in JSON.
 
     Raises:
         InvalidExpectation: The condition does not match the grammar.
@@ -241,7 +241,7 @@ def parse_condition(condition: object) -> Condition | None:
 
 
 class _Parser:
-    """Recursive descent parser of one text."""
+    """Recursive descent parser for a condition string."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -260,7 +260,7 @@ class _Parser:
         return condition
 
     def _tokenize(self) -> Iterator[tuple[str, str, int]]:
-        """Yield (kind, text, position) with ``&`` and ``|`` as words."""
+        """Yield tokens as (kind, text, position), with ``&`` and ``|`` converted to words."""
         position = 0
         while self._text[position:].strip():
             match = _TOKEN.match(self._text, position)
@@ -374,7 +374,7 @@ class _Parser:
         return Flag(operand)
 
     def _parse_comparisons(self, first: Column | Literal | None) -> Condition:
-        """Parse a comparison, or a chain as a conjunction: ``1 < x <= 3``."""
+        """Parse a comparison, or a chain such as ``1 < x <= 3`` as a conjunction."""
         comparisons: list[Condition] = []
         while self._is_next(*_COMPARISONS):
             sign = self._next_text()
@@ -417,7 +417,7 @@ class _Parser:
         return float(self._next_text())
 
     def _parse_call(self, word: str) -> Column | Literal:
-        """Parse ``col("x")`` as a column or ``date("2024-01-01")`` as text; reject other calls."""
+        """Parse ``col("x")`` or ``date("2024-01-01")``; reject other calls."""
         if word not in ("col", "date"):
             self._position -= 1
             raise self._unexpected_token()
@@ -456,7 +456,7 @@ def _combine(conditions: list[Condition], word: str) -> Condition:
 def _build_comparison(
     first: Column | Literal | None, sign: str, second: Column | Literal | None
 ) -> Condition | None:
-    """Return a comparison with the column first, None without a column."""
+    """Return a comparison with the column first, or None if neither operand is a column."""
     if not isinstance(first, Column):
         first, sign, second = second, _MIRRORED[sign], first
     if not isinstance(first, Column):
@@ -482,7 +482,7 @@ def _not_missing(values: pd.Series) -> Mask:
 
 
 def _convert_literal(value: Literal, column: pd.Series) -> Any:
-    """Convert a text to a time if the column contains times; naive times are UTC."""
+    """Convert a string to a time if the column contains times; naive times are in UTC."""
     if not isinstance(value, str) or column.dtype.kind != "M":
         return value
     try:
@@ -500,7 +500,7 @@ def _convert_literal(value: Literal, column: pd.Series) -> Any:
     return time
 
 
-# -- the JSON objects of great_expectations.expectations.row_conditions -----------------
+# -- JSON of great_expectations.expectations.row_conditions ------------------------------
 
 
 def _from_json(condition: object, *, depth: int) -> Condition:

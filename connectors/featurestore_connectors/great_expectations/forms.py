@@ -1,6 +1,6 @@
-"""Expectations as plain dicts, ``{"type": ..., "kwargs": {...}}``, and as objects of the library.
+"""Conversion of expectations between dicts (``{"type": ..., "kwargs": {...}}``) and objects.
 
-The library is imported with its warnings, log lines and progress bars suppressed.
+The library runs with its warnings, log messages and progress bars suppressed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from featurestore.errors import (
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 
 _is_quiet = ContextVar("is_quiet", default=False)
-# Map expectations whose outcome for a row depends on other rows: they cannot be checked in chunks.
+# Map expectations whose outcome for a row depends on other rows. They cannot be checked in chunks.
 _NEED_ALL_ROWS = frozenset(
     {
         "expect_column_values_to_be_unique",
@@ -38,7 +38,7 @@ _NEED_ALL_ROWS = frozenset(
         "expect_column_values_to_be_in_type_list",
     }
 )
-# Expectations about names and number of columns, which need no values.
+# Expectations about column names and column counts, which need no values.
 _NAMES_ONLY = frozenset(
     {
         "expect_column_to_exist",
@@ -55,8 +55,8 @@ _NEED_SQL = frozenset(
         "unexpected_rows_expectation",
     }
 )
-# Arguments that are not passed to the library: execution, reporting and conditions are implemented
-# in this package.
+# Arguments that are not passed to the library, since execution, reporting and row conditions are
+# implemented in this package.
 _OWN_ARGUMENTS = (
     "batch_id",
     "catch_exceptions",
@@ -72,7 +72,7 @@ _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
 _STORED_KEYS = ("meta", "severity", "description", "notes")
 _DEFAULTS: dict[str, Any] = {"severity": "critical"}
-# Fields that all expectations have, which are not arguments of users.
+# Fields of all expectations that are not user arguments.
 _COMMON_FIELDS = {
     "id", "meta", "notes", "result_format", "description", "catch_exceptions", "rendered_content",
     "windows", "batch_id", "severity", "strict_min", "strict_max",
@@ -94,7 +94,7 @@ def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
     if hasattr(expectations, "expectations"):  # a suite
         return normalize_expectations(list(expectations.expectations))
     if hasattr(expectations, "configuration"):  # an expectation object
-        # Its JSON has null in place of NaN.
+        # The JSON has null instead of NaN.
         _reject_infinite(expectations.configuration.type, expectations.configuration.kwargs)
         return (_normalize(expectations.configuration.to_json_dict()),)
     if isinstance(expectations, Iterable) and not isinstance(expectations, str | bytes):
@@ -120,27 +120,27 @@ def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def row_condition(expectation: Mapping[str, Any]) -> Condition | None:
-    """Return the condition that restricts an expectation to some rows, None for all rows."""
+    """Return the row condition of an expectation, or None if it applies to all rows."""
     if expectation["type"] in _NAMES_ONLY:
         return None
     return parse_condition(expectation["kwargs"].get("row_condition"))
 
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
-    """Return True if each row passes or fails independently of other rows."""
+    """Return whether each row passes or fails independently of other rows."""
     kind = str(expectation["type"])
     return kind not in _NEED_ALL_ROWS and _is_map(kind)
 
 
 def build(expectation: Mapping[str, Any]) -> Any:
-    """Build the library's object for a plain dict, without its row condition.
+    """Build a library object from a plain dict, without its row condition.
 
-    The dict may come from a stored table and is untrusted: arguments that the library would
+    The dict may come from a stored table and is untrusted. Arguments that the library would
     execute, look up or evaluate are rejected.
 
     Raises:
-        InvalidExpectation: The type is unknown, arguments are invalid, or they contain SQL, a suite
-            parameter, a reference to another document, or a number that is not finite.
+        InvalidExpectation: The type is unknown, or arguments are invalid or contain SQL, a suite
+            parameter, a reference to another document, or a non-finite number.
     """
     library()
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
@@ -165,7 +165,7 @@ def build(expectation: Mapping[str, Any]) -> Any:
         ) from error
     except (GreatExpectationsError, OverflowError, TypeError, ValueError) as error:
         raise _argument_error(kind, kwargs, error) from error
-    # The library also reads the texts 'nan' and 'inf' as numbers.
+    # The library also parses the strings 'nan' and 'inf' as numbers.
     _reject_infinite(kind, built.configuration.kwargs)
     return built
 
@@ -207,7 +207,7 @@ def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
                 f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
                 hint="write the value itself",
             )
-        # The library fetches documents that a JSON schema refers to, from the web or from disk.
+        # The library fetches documents referenced by a JSON schema, from the web or from disk.
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise InvalidExpectation(
                 f"{kind} refers to another document, {value!r}.",
@@ -218,7 +218,7 @@ def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
 def _reject_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
     """Reject NaN and infinity, which JSON lacks: the library stores NaN as null, an open bound.
 
-    It converts '-inf' and '1e999' to times if they are bounds of a row count.
+    As bounds of a row count, the library converts '-inf' and '1e999' to times.
     """
     for name, argument in kwargs.items():
         if kind == _ROW_COUNT and isinstance(argument, date):
@@ -239,12 +239,12 @@ def _is_finite(value: object) -> bool:
         return value.is_finite()
     if isinstance(value, Real) and not isinstance(value, int):
         return math.isfinite(value)
-    # NaT is a time that differs from itself.
+    # NaT is a time that is not equal to itself.
     return not isinstance(value, date) or value == value
 
 
 def _entries(value: Any) -> Iterator[tuple[str | None, Any]]:
-    """Yield keys and values of mappings, and list items without keys, at all levels.
+    """Yield the (key, value) pairs of mappings and the (None, item) pairs of lists, at all levels.
 
     Raises:
         InvalidExpectation: The value is nested too deeply.
@@ -281,7 +281,7 @@ def _is_map(kind: str) -> bool:
 
 
 def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an expectation as it is stored, after a round trip through Great Expectations."""
+    """Return an expectation in its stored form, after a round trip through Great Expectations."""
     kind = expectation.get("type") or expectation.get("expectation_type")
     kwargs = expectation.get("kwargs", {})
     if not isinstance(kind, str) or not isinstance(kwargs, Mapping):
@@ -305,7 +305,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     parsed = build(plain).configuration.to_json_dict()
     normalized: dict[str, Any] = {"type": kind, "kwargs": {}}
     for key, value in parsed["kwargs"].items():
-        # The library converts 3 to 3.0: keep the argument as written.
+        # The library converts 3 to 3.0, so the argument is kept as written.
         normalized["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
     if row_condition(plain) is not None:
         normalized["kwargs"]["row_condition"] = kwargs["row_condition"]
@@ -330,7 +330,7 @@ def _suggest_type(kind: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings, log lines and progress bars of the library, which repeat the results."""
+    """Suppress warnings, log messages and progress bars, which repeat the library's results."""
     token = _is_quiet.set(True)
     logger = logging.getLogger("great_expectations")
     level = logger.level
@@ -346,7 +346,7 @@ def quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def library() -> Any:
-    """Import and return ``great_expectations``, which takes seconds at the first call."""
+    """Import and return ``great_expectations``; the first call takes seconds."""
     with quiet():
         import great_expectations
         from great_expectations.validator import validation_graph
@@ -365,7 +365,7 @@ def library() -> Any:
 
 @lru_cache(maxsize=1)
 def frames() -> Any:
-    """Return a batch definition for data frames, in a context without files or network."""
+    """Return a batch definition for data frames, in a context without files or network access."""
     gx = library()
     from great_expectations.data_context.types.base import (
         DataContextConfig,

@@ -1,7 +1,7 @@
-"""Validation reports as HTML: a static page in which all texts of the report are escaped.
+"""Validation reports as static HTML pages, in which all strings of the report are escaped.
 
-Expectations are worded by Great Expectations. Its own pages are not used: they load styles and
-scripts from the web and render texts of the data as markup.
+Great Expectations provides the wording of expectations. Its own pages are not used, since they load
+styles and scripts from the web and render data as markup.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BUILT_IN = {
 
 @dataclass(frozen=True)
 class _PageCheck:
-    """One row of the page."""
+    """One check in the table of the page."""
 
     mark: str
     statement: str
@@ -50,7 +50,7 @@ def to_html(report: ValidationReport) -> str:
     package = files(__package__)
     style = package.joinpath("page.css").read_text(encoding="utf-8")
     source = package.joinpath("page.j2").read_text(encoding="utf-8")
-    # The content security policy allows the page's own style, by its hash, and nothing else.
+    # The content security policy only allows the page's own style, identified by its hash.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     return (
@@ -69,7 +69,7 @@ def to_html(report: ValidationReport) -> str:
 
 
 def _title(report: ValidationReport) -> str:
-    """Return a title that identifies the report: the group and the time."""
+    """Return a page title that identifies the report by group and time."""
     time = report.time.astimezone(UTC)
     return f"{report.name} v{report.version}, {time:%Y-%m-%d %H:%M} UTC"
 
@@ -103,7 +103,7 @@ def _page_check(result: ExpectationResult) -> _PageCheck:
 
 
 def _statement(expectation: Mapping[str, Any]) -> str:
-    """Return an expectation in words, or as written if the library has no wording for it."""
+    """Describe an expectation in words, or return it as written if the library has no wording."""
     kwargs = expectation.get("kwargs") or {}
     built_in = _BUILT_IN.get(str(expectation["type"]))
     if built_in is not None:

@@ -1,4 +1,4 @@
-"""Kafka: topics as sources, read up to now, and as streams, on the embedded engine and on Spark."""
+"""Kafka topics as sources (read up to the current offsets) and as streams, for both engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["KafkaSource"]
 
 
 class KafkaSource:
-    """The topics of a cluster."""
+    """The topics of a Kafka cluster."""
 
     def __init__(self, config: SourceConfig) -> None:
         check_config(config)
@@ -56,7 +56,7 @@ class KafkaSource:
 
 
 class KafkaSnapshot:
-    """The records of topics up to the offsets at the first access, without decoding."""
+    """The undecoded records of topics, up to the offsets at the first access."""
 
     def __init__(self, stream: KafkaStream) -> None:
         self._stream = stream

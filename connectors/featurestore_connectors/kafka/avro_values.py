@@ -1,4 +1,4 @@
-"""Avro values in the wire format of schema registries: a zero byte, a schema id, the datum.
+"""Avro values in the wire format of schema registries: a zero byte, a schema id, and the datum.
 
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop
 """
@@ -32,15 +32,15 @@ _fetching = threading.Lock()
 
 
 class AvroError(ValueError):
-    """An unreadable datum; the text is the reason."""
+    """A datum cannot be read. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class AvroValues:
-    """Decodes Avro records with the job's schema.
+    """Decoder of Avro records with the job's schema.
 
-    Without a registry this is the writer's schema; with one, any writer's schema that resolves to
-    it.
+    Without a registry, the job's schema must be the writer's schema. With a registry, any writer's
+    schema is allowed that resolves to the job's schema.
     """
 
     schema: pa.Schema
@@ -88,17 +88,17 @@ class AvroValues:
 
 @dataclass(frozen=True)
 class WriterSchema:
-    """A schema of a registry, and its records, enums and fixed types by name."""
+    """A schema from a registry, and its named types (records, enums and fixed types)."""
 
     schema: Any
     named_types: Mapping[str, Any]
 
 
 def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
-    """Return a datum without logical types (numbers, texts, bytes), and its schema.
+    """Return a datum without logical types (as numbers, strings or bytes), and its schema.
 
     Raises:
-        AvroError: The datum is unreadable, or the registry does not have its schema.
+        AvroError: The datum cannot be read, or the registry does not contain its schema.
     """
     number, datum = _split_header(value)
     writer_schema = _fetch_schema(registry, number)
@@ -112,7 +112,7 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
 
 
 def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
-    """Return the schema id of a datum, and the datum."""
+    """Split a value into schema id and datum."""
     if len(value) < _HEADER.size or value[0] != 0:
         raise AvroError("the value does not begin with the header of a schema registry")
     datum = io.BytesIO(value)
@@ -135,9 +135,10 @@ def _read_avro(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
 
 
 def _compatible_schema(writer: Any, reader: Any) -> Any:
-    """Remove the logical types from a writer's schema that the reader's schema does not have.
+    """Remove logical types from a writer's schema that the reader's schema lacks.
 
-    A reader that declares a string or a number gets the value as it is written, without conversion.
+    If the reader declares a plain string or number, the value is returned as written, without
+    conversion.
     """
     if isinstance(writer, list):
         return [_compatible_schema(each, _branch(reader)) for each in writer]
@@ -166,7 +167,7 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
 
 
 def _branch(reader: Any) -> Any:
-    """Return the type of a union that is not null, as a mapping; None if there is none."""
+    """Return the first non-null type of a union as a mapping, or None."""
     if isinstance(reader, list):
         branches = [each for each in reader if each != "null"]
         reader = branches[0] if len(branches) == 1 else None
@@ -193,7 +194,7 @@ def _convert_column(
     field: pa.Field,
     unit: Any,
 ) -> pa.Array:
-    """Convert the values of a column; those that do not fit become null and get a reason."""
+    """Convert the values of a column; values that do not fit become null and get a reason."""
     values = [
         None if row is None else _convert_value(row.get(field.name), field.type, unit)
         for row in rows
@@ -212,10 +213,10 @@ def _convert_column(
 
 
 def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
-    """Convert a value for Arrow: instants in UTC, UUIDs as text.
+    """Convert a value for Arrow: times to UTC, UUIDs to strings.
 
-    ``unit`` is the number of microseconds in a unit of the reader's logical type: of one column, or
-    of the fields of a record by name.
+    ``unit`` is the number of microseconds per unit of the reader's logical type; for records it
+    maps field names to units.
     """
     if value is None:
         return None
@@ -239,10 +240,10 @@ def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
 
 
 def _own_schema(text: str) -> Any:
-    """Parse a job's own schema.
+    """Parse the schema in a job's settings.
 
     Raises:
-        InvalidJob: The text is not JSON.
+        InvalidJob: The schema is not valid JSON.
     """
     try:
         return json.loads(text)
@@ -251,7 +252,7 @@ def _own_schema(text: str) -> Any:
 
 
 def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
-    """Return a schema as parsed by fastavro; it is loaded once."""
+    """Return a schema parsed by fastavro. It is loaded once per key."""
     if key in _schemas:
         return _schemas[key]
     try:
@@ -279,7 +280,7 @@ def _fetch_schema(registry: str, number: int) -> Any:
     """Fetch a schema from the registry by its id.
 
     Raises:
-        AvroError: The registry has no such schema.
+        AvroError: The registry does not contain the schema.
         SourceUnavailable: The registry does not respond.
     """
     key = ("registered", registry, number)

@@ -1,6 +1,6 @@
-"""Read records of a topic with librdkafka, in batches with predetermined ends.
+"""Read the records of a topic with librdkafka, in batches up to predetermined end offsets.
 
-Partitions and offsets are assigned from the table's commits, not from those of the consumer group.
+Partitions and offsets come from the table's commits, not from the consumer group.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from featurestore_connectors.kafka.settings import (
     kafka_errors,
 )
 
-# Seconds that a new member waits for its partitions; a dead member's are free after the session.
+# Seconds that a new member waits for partitions. Partitions of a dead member are free after the
+# session timeout.
 _ASSIGNMENT_POLL_SECONDS = 30.0
 _SESSION = 6.0
 
 
 class Membership:
-    """A member of a consumer group until it is closed."""
+    """Membership in a consumer group, until it is closed."""
 
     def __init__(self, config: SourceConfig, group: str, topic: str) -> None:
         self._config = config
@@ -60,7 +61,7 @@ class Membership:
             self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked)
 
     def partitions(self) -> frozenset[int]:
-        """Return the partitions of this member; the first call waits for them."""
+        """Return the partitions of this member; the first call waits for the assignment."""
         started = time.monotonic()
         with kafka_errors(self._config):
             self._consumer.poll(0)
@@ -71,7 +72,7 @@ class Membership:
         return self._partitions
 
     def close(self) -> None:
-        """Leave the group; its other members take over the partitions."""
+        """Leave the group, so that the other members take over the partitions."""
         self._consumer.close()
 
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
@@ -86,15 +87,16 @@ class Membership:
         consumer.unassign()
 
 
-# Maximum number of messages of one call.
+# Maximum number of messages per consumer call.
 _MAX_MESSAGES = 10_000
-# Maximum bytes of a micro-batch of long records; the library buffers 64 MiB more.
+# Maximum bytes of a micro-batch with long records. The library buffers 64 MiB more.
 _MOST_BYTES = 256 << 20
-# Seconds that a call waits for messages.
+# Seconds that a consumer call waits for messages.
 _POLL_SECONDS = 0.05
-# Seconds without a message or an end of partition after which a broker counts as unavailable.
+# Seconds without a message or an end-of-partition event, after which a broker counts as
+# unavailable.
 _SILENCE_SECONDS = 30.0
-# The consumer never joins this group, but the library requires a name.
+# The library requires a group name, but the consumer never joins this group.
 _GROUP = "featurestore"
 
 
@@ -126,7 +128,7 @@ class KafkaStream:
         return Topic(name, ranges, self._identity(name))
 
     def topics(self) -> Mapping[str, list[int]]:
-        """Return the partitions of every topic, without internal ones."""
+        """Return the partitions of all topics, except internal topics."""
         with kafka_errors(self._config):
             metadata = self._consumer().list_topics(timeout=TIMEOUT_SECONDS)
         return {
@@ -136,7 +138,7 @@ class KafkaStream:
         }
 
     def server(self) -> str:
-        """Return a description of the cluster for users."""
+        """Return a description of the cluster for display."""
         with kafka_errors(self._config):
             brokers = self._consumer().list_topics(timeout=TIMEOUT_SECONDS).brokers
         return f"Kafka of {len(brokers)} brokers"
@@ -182,7 +184,7 @@ class KafkaStream:
         *,
         most_bytes: int | None = None,
     ) -> Iterator[MicroBatch]:
-        """Yield the records from ``start`` to ``end`` as Arrow tables."""
+        """Yield the records from ``start`` to ``end`` as micro-batches of Arrow tables."""
         library = client_library()
         offsets = {number: offset for number, offset in start.items() if offset < end[number]}
         assigned = [
@@ -208,7 +210,7 @@ class KafkaStream:
         end: Mapping[int, int],
         open_partitions: set[int],
     ) -> None:
-        """Buffer records until the buffer is full or all ends are reached."""
+        """Buffer records until the buffer is full or all end offsets are reached."""
         consumer = self._consumer()
         last_message = time.monotonic()
         while open_partitions and buffer.remaining() > 0:
@@ -219,7 +221,8 @@ class KafkaStream:
             for number, last in buffer.add(records, end, open_partitions).items():
                 offsets[number] = last + 1
             for number in ended:
-                # The rest are offsets without records: transaction markers, or compacted ones.
+                # The remaining offsets have no records: they are transaction markers or were
+                # compacted.
                 offsets[number] = end[number]
             open_partitions -= {
                 number for number in open_partitions if offsets[number] >= end[number]
@@ -236,7 +239,7 @@ class KafkaStream:
     def _separate(
         self, messages: list[Any], open_partitions: set[int]
     ) -> tuple[list[Any], set[int]]:
-        """Separate the records from the events of partitions that reached their end."""
+        """Separate the records from end-of-partition events."""
         records, ended = messages, set()
         errors = _call_each(messages, "error")
         if any(errors):  # rare: most calls return records only, which need no loop
@@ -268,7 +271,7 @@ class KafkaStream:
         return self._client
 
     def _identity(self, name: str) -> str | None:
-        """Return the id of a topic; None if the brokers are too old."""
+        """Return the id of a topic, or None if the brokers do not support topic ids."""
         library = client_library()
         from confluent_kafka.admin import AdminClient
 
@@ -283,12 +286,12 @@ class KafkaStream:
 
 
 def _call_each(messages: list[Any], method: str) -> list[Any]:
-    """Call a method of each message."""
+    """Call a method of each message and return the results."""
     return list(map(methodcaller(method), messages))
 
 
 class _RecordBuffer:
-    """A buffer of records for one table; ``timed`` records keep their timestamps."""
+    """A buffer for the records of one table. ``timed`` records keep their timestamps."""
 
     def __init__(self, most_records: int, most_bytes: int, *, timed: bool) -> None:
         self._most_records = most_records
@@ -299,7 +302,7 @@ class _RecordBuffer:
         self._bytes = 0
 
     def remaining(self) -> int:
-        """Return how many more records fit."""
+        """Return the number of records that still fit."""
         if self._bytes >= self._most_bytes:
             return 0
         return self._most_records - self._rows
@@ -309,7 +312,7 @@ class _RecordBuffer:
     ) -> dict[int, int]:
         """Add the messages of open partitions, up to their ends.
 
-        Returns the last offset of each partition.
+        Return the last offset of each partition.
         """
         if not messages:
             return {}
@@ -347,7 +350,7 @@ class _RecordBuffer:
         return last
 
     def table(self, topic: str) -> pa.Table:
-        """Return the buffered records."""
+        """Return the buffered records as a table."""
         if not self._tables:
             return RECORDS.empty_table()
         records = pa.concat_tables(self._tables)

@@ -1,9 +1,9 @@
-"""Decode records to rows: a function over batches of records for all engines.
+"""Decode records to rows, with a function on record batches that all engines use.
 
-It never fails on a record: an unreadable one becomes a row with the reason.
+Decoding never fails on a record. An unreadable record becomes a row with an error reason.
 
-Change events of Debezium are the state of a database row before and after a change, in JSON with or
-without the schema that ``schemas.enable`` adds, or in Avro with a schema registry.
+Debezium change events contain the state of a database row before and after a change. They are JSON,
+with or without the schema that ``schemas.enable`` adds, or Avro with a schema registry.
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
 """
 
@@ -49,7 +49,7 @@ _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
 # The placeholder of connectors for values that are not in the database's log.
 _UNAVAILABLE = "__debezium_unavailable_value"
 _UNSUPPORTED = {"t": "truncates the table", "m": "is a message of the database's log"}
-# The columns of records from both readers.
+# The columns of the records that both readers produce.
 RECORDS = pa.schema(
     [
         ("topic", pa.string()),
@@ -76,7 +76,7 @@ _RECORD_FIELDS = pa.schema(
 
 @dataclass(frozen=True)
 class RawValues:
-    """Passes values through, as bytes or text."""
+    """Decoder that returns values unchanged, as bytes or strings."""
 
     column: str
     kind: pa.DataType
@@ -91,7 +91,7 @@ class RawValues:
 
 @dataclass(frozen=True)
 class RecordDecoder:
-    """Decodes batches of records to rows of a group, with errors and record columns."""
+    """Decodes record batches to rows of a feature group, with error reasons and record columns."""
 
     spec: StreamSpec
     request: DecoderRequest
@@ -99,7 +99,7 @@ class RecordDecoder:
     keys: KeyReader | None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Decode a batch; a record on which a library raises becomes a bad one."""
+        """Decode a batch; a record on which a library raises an error becomes an invalid record."""
         try:
             return self._decode(batch)
         except FeatureStoreError:  # such as an unavailable registry: no record is the cause
@@ -136,7 +136,7 @@ class RecordDecoder:
     def _check_columns(
         self, columns: dict[str, pa.Array], reasons: pa.Array, deletes: pa.Array
     ) -> pa.Array:
-        """Add reasons for values that no group accepts."""
+        """Add reasons for values that no feature group accepts."""
         for field in self.spec.columns:
             outside = out_of_range_mask(columns[field.name])
             if outside is not None:
@@ -187,7 +187,7 @@ class RecordDecoder:
     ) -> pa.RecordBatch:
         is_bad = pc.is_valid(reasons)
         numbers = pa.array(range(batch.num_rows), pa.int64())
-        # By row number: pyarrow 14 slices binary arrays incorrectly in if_else.
+        # By row number, since pyarrow 14 slices binary arrays incorrectly in if_else.
         bad_row_numbers = pc.if_else(is_bad, numbers, pa.scalar(None, pa.int64()))
         arrays = [columns[name] for name in self.spec.columns.names]
         arrays += [reasons, pc.and_(deletes, pc.invert(is_bad))]
@@ -212,15 +212,15 @@ class RecordDecoder:
 
 
 def decoded_schema(spec: StreamSpec) -> pa.Schema:
-    """Return the schema of decoded rows."""
+    """Return the schema of the decoded rows."""
     return pa.schema([*spec.columns, *_RECORD_FIELDS])
 
 
 def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
-    """Return the decoder of a stream.
+    """Return the record decoder of a stream.
 
     Raises:
-        InvalidJob: The format does not support a column of the schema.
+        InvalidJob: The format does not support a column type of the schema.
     """
     keys = None
     if spec.mode == "upsert":
@@ -255,21 +255,21 @@ def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
 
 
 def _add_reason(reasons: pa.Array, is_bad: pa.Array, reason: str) -> pa.Array:
-    """Add a reason for bad records that have none yet."""
+    """Set the reason of invalid records that do not have a reason yet."""
     more = pc.if_else(is_bad, reason, pa.scalar(None, pa.string()))
     return pc.coalesce(reasons, more)
 
 
 @dataclass(frozen=True)
 class KeyReader:
-    """Decodes keys to the columns of a schema; ``renames`` are names of key fields that differ."""
+    """Decodes keys to schema columns; ``renames`` maps columns to key fields with other names."""
 
     schema: pa.Schema
     renames: Mapping[str, str]
     registry: str | None = None
 
     def read(self, keys: pa.Array) -> tuple[Mapping[str, pa.Array], pa.Array]:
-        """Return the columns, and for each key the reason why it is unreadable, or null."""
+        """Return the columns, and for each key the reason why it cannot be read, or null."""
         members: list[dict[str, Any]] = []
         reasons: list[str | None] = []
         for key in keys.to_pylist():
@@ -317,10 +317,10 @@ class KeyReader:
 
 @dataclass(frozen=True)
 class DebeziumValues:
-    """Decodes change events to the columns of the table's schema.
+    """Decodes Debezium change events to schema columns.
 
-    Inserts, updates and snapshot rows become rows, deletes delete their key. Times of the change
-    (of the database, ``source.ts_*``) and of its capture (``ts_*``) are in microseconds.
+    Inserts, updates and snapshot reads become rows, and deletes delete their key. The times of the
+    change (in the database, ``source.ts_*``) and of its capture (``ts_*``) are in microseconds.
     """
 
     schema: pa.Schema
@@ -348,14 +348,15 @@ class DebeziumValues:
         return Decoded(columns, pa.array(reasons, pa.string()), deletes, fields)
 
     def _members(self, event: _Event) -> dict[str, Any]:
-        """Return the values of an event; of a deleted row only its key, as others may be missing."""
+        """Return the values of an event; only the key of a deleted row, as others may be
+        missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
             return {name: row.get(name) for name in self.primary_key}
         return row
 
     def _unavailable(self, event: _Event) -> str | None:
-        """Return the reason why an event is incomplete: a large value that did not change."""
+        """Return why an event is incomplete, or None; large values are omitted if unchanged."""
         row = self._members(event)
         for name in self.schema.names:
             if row.get(name) == _UNAVAILABLE:
@@ -397,7 +398,7 @@ class DebeziumValues:
 
 @dataclass(frozen=True)
 class _Event:
-    """A parsed change event; ``reason`` is why it cannot be applied."""
+    """A parsed change event. ``reason`` is set if it cannot be applied."""
 
     row: Mapping[str, Any] | None = None
     operation: str | None = None
@@ -418,7 +419,7 @@ def _parse_json_event(text: str | None) -> _Event:
 
 
 def _parse_envelope(envelope: Any) -> _Event:
-    """Parse an envelope; an invalid one becomes an event with a reason."""
+    """Parse an event envelope; an invalid envelope becomes an event with a reason."""
     if not isinstance(envelope, Mapping) or "op" not in envelope:
         return _Event(reason="the value is not a change event: it has no 'op'")
     operation = envelope["op"]
@@ -435,7 +436,7 @@ def _parse_envelope(envelope: Any) -> _Event:
 
 
 def _micros(times: Mapping[str, Any]) -> int | None:
-    """Return the time of an event with the finest unit, in microseconds."""
+    """Return the time of an event from its finest unit, in microseconds."""
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
         value = times.get(name)
         number = parse_number(value) if isinstance(value, NumberText) else value

@@ -1,12 +1,12 @@
-"""Values of records: the interface of decoders, JSON values, and semantic types as JSON values.
+"""Record values: the decoder interface, JSON values, and semantic types of Kafka Connect.
 
-JSON values are parsed in batches with an error for each record. The parser is that of JSON files
-(``arrow.json_columns``). Names that are not in the schema are ignored.
+JSON values are parsed in batches, with an error for each invalid record, by the parser that also
+reads JSON files (``arrow.json_columns``). Members that are not in the schema are ignored.
 
-A schema of Kafka Connect or Debezium names the semantic type of a value
-(``io.debezium.time.MicroTimestamp``); the value itself is a number or bytes. Times become ISO text,
-decimals digits.
-Names: https://debezium.io/documentation/reference/stable/connectors/postgresql.html
+A schema of Kafka Connect or Debezium has the name of a value's semantic type, such as
+``io.debezium.time.MicroTimestamp``, while the value itself is a number or bytes. Times are
+converted to ISO strings, and decimals to digits. The names are in
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNITS = {
     "io.debezium.time.MicroTimestamp": "us",
     "io.debezium.time.NanoTimestamp": "ns",
 }
-# Logical types of converters that do not use type names of Connect.
+# Logical types of converters that do not use Connect's type names.
 _LOGICAL_UNITS = {
     "date": "D",
     "timestamp-millis": "ms",
@@ -53,10 +53,10 @@ _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 
 @dataclass(frozen=True)
 class Decoded:
-    """Decoded columns of values, with the reason of each unreadable record (else null).
+    """Decoded value columns, with an error reason for each unreadable record (otherwise null).
 
-    ``deletes`` marks records that delete their key; None for none. ``fields`` are record fields
-    that are part of the value (``model.stream.RECORD_FIELDS``).
+    ``deletes`` is a mask of records that delete their key, or None without deletes. ``fields`` are
+    record fields stored in the value (``model.stream.RECORD_FIELDS``).
     """
 
     columns: Mapping[str, pa.Array]
@@ -66,15 +66,15 @@ class Decoded:
 
 
 class Values(Protocol):
-    """A decoder of one value format."""
+    """A decoder for one value format."""
 
     def decode(self, values: pa.Array) -> Decoded:
-        """Decode binary values."""
+        """Decode an array of binary values."""
         ...
 
 
 def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Convert binary values to texts; also return which of them are not text."""
+    """Convert binary values to strings; also return a mask of values that are not text."""
     try:
         texts = values.cast(pa.string())
         return texts, pa.array([False] * len(values), pa.bool_())
@@ -95,7 +95,7 @@ def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
 
 @dataclass(frozen=True)
 class JsonValues:
-    """Decodes JSON objects to the columns of a schema."""
+    """Decoder of JSON objects to schema columns."""
 
     schema: pa.Schema
 
@@ -165,7 +165,7 @@ def from_json(value: Any, schema: Any) -> Any:
 
 
 def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
-    """Convert a raw Avro value by its schema; ``named`` are the named types of the schema."""
+    """Convert a raw Avro value by its schema; ``types_by_name`` has the schema's named types."""
     if isinstance(schema, list):  # a union of null and another type
         branches = [each for each in schema if each != "null"]
         schema = branches[0] if len(branches) == 1 else None
@@ -186,7 +186,7 @@ def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
 
 
 def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
-    """Return the records, enums and fixed types of an Avro schema by name."""
+    """Return the records, enums and fixed types of an Avro schema by full name."""
     types_by_name: dict[str, Any] = {}
     if isinstance(schema, list):
         for each in schema:
@@ -206,7 +206,7 @@ def named_types(schema: Any, namespace: str = "") -> dict[str, Any]:
 
 
 def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
-    """Convert a raw Avro value by the semantic type of its schema."""
+    """Convert a raw Avro value by the semantic type in its schema."""
     name, logical = schema.get("connect.name"), schema.get("logicalType")
     unit = _UNITS.get(str(name)) or _LOGICAL_UNITS.get(str(logical))
     if unit is not None:
@@ -220,7 +220,7 @@ def _convert_by_semantic_type(value: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def _to_iso_text(value: Any, unit: str) -> Any:
-    """Convert a number of days, or of fractions of a second, since 1970 to ISO text."""
+    """Convert a count of days or second fractions since 1970 to an ISO string."""
     text = str(value)
     if isinstance(value, bool) or not text.lstrip("-").isdigit():
         return value  # does not match its schema: the column type decides
@@ -235,7 +235,7 @@ def _to_iso_text(value: Any, unit: str) -> Any:
 
 
 def _to_digits(value: Any, scale: Any) -> Any:
-    """Convert an unscaled number in bytes (base64 in JSON) to digits."""
+    """Convert an unscaled integer in bytes (base64 in JSON) to a decimal string."""
     if isinstance(value, str) and not isinstance(value, NumberText):
         try:
             value = base64.b64decode(value, validate=True)

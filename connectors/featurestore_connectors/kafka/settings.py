@@ -1,4 +1,4 @@
-"""Client settings of a cluster, from the URI, the options and the secret of a source."""
+"""Kafka client settings, from the URI, the options and the secret of a source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featurestore.errors import (
 )
 from featurestore.plugins.source import SourceConfig
 
-# Seconds to wait for a response of a server.
+# Seconds to wait for a server response.
 TIMEOUT_SECONDS = 10.0
 # Settings of librdkafka that configure the connection to a cluster.
 OPTIONS = (
@@ -33,7 +33,7 @@ _URI = "kafka://broker-1:9092,broker-2:9092"
 
 
 def check_config(config: SourceConfig) -> str:
-    """Return the brokers of a source, as ``host:port,host:port``.
+    """Check the configuration and return its brokers, as ``host:port,host:port``.
 
     Raises:
         InvalidArgument: The URI has no brokers, or an option is unknown.
@@ -57,7 +57,7 @@ def check_config(config: SourceConfig) -> str:
 
 
 def client_settings(config: SourceConfig) -> dict[str, Any]:
-    """Return the settings of a client, including the secret."""
+    """Return the client settings, including the secret."""
     settings: dict[str, Any] = {
         "bootstrap.servers": check_config(config),
         "log_level": 0,  # otherwise it writes to standard error
@@ -70,7 +70,7 @@ def client_settings(config: SourceConfig) -> dict[str, Any]:
 
 
 def client_library() -> Any:
-    """Import and return the client library; MissingExtra if it is not installed."""
+    """Import and return the client library; raise MissingExtra if it is not installed."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -80,7 +80,7 @@ def client_library() -> Any:
 
 @contextmanager
 def kafka_errors(config: SourceConfig) -> Iterator[None]:
-    """Convert errors of the client to those of the store; they never contain the secret."""
+    """Convert Kafka client errors to feature store errors, without secrets."""
     library = client_library()
     try:
         yield
@@ -90,7 +90,7 @@ def kafka_errors(config: SourceConfig) -> Iterator[None]:
 
 
 def error_of(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError:
-    """Return the store's error for an error of a broker or the client."""
+    """Return the feature store error for a broker or client error."""
     brokers = check_config(config)
     text = cause.str() if hasattr(cause, "str") else str(cause)
     library = client_library()

@@ -1,8 +1,8 @@
-"""Read records of a topic with Structured Streaming, in micro-batches of Spark.
+"""Read the records of a topic with Spark Structured Streaming, in micro-batches.
 
-Each call has its own temporary checkpoint, which starts with the offsets in the table: only the
-table records which offsets were read. Spark writes the end of a micro-batch into the checkpoint
-before the micro-batch runs.
+Only the table records which offsets have been read. Each call therefore has its own temporary
+checkpoint, which starts at the offsets in the table. Spark writes the end offsets of a micro-batch
+into the checkpoint before the micro-batch runs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOOK_SECONDS = 0.5
 
 @dataclass
 class _BatchHandoff:
-    """Passes micro-batches from the thread of Spark's callback to the reading thread."""
+    """Passes micro-batches from Spark's callback thread to the reading thread."""
 
     frames: queue.Queue[tuple[Any, int]] = field(default_factory=lambda: queue.Queue(1))
     processed: threading.Event = field(default_factory=threading.Event)
     is_cancelled: bool = False
 
     def put(self, frame: Any, number: int) -> None:
-        """Pass a micro-batch and wait until it is processed; Spark calls this."""
+        """Pass a micro-batch and wait until it is processed. Called by Spark."""
         if self.is_cancelled:
             raise InterruptedError("the reader has stopped")
         self.processed.clear()
@@ -78,7 +78,7 @@ def batch(
     end: Mapping[int, int],
     engine: Engine,
 ) -> MicroBatch:
-    """Return the records of a range of offsets."""
+    """Return the records of an offset range as one micro-batch."""
     ends = json.dumps({spec.topic: {str(number): offset for number, offset in end.items()}})
     reader = _session(engine).read.format("kafka").options(**_options(config, spec, start))
     frame = reader.option("endingOffsets", ends).load().select(*_COLUMNS)
@@ -103,7 +103,7 @@ def _take_batches(
             if problem is not None:
                 raise EngineError(f"Spark could not read the topic {topic!r}: {problem}") from None
             return
-        # The last line of the batch's file in the checkpoint has the ends of the partitions.
+        # The last line of the micro-batch's checkpoint file has the end offsets of the partitions.
         lines = session.read.text(f"{checkpoint}/offsets/{number}").collect()
         topic_ends = json.loads(lines[-1][0])[topic]
         end = offsets | {int(partition): int(offset) for partition, offset in topic_ends.items()}
@@ -113,7 +113,7 @@ def _take_batches(
 
 
 def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -> dict[str, str]:
-    """Return the options of Spark's reader, with partitions and offsets of the table."""
+    """Return the options of Spark's Kafka reader, with the table's partitions and offsets."""
     numbers = sorted(start)
     beginnings = {str(number): start[number] for number in numbers}
     options = {
@@ -141,7 +141,7 @@ def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -
 
 
 def _login(mechanism: str, user: str, password: str) -> str:
-    """Return the login configuration of the Java client with quoted texts."""
+    """Return the JAAS login configuration of the Java client, with quoted values."""
     module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
     return (
         f"org.apache.kafka.common.security.{module} required "
@@ -155,10 +155,10 @@ def _quoted(text: str) -> str:
 
 
 def _session(engine: Engine) -> Any:
-    """Return the engine's session, if it has a reader of Kafka.
+    """Return the engine's Spark session after checking that it can read Kafka.
 
     Raises:
-        ConfigurationError: It has no reader of Kafka; with a hint to install one.
+        ConfigurationError: The session has no Kafka reader. The hint shows how to install it.
     """
     from py4j.protocol import Py4JJavaError
 

@@ -1,1 +1,1 @@
-"""Launchers of experiments: local processes, and tasks of Spark's barrier mode."""
+"""Experiment launchers: local processes, and barrier tasks of Spark."""

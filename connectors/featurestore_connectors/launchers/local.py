@@ -1,4 +1,4 @@
-"""Launcher of workers as local processes."""
+"""Launcher that runs workers as local processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalLauncher:
-    """Starts local workers, and divides the devices of the machine among them."""
+    """Starts local workers and divides the machine's devices among them."""
 
     name = "local"
     driver_host = "127.0.0.1"
@@ -52,7 +52,7 @@ class LocalLauncher:
 
 
 class LocalGang:
-    """Local worker processes."""
+    """A group of local worker processes."""
 
     def __init__(self) -> None:
         self.processes: list[SupervisedProcess] = []
@@ -67,7 +67,7 @@ class LocalGang:
 
 def addresses(tasks: Sequence[WorkerTask]) -> dict[str, list[str]]:
     """Return an address with a free port for each worker, by role."""
-    # All ports are open at the same time, so that no two workers get the same one.
+    # All ports are open at the same time, so that each worker gets a different port.
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in tasks]
     addresses_by_role: dict[str, list[str]] = {}
     for task, server in zip(tasks, servers, strict=True):
@@ -77,7 +77,7 @@ def addresses(tasks: Sequence[WorkerTask]) -> dict[str, list[str]]:
 
 
 def visible_devices() -> list[str]:
-    """Return the GPUs that child processes may use."""
+    """Return the GPUs that are visible to child processes."""
     visible = os.environ.get(_DEVICES)
     if visible is not None:
         return [each for each in visible.split(",") if each not in ("", "-1")]
@@ -85,9 +85,9 @@ def visible_devices() -> list[str]:
 
 
 def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | None]:
-    """Return the devices of each task: equal shares, or one device each in turn if there are few.
+    """Return the devices of each task: equal shares, or round-robin if there are too few devices.
 
-    Tasks of other roles than "worker" get none; None: no restriction.
+    Only tasks with the role "worker" get devices. None means no restriction.
 
     >>> two = ["worker", "worker"]
     >>> device_shares(["0", "1", "2", "3"], two), device_shares(["0"], two), device_shares([], two)

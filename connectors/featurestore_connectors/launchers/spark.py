@@ -1,8 +1,9 @@
-"""Launcher of workers as tasks of one Spark barrier stage: all of them run, or none.
+"""Launcher that runs workers as tasks of one Spark barrier stage, either all or none.
 
-Each task starts a fresh process, since Spark reuses its Python processes and TensorFlow can be
-configured only once. Tasks keep a connection to the driver: they send their exit status over it, and
-stop when it closes. Executors need this package and access to the store's directory.
+Each task starts a new process, since Spark reuses its Python processes and TensorFlow can be
+configured only once. Tasks keep a connection to the driver, over which they send their exit status.
+They stop when the connection closes. Executors need this package and access to the store's
+directory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from featurestore.storage.supervised import SupervisedProcess, python_path
 _REGISTRATION_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 30.0
-# Exit statuses like those of processes ended by SIGTERM and SIGKILL.
+# Exit statuses of processes that SIGTERM or SIGKILL ended.
 _STOPPED, _LOST = -15, -9
 
 
@@ -38,14 +39,14 @@ class SparkLauncher:
 
     @property
     def driver_host(self) -> str:
-        """The address of the driver for executors: loopback in local mode."""
+        """The address at which executors reach the driver: loopback in local mode."""
         context = _session().sparkContext
         if context.master.startswith("local"):
             return "127.0.0.1"
         return str(context.getConf().get("spark.driver.host"))
 
     def check(self, workers: int) -> None:
-        """Check for free slots first, since Spark would wait silently for ten minutes."""
+        """Check that enough slots are free, since Spark would wait silently for ten minutes."""
         context = _session().sparkContext
         end = time.monotonic() + _REGISTRATION_SECONDS
         while (free := free_slots(context)) < workers:
@@ -63,7 +64,7 @@ class SparkLauncher:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Arguments of all tasks of a gang."""
+    """The arguments that all tasks of a gang share."""
 
     gang: Gang
     address: tuple[str, int]
@@ -71,7 +72,7 @@ class _Stage:
 
 
 class SparkGang:
-    """Workers that run as tasks of one stage."""
+    """A group of workers that run as tasks of one stage."""
 
     def __init__(self, context: Any, gang: Gang, *, host: str) -> None:
         from pyspark import InheritableThread
@@ -103,7 +104,7 @@ class SparkGang:
             self._job.join(_STOP_SECONDS)
 
     def _run(self, stage: _Stage) -> None:
-        """Run the stage; Spark does not retry a barrier stage after a lost task."""
+        """Run the stage. Spark does not retry a barrier stage after it has lost a task."""
         self._context.setJobGroup(self._group, "workers of an experiment", interruptOnCancel=True)
         count = len(stage.gang.tasks)
         tasks = self._context.parallelize(range(count), count).barrier()
@@ -113,7 +114,7 @@ class SparkGang:
             self._error = error
 
     def _listen_to_the_end(self) -> None:
-        """Receive the remaining messages of ended tasks."""
+        """Receive the remaining messages of finished tasks."""
         end = time.monotonic() + _STOP_SECONDS
         while self._port.has_peers and time.monotonic() < end:
             self._listen()
@@ -121,7 +122,7 @@ class SparkGang:
         self._listen()
 
     def _listen(self) -> None:
-        """Receive the messages of tasks: their number, and the exit status of their process."""
+        """Receive task messages: the worker number, and the exit status of its process."""
         for received in self._port.poll(0):
             if received.data is None:
                 self._end(received.peer)
@@ -141,14 +142,14 @@ class SparkGang:
         self._tasks[peer] = index
 
     def _end(self, peer: Peer) -> None:
-        """Remove a connection; a task without exit status is lost."""
+        """Close a task connection; a task that sent no exit status is lost."""
         index = self._tasks.pop(peer, None)
         if index is not None and self._exits[index] is None:
             self._exits[index] = _LOST
 
 
 def _task_function(stage: _Stage) -> Any:
-    """Return the partition function of a task, whose only row is the number of its worker."""
+    """Return the function for a task's partition, whose only row is the worker number."""
 
     def run(rows: Iterable[int]) -> Iterator[int]:
         for index in rows:
@@ -158,7 +159,7 @@ def _task_function(stage: _Stage) -> Any:
 
 
 def run_task(stage: _Stage, index: int) -> int:
-    """Run one worker on an executor, and return its exit status."""
+    """Run one worker on an executor and return its exit status."""
     from pyspark import BarrierTaskContext
 
     barrier = BarrierTaskContext.get()
@@ -192,7 +193,7 @@ def check_run_is_seen(task: WorkerTask) -> None:
 
 
 def _supervise(task: WorkerTask, task_input: bytes, driver: Connection) -> int:
-    """Run a worker's process until it ends or the driver disconnects."""
+    """Run a worker process until it exits or the driver disconnects."""
     process = SupervisedProcess(
         [sys.executable, "-m", WORKER_MODULE],
         task_input,
@@ -221,7 +222,7 @@ def free_slots(context: Any) -> int:
 
 
 def _slots(context: Any) -> int:
-    """Return the number of task slots of the current executors."""
+    """Return the number of task slots on the current executors."""
     inner = context._jsc.sc()
     profile = inner.resourceProfileManager().defaultResourceProfile()
     return int(inner.maxNumConcurrentTasks(profile))

@@ -1,9 +1,9 @@
-"""The format ``petastorm``.
+"""The petastorm dataset format.
 
-Parquet files of the format ``parquet``, with petastorm metadata.
+Parquet files of the format ``parquet`` with petastorm metadata.
 
-Shards have equal row groups, because petastorm distributes row groups to workers. Writing needs
-petastorm, which pickles its schema; the readers of training datasets do not.
+Shards have equal row groups, since petastorm distributes row groups to workers. Writing requires
+petastorm, which pickles its schema. The readers of training datasets do not require it.
 """
 
 from __future__ import annotations
@@ -51,19 +51,18 @@ __all__ = ["ROW_GROUPS_PER_SHARD", "WHOLE_POOL", "PetastormFormat", "row_groups_
 
 # Divisible by 1, 2, 3, 4, 6, 8, 12 and 24 workers for any number of shards.
 ROW_GROUPS_PER_SHARD = 24
-# Shards of few rows have fewer groups, if the groups of all shards are divisible by 16 and 48
-# workers.
+# Small shards have fewer row groups, as long as the total is divisible by 16 and 48 workers.
 FEWER_PER_SHARD = (24, 12, 8, 6, 4, 3, 2, 1)
 FEW_ROWS = 4096
 ENOUGH_ROW_GROUPS = 48
-# petastorm 0.13.1's default pool, "thread", loses row groups at random: it checks "all ventilated
-# items are processed" and later "ventilation is complete", although more items may be ventilated in
-# between. The dummy pool has no threads.
+# The default pool "thread" of petastorm 0.13.1 loses row groups at random: it checks that all
+# ventilated items are processed, and later that ventilation is complete, but more items may be
+# ventilated in between. The dummy pool has no threads.
 WHOLE_POOL = "dummy"
 
 
 class PetastormFormat(PlainFormat):
-    """Format that writes Parquet with petastorm metadata, and reads it without petastorm."""
+    """Dataset format for Parquet with petastorm metadata, which is read without petastorm."""
 
     name = "petastorm"
     null = "definition level"
@@ -106,7 +105,7 @@ class PetastormFormat(PlainFormat):
         }
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
-        """Return the layout with a number of row groups per shard that avoids small groups."""
+        """Return the layout with a row group count per shard that avoids small groups."""
         return {
             **layout,
             "parquet": {
@@ -146,7 +145,7 @@ class PetastormFormat(PlainFormat):
         workers: int,
         **options: Any,
     ) -> Any:
-        """Return petastorm's batch reader for one worker's row groups of a split."""
+        """Return a petastorm batch reader for a worker's row groups of a split."""
         petastorm()
         from petastorm import make_batch_reader
 
@@ -184,9 +183,9 @@ def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, wor
 
 
 def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[str, Any]) -> None:
-    """Raise an error for columns that petastorm cannot stack into one array per batch.
+    """Raise an error for columns that petastorm cannot stack to one array per batch.
 
-    These are lists of different sizes or with nulls.
+    These are lists with different lengths or with nulls.
     """
     if options.get("transform_spec") is not None:  # which may change or remove them
         return
@@ -210,7 +209,7 @@ def _check_columns(manifest: Manifest, split: ManifestSplit, options: Mapping[st
 
 
 def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
-    """Return True if ``schema_fields`` (patterns or fields) select a column."""
+    """Return whether ``schema_fields`` (patterns or fields) select a column."""
     if patterns is None:
         return True
     return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in patterns)
@@ -228,7 +227,7 @@ def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
 
 
 class PetastormShard:
-    """An open shard, read as Parquet, with restored shapes."""
+    """An open shard, read as Parquet, with restored list shapes."""
 
     def __init__(self, inner: ShardReader, schema: pa.Schema) -> None:
         self._inner, self._schema = inner, schema
@@ -256,7 +255,7 @@ def _suggestion(kind: pa.DataType) -> str:
 
 
 def row_groups_per_shard(rows: int, *, shards: int) -> int:
-    """Return the row groups of each shard of a split.
+    """Return the number of row groups in each shard of a split.
 
     >>> row_groups_per_shard(1_000_000, shards=8), row_groups_per_shard(100_000, shards=8)
     (24, 6)

@@ -1,8 +1,8 @@
-"""File system of a split for petastorm: the manifest's shards, and generated metadata.
+"""File system of a split for petastorm: the shards in the manifest, and generated metadata.
 
-petastorm unpickles the schema in ``_common_metadata``, so that the writer of this file could run code
-in the reader. Therefore the file is never read: petastorm gets metadata that this process generates
-from the manifest, which is JSON.
+petastorm unpickles the schema in ``_common_metadata``, so the author of this file could run code in
+the reader. The file is therefore never read. Instead, petastorm gets metadata that this process
+generates from the manifest, which is JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # petastorm does not support this pyarrow, so the c
 
 
 class SplitFiles(FileSystem):  # type: ignore[misc]
-    """A read-only directory with the shards of a split, picklable for worker processes."""
+    """A read-only directory with the shards of a split. It can be pickled for worker processes."""
 
     def __init__(self, shards: dict[str, str], metadata: bytes) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Files of petastorm: metadata with a pickled schema and row groups, and the shapes of stored lists.
+"""petastorm metadata: the pickled schema, row groups, and the shapes of stored lists.
 
-petastorm reads lists of numbers, not lists of lists, so nested lists of fixed size are stored flat.
+petastorm can read lists of numbers, but not lists of lists, so nested fixed-size lists are stored
+flat.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _UNISCHEMA = "features"
 
 
 def petastorm() -> Any:
-    """Import petastorm's modules ``unischema`` and ``etl.dataset_metadata``.
+    """Import the petastorm modules ``unischema`` and ``etl.dataset_metadata``.
 
     Raises:
         MissingExtra: petastorm is not installed or does not work.
@@ -47,10 +48,10 @@ def petastorm() -> Any:
 def schema_with_metadata(
     manifest: Manifest, split: ManifestSplit, *, shaped: bool = False
 ) -> pa.Schema:
-    """Return the schema of a split's files with petastorm metadata, from the manifest.
+    """Return the schema of a split's files with petastorm metadata, based on the manifest.
 
-    ``shaped`` includes the shapes of arrays, which petastorm's batch reader restores. Its row reader
-    would return flat values despite the shape, so stored files do not include it.
+    ``shaped`` includes array shapes, which petastorm's batch reader restores. Its row reader would
+    return flat values despite the shape, so the stored files do not include shapes.
     """
     _, dataset_metadata = petastorm()
     schema = schema_from_json(manifest.layout["schema"])
@@ -74,7 +75,7 @@ def schema_with_metadata(
 def unischema_of(
     schema: pa.Schema, *, nullable: frozenset[str] = frozenset(), shaped: bool = False
 ) -> Any:
-    """Return petastorm's schema of feature types; ``nullable`` are the columns that have nulls."""
+    """Return the petastorm schema of feature types; ``nullable`` are the columns with nulls."""
     unischema, _ = petastorm()
     fields = []
     for field in schema:
@@ -86,11 +87,11 @@ def unischema_of(
             shape, leaf = (None,), leaf.value_type
         kind = _numpy_type(leaf)
         if kind is np.datetime64 and field.name in nullable:
-            # petastorm calls the type with each value; numpy cannot convert pandas' NaT to
+            # petastorm calls the type with each value, and numpy cannot convert pandas' NaT to
             # datetime64.
             kind = np.object_
-        # Interned, because pickle memoizes identical but not equal strings, and the manifest's hash
-        # covers its bytes.
+        # Interned, since pickle memoizes strings by identity, and the manifest contains a hash of
+        # its output.
         name = sys.intern(field.name)
         fields.append(unischema.UnischemaField(name, kind, shape, None, name in nullable))
     return unischema.Unischema(_UNISCHEMA, fields)
@@ -111,7 +112,7 @@ def _numpy_type(kind: pa.DataType) -> Any:
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the files, with flat lists for nested lists of fixed size.
+    """Return the schema of the files, with flat lists for nested fixed-size lists.
 
     >>> image = pa.list_(pa.list_(pa.uint8(), 3), 2)
     >>> stored_schema(pa.schema([("image", image)])).field("image").type
@@ -126,7 +127,7 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with flat lists, as it is stored."""
+    """Return a batch with flat lists, as stored in files."""
     schema = stored_schema(batch.schema)
     arrays = []
     for array, field in zip(batch.columns, schema, strict=True):
@@ -151,7 +152,7 @@ def restore_shape(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _fixed_size_lists(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return lists of fixed size with the nulls of another array."""
+    """Return fixed-size lists with the nulls of another array."""
     valid = None
     if like.null_count:
         present = like.is_valid().to_numpy(zero_copy_only=False)
@@ -160,9 +161,9 @@ def _fixed_size_lists(values: pa.Array, like: pa.Array, kind: pa.DataType) -> pa
 
 
 def is_supported(kind: pa.DataType) -> bool:
-    """Return True if petastorm's readers support a type.
+    """Return whether petastorm's readers support a type.
 
-    Supported are scalars, and lists of booleans and numbers.
+    Supported types are scalars, and lists of booleans and numbers.
     """
     sizes, leaf = array_shape(kind), array_item_type(kind)
     is_list = bool(sizes)

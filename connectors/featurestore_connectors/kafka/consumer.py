@@ -310,7 +310,7 @@ class _RecordBuffer:
     def add(
         self, messages: list[Any], end: Mapping[int, int], open_partitions: Collection[int]
     ) -> dict[int, int]:
-        """Add the messages of open partitions, up to their ends.
+        """Add messages of open partitions, up to their end offsets.
 
         Return the last offset of each partition.
         """

@@ -348,8 +348,7 @@ class DebeziumValues:
         return Decoded(columns, pa.array(reasons, pa.string()), deletes, fields)
 
     def _members(self, event: _Event) -> dict[str, Any]:
-        """Return the values of an event; only the key of a deleted row, as others may be
-        missing."""
+        """Return the values of an event; for a delete only the key, as others may be missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
             return {name: row.get(name) for name in self.primary_key}

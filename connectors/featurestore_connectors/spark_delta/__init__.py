@@ -1,4 +1,4 @@
-"""The Spark engine: relations are DataFrames; Delta for Spark writes the tables."""
+"""The Spark engine: relations are DataFrames, and Delta for Spark writes the tables."""
 
 from __future__ import annotations
 

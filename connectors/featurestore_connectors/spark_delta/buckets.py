@@ -24,12 +24,12 @@ _guard = threading.Lock()
 
 
 def use_location(session: Any, path: str) -> None:
-    """Configure a session for a location; a no-op for local directories.
+    """Configure a session for a location; local directories need no configuration.
 
     Raises:
-        ConfigurationError: The session has no client for S3 or HDFS, or uses the location with
+        ConfigurationError: The session has no S3 or HDFS client, or already uses the location with
             other settings.
-        UnsupportedLocation: The engine does not support this kind of location.
+        UnsupportedLocation: The engine does not support this type of location.
     """
     if storage_for(path).is_local:
         return
@@ -50,20 +50,20 @@ def use_location(session: Any, path: str) -> None:
 
 
 def use_table(session: Any, path: str) -> None:
-    """Configure a session for a table's location and check that its commits are atomic.
+    """Configure a session for a table location, and check that commits to it are atomic.
 
     Raises:
-        ConfigurationError: The hint has the required session settings.
-        UnsupportedLocation: The engine does not support this kind of location.
+        ConfigurationError: A session setting is missing. The hint has the required settings.
+        UnsupportedLocation: The engine does not support this type of location.
     """
     use_location(session, path)
     check_log_store(session, path)
 
 
 def _use_bucket(configuration: Any, location: Location) -> None:
-    """Set the S3 client's options for a bucket; the first options apply as long as Spark runs.
+    """Set the S3 client options of a bucket; they cannot be changed while Spark runs.
 
-    Executors cache their connection to a bucket with its initial options.
+    Executors cache the connection to a bucket with its initial options.
     """
     options = s3a_options(location.text)
     mark = f"fs.s3a.bucket.{location.bucket}.featurestore"
@@ -78,7 +78,7 @@ def _use_bucket(configuration: Any, location: Location) -> None:
 
 
 def _use_cluster(session: Any, location: Location) -> None:
-    """Set the options of ``storage_options=`` for an HDFS cluster in Hadoop's configuration."""
+    """Set the ``storage_options=`` of an HDFS cluster in Hadoop's configuration."""
     if not has_class(session, _FILE_SYSTEM_OF_HDFS):
         raise ConfigurationError(
             "The active SparkSession cannot reach HDFS: its Spark came without Hadoop's client.",

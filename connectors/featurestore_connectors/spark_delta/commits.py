@@ -1,8 +1,8 @@
-"""Commits by Spark: separate session settings, retries after conflicts, low-level transactions.
+"""Commits by Spark: separate session settings, retries after conflicts, and custom transactions.
 
-The log store (``jvm/``) decides which writer commits a version. Delta checks concurrent commits; if
-it cannot reconcile them, the command runs again from the new version. Low-level transactions are
-used where Delta's writers and MERGE lack an option or start more jobs than necessary.
+The log store (``jvm/``) decides which writer commits a version. Delta checks for concurrent
+commits; if it cannot reconcile them, the command runs again on the new version. Custom transactions
+are used if Delta's writers and MERGE lack an option or start more jobs than necessary.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from featurestore_connectors.spark_delta.failures import as_store_error, full_te
 from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
-# Delta's number of an application without transactions.
+# Delta's transaction number for an application without transactions.
 NONE_YET = -1
-# A conflict means that another writer made progress; more than this in a row is not a coincidence.
+# A conflict means that another writer made progress. More consecutive conflicts than this are not a
+# coincidence.
 ATTEMPTS = 20
 _LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 _NOTE = "spark.databricks.delta.commitInfo.userMetadata"
-# Read by the log store, which syncs data files to disk before it publishes the commit.
+# Read by the log store, which then syncs data files to disk before it publishes the commit.
 _DURABILITY = "featurestore.durability"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -62,8 +63,8 @@ class CommitSession:
     """A separate session for one write, with its own settings in the same Spark application.
 
     The settings are invisible to the user's session and to other threads. Delta reads the commit
-    metadata and the transaction of a merge or delete only from session settings. A commit session
-    is used by one thread.
+    metadata and the transaction of a merge or delete only from session settings. Each commit
+    session is used by one thread.
 
     Raises:
         ConfigurationError: The user's session could overwrite commits of other writers.
@@ -76,7 +77,7 @@ class CommitSession:
         self.parent = session
         self._durable = durable
         self._path = path
-        # The unique id identifies this commit if Spark fails after it was published.
+        # The unique id identifies this commit if Spark fails after publishing it.
         self.note = json.dumps({**commit_metadata, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
 
@@ -85,7 +86,7 @@ class CommitSession:
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
         # One call, since reading several hundred settings takes longer than a small commit. Spark
-        # copies them under its lock: other threads may change settings concurrently.
+        # copies them under its lock, since other threads may change settings concurrently.
         parent_settings = self.parent.conf._jconf.getAllAsJava()
         self.session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
         for key, value in _SETTINGS.items():
@@ -104,11 +105,11 @@ class CommitSession:
         self.session = None
 
     def set(self, key: str, value: str) -> None:
-        """Set a session setting of this commit."""
+        """Set a session setting for this commit."""
         self.session.conf.set(key, value)
 
     def adopt(self, frame: Any) -> Any:
-        """Return a frame of the user's session as one of this session."""
+        """Convert a frame of the user's session to a frame of this session."""
         view = f"featurestore_{uuid.uuid4().hex}"
         frame.createGlobalTempView(view)
         try:
@@ -118,15 +119,15 @@ class CommitSession:
             self.parent.catalog.dropGlobalTempView(view)
 
     def run(self, command: Callable[[], object]) -> int | None:
-        """Run a command and return the committed Delta version, None if it did not commit.
+        """Run a command and return the committed Delta version, or None without a commit.
 
         The command is retried after conflicts, with backoff. A failure after the commit is a
         ``PublicationWarning``: the commit is valid, and a retry would duplicate its rows.
 
         Raises:
             WriteConflict: The retries are exhausted.
-            RowsOutsideWindow: Rows are outside the replaced range.
-            FeatureStoreError: Spark failed; nothing was committed.
+            RowsOutsideWindow: Rows are outside of the replaced range.
+            FeatureStoreError: Spark failed, and nothing was committed.
         """
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -144,7 +145,7 @@ class CommitSession:
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
-                    # Retry if the snapshot is stale: a vacuum may have removed its files, or
+                    # Retry if the snapshot is outdated: a vacuum may have removed its files, or
                     # another writer may have widened columns.
                     is_stale = isinstance(failure, TableDamaged | VersionVacuumed)
                     is_stale = is_stale or _OTHER_TYPES in full_text(error)
@@ -160,7 +161,7 @@ class CommitSession:
         return int(last_version)
 
     def _find_own_commit(self, first: int) -> int | None:
-        """Return the version at or after ``first`` with this commit's metadata."""
+        """Find the version of this commit, at or after ``first``, by its commit metadata."""
         for version in range(first, latest_version(self._path) + 1):
             actions = read_commit(commit_path(self._path, version))
             if commit_info(actions).get("userMetadata") == self.note:
@@ -175,15 +176,15 @@ class CommitSession:
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return True if Delta failed because of a concurrent commit."""
-    # delta-spark's Python exceptions of conflicts have no common base class, and their text may not
-    # contain their name.
+    """Return whether Delta failed because of a concurrent commit."""
+    # The Python exceptions of delta-spark for conflicts have no common base class, and their
+    # message may not contain their name.
     text = f"{type(error).__name__}: {full_text(error)}"
     return any(sign in text for sign in _CONFLICTS)
 
 
 def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
-    """Return True if a transaction is committed already."""
+    """Return whether a transaction is already committed."""
     return transaction is not None and read_snapshot(path).holds(transaction)
 
 
@@ -193,7 +194,7 @@ def wait(attempt: int) -> None:
 
 
 def conflict_error(path: str) -> WriteConflict:
-    """Return the error of a write that had a conflict in every attempt."""
+    """Return the error for a write that had a conflict in every attempt."""
     return WriteConflict(
         f"Other writers of {path} won {ATTEMPTS} times in a row; this write was not committed.",
         hint="write again later",
@@ -201,7 +202,7 @@ def conflict_error(path: str) -> WriteConflict:
 
 
 class Transaction:
-    """A transaction on a table, started at its latest version; used once, by one thread.
+    """A transaction on a table that starts at its latest version. Used once, by one thread.
 
     Uncommitted files are left for a vacuum, as with Delta's own writers.
     """
@@ -228,15 +229,15 @@ class Transaction:
 
     @property
     def version(self) -> int:
-        """The version at which the transaction started."""
+        """The table version at which the transaction started."""
         return int(self._transaction.snapshot().version())
 
     def reads_everything(self) -> None:
-        """Make the commit fail if another commit adds rows concurrently."""
+        """Make the commit fail if a concurrent commit adds rows."""
         self._transaction.readWholeTable()
 
     def number(self, app: str) -> int:
-        """Return the number of an application's last transaction, ``NONE_YET`` without one."""
+        """Return the number of an application's last transaction, or ``NONE_YET``."""
         return int(self._transaction.txnVersion(app))
 
     def move(self, app: str, number: int) -> None:
@@ -245,7 +246,7 @@ class Transaction:
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
     def carry(self, transaction: tuple[str, int] | None) -> bool:
-        """Add the caller's transaction to the commit; return False if it is committed already."""
+        """Add the caller's transaction to the commit; return False if it is already committed."""
         if transaction is None:
             return True
         app, number = transaction
@@ -256,25 +257,25 @@ class Transaction:
 
     @property
     def columns(self) -> Any:
-        """The table's columns as a Spark schema, in the types of its files."""
+        """The table columns as a Spark schema, in the types of the data files."""
         from pyspark.sql.types import StructType
 
         return StructType.fromJson(json.loads(self._transaction.metadata().schemaString()))
 
     def redefine(self, schema: str) -> None:
-        """Change the table's schema (JSON); subsequent files are written in its types."""
+        """Change the table schema (JSON); subsequent files are written in its types."""
         action = json.loads(self._transaction.metadata().json())
         action["metaData"]["schemaString"] = schema
         self._transaction.updateMetadata(self._from_json(json.dumps(action)), False)
 
     def add(self, rows: Any) -> None:
-        """Write the rows of a frame as files of the table."""
-        # Another writer may have widened columns since the frame was made.
+        """Write the rows of a frame to new files of the table."""
+        # Another writer may have widened columns after the frame was created.
         new_files = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
         self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
     def move_rows(self, old_files: Sequence[DataFile], rows: Any) -> None:
-        """Replace files by those of a frame with the same rows, as a compaction."""
+        """Replace files by new files with the rows of a frame, which must be the same rows."""
         for file in old_files:
             self.act(removal(file, changes_rows=False))
         new_files = self._transaction.writeFiles(rows._jdf)
@@ -284,7 +285,7 @@ class Transaction:
             self.act(json.dumps(action))
 
     def act(self, action: str) -> None:
-        """Add a log action, as JSON."""
+        """Add a log action in JSON."""
         self._actions.add(self._from_json(action))
 
     def _from_json(self, action: str) -> Any:
@@ -292,7 +293,7 @@ class Transaction:
         return actions.fromJson(action)
 
     def measure(self, numbers: Mapping[str, int]) -> None:
-        """Record metrics for the history, by the names of the operation."""
+        """Record metrics in the table history, by the metric names of the operation."""
         session = self._commit.session._jsparkSession
         metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
         metrics_by_name = self._machine.scala.collection.immutable.HashMap()
@@ -303,14 +304,14 @@ class Transaction:
         self._transaction.registerSQLMetrics(session, metrics_by_name)
 
     def commit(self, operation: str, *arguments: Any) -> None:
-        """Commit as a Delta operation; ``arguments`` are those of its class."""
+        """Commit as a Delta operation with the constructor arguments ``arguments``."""
         operation_class = getattr(
             self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
         )
         self._transaction.commit(self.sequence(self._actions), operation_class(*arguments))
 
     def sequence(self, items: Any = None) -> Any:
-        """Convert a Java list (default: an empty one) to a Scala sequence."""
+        """Convert a Java list (an empty list by default) to a Scala sequence."""
         if items is None:
             items = self._machine.java.util.ArrayList()
         return self._machine.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
@@ -325,7 +326,7 @@ class Transaction:
 
 
 def removal(file: DataFile, *, changes_rows: bool = True) -> str:
-    """Return the log action that removes a file, as JSON."""
+    """Return the log action that removes a file, in JSON."""
     return json.dumps(
         {
             "remove": {

@@ -1,4 +1,4 @@
-"""The implementation of the Engine interface on Spark and Delta; a facade over its modules."""
+"""The Engine interface on Spark and Delta. This facade delegates to the other modules."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
 
 
 class SparkEngine:
-    """An engine on Spark: the active session, or a new one that is started on first use.
+    """An engine on Spark, with the active session or a session that is started on first use.
 
     Args:
         session: The session to use.
-        durability: "full": a commit and its local files are synced to disk before the call returns;
-            "fast": the operating system decides.
+        durability: "full": commits and their local files are synced to disk before the call
+            returns. "fast": the operating system decides when to sync.
     """
 
     name = "spark"
@@ -80,7 +80,7 @@ class SparkEngine:
 
     @property
     def session(self) -> Any:
-        """The SparkSession, found or started at first use."""
+        """The SparkSession, found or started on first use."""
         with self._lock:
             if self._session is None or self._session.sparkContext._jsc is None:
                 session = self._user_session if self._user_session is not None else find_session()
@@ -318,10 +318,10 @@ class SparkEngine:
         return relations.explain(relation)
 
     def interrupt(self, thread: int) -> None:
-        """No-op: the Spark context may be shared, and jobs of others must not be cancelled."""
+        """Do nothing: the Spark context may be shared, and other jobs must not be cancelled."""
 
     def close(self) -> None:
-        """Remove parked streams and stop Spark if this engine started it."""
+        """Remove parked streams, and stop Spark if this engine started it."""
         self._parked.release_all()
         with self._lock:
             if self._owns_session and self._session is not None:

@@ -1,6 +1,6 @@
-"""Translation of Spark's failures to errors of the store.
+"""Conversion of Spark failures to feature store errors.
 
-Errors of the store that executors raise are transported to the driver unchanged.
+Feature store errors raised by executors are passed to the driver unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from featurestore.errors import (
 _MARK = "featurestore-error:"
 _PACKED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
 _MAX_CAUSES = 10
-# Stack traces inside a message contain causes that Java's getCause loses on the way from executors.
+# Stack traces in messages contain causes that are missing in Java's getCause for executor errors.
 _CAUSED_BY = re.compile(r"^Caused by: (.*)$", re.MULTILINE)
 _TASK_FAILURE = re.compile(r"Lost task .* executor \S+\): (.*)$", re.MULTILINE)
 _CLASS_NAME = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
@@ -45,7 +45,7 @@ _UNREADABLE = (
 
 
 class ExecutorError(RuntimeError):
-    """An error of the store, encoded in text: Spark transports only the text from an executor."""
+    """A feature store error encoded as a message, since Spark transports only messages."""
 
     def __init__(self, error: FeatureStoreError) -> None:
         packed = json.dumps([type(error).__name__, error.message, error.hint])
@@ -54,7 +54,7 @@ class ExecutorError(RuntimeError):
 
 @contextmanager
 def packing_errors() -> Iterator[None]:
-    """Encode errors of the store within the block, so that the driver can restore them."""
+    """Encode feature store errors in the block, so that the driver can restore them."""
     try:
         yield
     except FeatureStoreError as error:
@@ -63,11 +63,11 @@ def packing_errors() -> Iterator[None]:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translate Spark's failures within the block to errors of the store.
+    """Convert Spark failures in the block to feature store errors.
 
     Raises:
-        FeatureStoreError: The error of an executor; ``TableDamaged`` and ``StorageError`` for files
-            and disks; else ``EngineError`` with Spark's root cause.
+        FeatureStoreError: The error of an executor; ``TableDamaged`` or ``StorageError`` for file
+            and disk errors; otherwise ``EngineError`` with Spark's root cause.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -79,7 +79,7 @@ def translated() -> Iterator[None]:
 
 
 def as_store_error(error: BaseException) -> FeatureStoreError:
-    """Translate a failure of Spark to an error of the store."""
+    """Convert a Spark failure to a feature store error."""
     text = full_text(error)
     unpacked = _unpacked_error(text)
     if unpacked is not None:
@@ -105,14 +105,14 @@ def as_store_error(error: BaseException) -> FeatureStoreError:
 
 
 def full_text(error: BaseException) -> str:
-    """Return the complete text of an error, including its Java causes."""
+    """Return the complete message of an error, including its Java causes."""
     return "\n".join([str(error), *_java_causes(error)])
 
 
 def first_line(error: BaseException) -> str:
-    """Summarize an error in one line: the root cause and the expression that Spark marks.
+    """Summarize an error in one line: the root cause, and the expression marked by Spark.
 
-    An exception in Python on an executor takes precedence over the last Java cause.
+    A Python exception on an executor takes precedence over the last Java cause.
     """
     text = full_text(error)
     _, traceback, exception_text = text.rpartition("Traceback (most recent call last):\n")
@@ -136,7 +136,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _java_causes(error: BaseException) -> list[str]:
-    """Return the texts of a Java exception and its causes, the root cause last."""
+    """Return the messages of a Java exception and its causes, with the root cause last."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     messages: list[str] = []
     while java is not None and len(messages) < _MAX_CAUSES:
@@ -146,7 +146,7 @@ def _java_causes(error: BaseException) -> list[str]:
 
 
 def _marked_expression(text: str) -> str:
-    """Return the expression of a query that Spark underlines with carets."""
+    """Return the query expression that Spark underlines with carets."""
     match = _UNDERLINED.search(text)
     if match is None:
         return ""

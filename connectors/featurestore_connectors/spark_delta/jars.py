@@ -1,4 +1,4 @@
-"""Java, the libraries and the jars that the Spark engine needs, checked before Spark starts."""
+"""Java, Python libraries and jars that the Spark engine needs, checked before Spark starts."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from featurestore.errors import MissingJava, missing_extra
 from featurestore.storage.connections import connected_roots
 
-# The Hadoop that Spark 4.0 brings, and the parts of the AWS client that it was built with: 15 MB,
-# where the bundle of all of AWS has 558.
+# The Hadoop version of Spark 4.0, and the modules of its AWS client (15 MB instead of 558 MB for
+# the complete AWS bundle).
 S3A_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.4.1",
     "software.amazon.awssdk:s3:2.24.6",
     "software.amazon.awssdk:s3-transfer-manager:2.24.5",
     "software.amazon.awssdk:sts:2.24.6",
 )
-# Spark has netty and a logger of its own.
+# Spark has its own netty and logging libraries.
 EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
 JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
-# Spark's cache of downloaded packages, below the home directory.
+# Spark's cache of downloaded packages, in the home directory.
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 SUPPORTED = (17, 21)
@@ -37,17 +37,17 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def check_libraries() -> None:
-    """Raise MissingExtra when pyspark or delta-spark is not installed."""
+    """Raise MissingExtra if pyspark or delta-spark is not installed."""
     for library, module in (("pyspark", "pyspark"), ("delta-spark", "delta")):
         if importlib.util.find_spec(module) is None:
             raise missing_extra(library, "spark")
 
 
 def check_java() -> int:
-    """Return the major version of the Java that Spark would use.
+    """Return the major version of the Java installation that Spark would use.
 
     Raises:
-        MissingJava: There is none, it does not run, or Spark 4 does not work with it.
+        MissingJava: Java is not installed, does not run, or is not supported by Spark 4.
     """
     path = _java_path()
     try:
@@ -71,7 +71,7 @@ def check_java() -> int:
 
 
 def parse_version(text: str) -> int | None:
-    """Return the major version in the answer of ``java -version``, or None.
+    """Parse the major version from the output of ``java -version``; return None if it is missing.
 
     >>> parse_version('openjdk version "17.0.15" 2025-04-15')
     17
@@ -101,7 +101,7 @@ def _java_path() -> str:
 
 
 def delta_package() -> str:
-    """Return the Maven coordinates of Delta for the installed delta-spark."""
+    """Return the Maven coordinates of Delta for the installed version of delta-spark."""
     try:
         return f"io.delta:delta-spark_2.13:{version('delta-spark')}"
     except PackageNotFoundError:
@@ -109,14 +109,14 @@ def delta_package() -> str:
 
 
 def delta_jars() -> list[Path]:
-    """Return the paths of Delta's jars in Spark's download cache; they may not exist."""
+    """Return the paths of Delta's jars in Spark's download cache; the files may not exist."""
     folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
     names = ("delta-spark_2.13", "delta-storage")
     return [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in names]
 
 
 def includes_s3a(jars: str | None) -> bool:
-    """Return True if a list of jars contains S3A.
+    """Return whether a list of jars contains S3A.
 
     >>> includes_s3a("/jars/hadoop-aws-3.4.1.jar,/jars/s3-2.24.6.jar"), includes_s3a(None)
     (True, False)
@@ -125,7 +125,7 @@ def includes_s3a(jars: str | None) -> bool:
 
 
 def s3a_settings() -> dict[str, str]:
-    """Return the session settings that download the jars."""
+    """Return the session settings that download the S3A jars."""
     return {
         "spark.jars.packages": ",".join(S3A_PACKAGES),
         "spark.jars.excludes": ",".join(EXCLUDED),
@@ -141,7 +141,7 @@ def connected_bucket() -> str | None:
 
 
 def has_class(session: Any, name: str) -> bool:
-    """Return True if the JVM of a session has a class."""
+    """Return whether the JVM of a session can load a class."""
     from py4j.protocol import Py4JJavaError
 
     machine = session._jvm

@@ -1,4 +1,4 @@
-"""Rows of Parquet files as Arrow batches, read in parallel parts without Spark."""
+"""Parquet rows as Arrow batches, read in parallel parts without Spark."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """The rows of files as feature types. Picklable.
+    """The rows of Parquet files in feature types. Can be pickled.
 
-    ``files`` are (path, bytes) pairs; ``columns`` are the names in the files, in the order of
-    ``schema``. Missing columns are null.
+    ``files`` are (path, bytes) pairs. ``columns`` are the column names in the files, in the order
+    of ``schema``. Missing columns are null.
     """
 
     files: tuple[tuple[str, int], ...]
@@ -32,13 +32,13 @@ class ParquetRows:
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """The total size of the files."""
         return sum(size for _, size in self.files)
 
     def part(self, number: int, parts: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of part ``number`` of ``parts`` parts of similar size.
+        """Yield the rows of part ``number`` out of ``parts`` parts of similar size.
 
-        Files larger than a part are split by row groups.
+        Files that are larger than a part are split by row groups.
         """
         total, index = max(1, self.bytes), 0
         for path, size in self.files:
@@ -77,7 +77,7 @@ class ParquetRows:
 
 
 def _names_in_file(columns: Sequence[str], file_names: Sequence[str]) -> dict[str, str]:
-    """Map column names to those of a file; case-insensitive, as in Spark."""
+    """Map column names to the names in a file; case-insensitive, as in Spark."""
     by_lower = {name.lower(): name for name in file_names}
     matching_names = {}
     for name in columns:
@@ -89,7 +89,7 @@ def _names_in_file(columns: Sequence[str], file_names: Sequence[str]) -> dict[st
 
 
 def footer_of(path: str) -> parquet.FileMetaData:
-    """Return the footer of a file.
+    """Return the footer of a Parquet file.
 
     Raises:
         StorageError: The file cannot be read.
@@ -108,7 +108,7 @@ def _rows_per_batch(metadata: Any) -> int:
 
 @contextmanager
 def _translated_damage(path: str) -> Iterator[None]:
-    """Translate read errors of a file to errors of the store."""
+    """Convert file read errors to feature store errors."""
     try:
         yield
     except pa.ArrowInvalid as error:

@@ -1,7 +1,7 @@
-"""Feature plans on Spark: a running maximum over a sorted union of labels and rows.
+"""Feature plans on Spark: a running maximum over the sorted union of labels and rows.
 
 The semantics are defined in ``featurestore.retrieval.point_in_time``. Rows are ordered by the time
-from which they are eligible, so the match of a label is the greatest preceding row of its key.
+from which they are eligible, so the match of a label is the greatest preceding row with its key.
 Groups that are joined on the same columns share one shuffle.
 """
 
@@ -57,7 +57,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 
 
 def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
-    """Return columns of a pinned group, as a relation over its files."""
+    """Return columns of a pinned feature group, as a relation over its files."""
     columns = {output.name: output.column for output in plan.left_outputs}
     rows = left_side(engine, plan, None, label_columns(plan))
     return replace(engine.select(rows, columns), schema=plan.schema)
@@ -65,7 +65,7 @@ def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
 
 @dataclass(frozen=True)
 class _LabelSide:
-    """The left side under short names ``c0, c1, ...``; ``names`` maps the original names to them."""
+    """The left side with short column names ``c0, c1, ...``; ``names`` maps the original names."""
 
     frame: Any
     plan: FeaturePlan
@@ -88,19 +88,19 @@ class _LabelSide:
         return column(self.names[name])
 
     def key(self, name: str, kind: pa.DataType) -> Any:
-        """Return a left column cast for the comparison with a key of a feature type."""
+        """Return a left column cast for comparison with a key of a feature type."""
         return label_key(self.names[name], self.plan.left_schema.field(name).type, kind)
 
     @property
     def time(self) -> Any:
-        """The label's time."""
+        """The label time."""
         return label_time(self.plan, self.column)
 
 
 def left_side(
     engine: Engine, plan: FeaturePlan, labels: Relation | None, columns: Sequence[str]
 ) -> Relation:
-    """Return the left side of a plan with at least some of its columns."""
+    """Return the left side of a plan with at least the columns ``columns``."""
     source = plan.left_source
     if source is None:
         return require_labels(labels)
@@ -109,7 +109,7 @@ def left_side(
 
 
 def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
-    """Return the time of a label; ``value`` gives the column of a name."""
+    """Return the time of a label; ``value`` returns a column by name."""
     if plan.fixed_time is not None:
         return timestamp(plan.fixed_time)
     name = label_time_column(plan)
@@ -118,7 +118,7 @@ def label_time(plan: FeaturePlan, value: Callable[[str], Any]) -> Any:
 
 @dataclass(frozen=True)
 class _SideQuery:
-    """The rows of one group before the join: keys ``k0, k1, ...``, ``since`` and the struct ``row``."""
+    """The rows of a group before the join, with keys ``k0, k1, ...``, ``since`` and ``row``."""
 
     rule: FeatureSide
 
@@ -134,11 +134,11 @@ class _SideQuery:
 
     @property
     def best(self) -> str:
-        """The column of the matching row."""
+        """The column with the matching row."""
         return f"w{self.rule.number}"
 
     def greatest(self, until: Any) -> Any:
-        """Return the greatest row of a window."""
+        """Return the greatest row in a window."""
         from pyspark.sql import functions as F
 
         if self.rule.last_eligible_row_wins:
@@ -148,7 +148,7 @@ class _SideQuery:
         return best.over(until).alias(self.best)
 
     def rows(self, engine: Engine) -> Any:
-        """Return the rows that can match a label: keys, ``since`` and ``row`` in match order."""
+        """Return the rows that can match a label: keys, ``since``, and ``row`` in match order."""
         from pyspark.sql import functions as F
 
         frame = self._read(engine)
@@ -168,7 +168,7 @@ class _SideQuery:
         return frame.select(*selected_columns, F.struct(*self._row(times)).alias("row"))
 
     def _since(self, times: dict[str, Any]) -> Any:
-        """Return the time from which a row is eligible; None for groups without event time."""
+        """Return the time from which a row is eligible, or None for groups without event time."""
         from pyspark.sql import functions as F
 
         if "event" not in times:
@@ -179,7 +179,7 @@ class _SideQuery:
         return F.greatest(*eligible)
 
     def _row(self, times: dict[str, Any]) -> list[Any]:
-        """Return the fields of the struct ``row``: the ordering fields first, then the outputs."""
+        """Return the fields of the struct ``row``: the ordering fields, followed by the outputs."""
         from pyspark.sql import functions as F
 
         fields = []
@@ -193,12 +193,12 @@ class _SideQuery:
             fields.append(column(TIE).alias("tie"))
         for index, output in enumerate(self.rule.join.outputs):
             fields.append(column(output.column).alias(f"o{index}"))
-        # A struct of nulls is not null, so a row of nulls differs from no match; but a struct must
-        # have a field.
+        # A struct whose fields are all null is not null itself, which distinguishes it from no
+        # match. A struct needs at least one field.
         return fields or [F.lit(True).alias("found")]
 
     def _keys(self) -> list[Any]:
-        """Return the key columns under their short names."""
+        """Return the key columns with short names."""
         keys = [
             column(key).alias(name)
             for name, (_, key) in zip(self.keys, self.rule.join.on, strict=True)
@@ -219,7 +219,7 @@ class _SideQuery:
 
 
 def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
-    """Return a frame of columns and the tie-breaking hash of all columns."""
+    """Return a frame of columns and a hash of all columns, which breaks ties."""
     hashed = row_hashes.with_tie_hash(rows, name=TIE)
     if hashed is not None:
         return hashed.native.select(*map(column, [*names, TIE]))
@@ -228,7 +228,7 @@ def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
 
 
 def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: list[Any]) -> Any:
-    """Return the frame with the greatest eligible row of each group at the label's time."""
+    """Return the frame with the greatest row of each group that is eligible at the label time."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -241,7 +241,7 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
     def stream(*, time: Any, side: _SideQuery | None) -> list[Any]:
-        """Return the columns of the stream for labels (no side) or for the rows of a side."""
+        """Return the stream columns of labels (if ``side`` is None) or of a side's rows."""
         label_value = label
         if side is not None:
             label_value = F.lit(None).cast(label_type)
@@ -276,11 +276,11 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
 
 
 def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
-    """Shuffle the stream by the hash of its keys and sort it by one integer: the hash and second.
+    """Shuffle the stream by key hash, and sort it by an integer that combines hash and seconds.
 
-    Spark sorts a single integer without comparing rows. The window's sort by all keys and times,
-    with random memory access, then gets almost sorted input. Seconds before 1970 and after 2106 are
-    not ordered here, which costs time but does not affect the result.
+    Spark sorts single integers without comparing rows. The window's sort by all keys and times,
+    which accesses memory randomly, then gets almost sorted input. Seconds before 1970 and after
+    2106 are not in order, which costs time but does not affect the result.
     """
     from pyspark.sql import functions as F
 
@@ -292,7 +292,7 @@ def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
 
 
 def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> Any:
-    """Return the frame with the greatest row of each key, independent of the label's time."""
+    """Return the frame with the greatest row of each key, independent of the label time."""
     from pyspark.sql import functions as F
 
     if not (side.rule.is_unique and side.rule.join.event_time is None):
@@ -342,7 +342,7 @@ def _is_fresh(time: Any, event: Any, ttl: timedelta) -> Any:
 def timestamp_of(value: Any, kind: pa.DataType) -> Any:
     """Return a time column as a timestamp.
 
-    A date is its midnight in UTC, independent of the session's time zone.
+    A date is converted to midnight in UTC, independent of the session's time zone.
     """
     from pyspark.sql import functions as F
 

@@ -1,6 +1,6 @@
-"""Relations on Spark: adopted DataFrames and lazy queries over them.
+"""Spark relations: adopted DataFrames, and lazy queries on them.
 
-Nothing here starts a Spark job.
+No function in this module starts a Spark job.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from featurestore_connectors.spark_delta.sqltext import (
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 ENGINE = "spark"
-# Temporary columns; feature names cannot start with this prefix.
+# Prefix of temporary columns. Feature names cannot start with this prefix.
 _NUMBER, _ROW = "__fs_number", "__fs_row"
-# View names are global in a session: concurrent queries would see each other's tables.
+# View names are global in a session, so concurrent queries would see each other's tables.
 _VIEWS = Lock()
 
 
@@ -50,7 +50,7 @@ def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
 
 
 def adopt(frame: object) -> Relation | None:
-    """Return a relation over a Spark DataFrame, or None when ``frame`` is something else."""
+    """Return a relation over a Spark DataFrame, or None for other frames."""
     module = type(frame).__module__
     if not module.startswith("pyspark.sql.") or type(frame).__name__ != "DataFrame":
         return None
@@ -63,7 +63,7 @@ def adopt(frame: object) -> Relation | None:
 
 
 def select(source: Relation, columns: Mapping[str, str]) -> Relation:
-    """Return columns under new names."""
+    """Select and rename columns."""
     present = set(source.schema.names)
     absent = [name for name in columns.values() if name not in present]
     if absent:
@@ -79,7 +79,7 @@ def select(source: Relation, columns: Mapping[str, str]) -> Relation:
 
 
 def filter_rows(source: Relation, predicate: str) -> Relation:
-    """Return the rows for which an SQL predicate is true."""
+    """Filter rows by a SQL predicate."""
     from pyspark.errors import PySparkException
 
     try:
@@ -89,7 +89,7 @@ def filter_rows(source: Relation, predicate: str) -> Relation:
 
 
 def within(source: Relation, window: TimeRange) -> Relation:
-    """Return the rows whose time is in a range."""
+    """Filter rows by a time range."""
     time, start, end = column(window.column), timestamp(window.start), timestamp(window.end)
     if window.closed == "left":
         in_range = (time >= start) & (time < end)
@@ -103,7 +103,7 @@ def run_sql(
 ) -> Relation:
     """Return the lazy result of a query over named relations.
 
-    Spark resolves the names immediately, so the temporary views are dropped before the return.
+    Spark resolves table names immediately, so the temporary views are dropped before the return.
     """
     from pyspark.errors import PySparkException
 
@@ -122,7 +122,7 @@ def run_sql(
 
 
 def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
-    """Register relations as temporary views; return the user's views that they hide."""
+    """Register relations as temporary views; return the user's views that they shadow."""
     hidden = {}
     for name in tables:
         view = quote(name)
@@ -134,7 +134,7 @@ def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
 
 
 def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
-    """Return the last row of each key in partition order; keep all rows with null keys."""
+    """Return the last row of each key in partition order; all rows with null keys are kept."""
     from pyspark.sql import functions as sf
 
     keys = list(map(column, key))
@@ -148,9 +148,9 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
 
 
 def cast_to(frame: Any, target: Any) -> Any:
-    """Return a frame with a Spark schema's columns.
+    """Cast a frame to a Spark schema.
 
-    Matched by name, cast where they differ, null where missing.
+    Columns are matched by name and cast if their types differ. Missing columns are null.
     """
     from pyspark.sql import functions as sf
 
@@ -176,10 +176,10 @@ def explain(source: Relation) -> str:
 
 
 def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
-    """Return a frame with a task run over the Arrow batches of each partition.
+    """Return a frame that runs a task on the Arrow batches of each partition.
 
-    ``names`` are the input columns of the task. Spark parses names as SQL, so those with dots or
-    backticks are replaced by numbers; the task restores them by position.
+    ``names`` are the task's input columns. Spark parses names as SQL, so names with dots or
+    backticks are replaced by numbers. The task restores them by position.
     """
     projected = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
@@ -189,9 +189,9 @@ def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> An
 
 @dataclass(frozen=True)
 class ReusedWorkerTask:
-    """A task in a reused worker process, with cheaper garbage collection and imports.
+    """A task in a reused worker process, with faster garbage collection and imports.
 
-    Spark runs the garbage collector after each task; objects that existed before the first one,
+    Spark runs the garbage collector after each task. Objects that existed before the first task,
     mostly modules, are frozen and not traversed again.
     """
 
@@ -206,11 +206,11 @@ class ReusedWorkerTask:
 
 
 def clear_archive_importers() -> None:
-    """Remove the cached zip importers of the archives in Spark's PYTHONPATH.
+    """Remove the cached zip importers for the archives in Spark's PYTHONPATH.
 
-    Before each task Spark invalidates import caches; up to Python 3.11 every cached importer then
-    reads its archive's directory again, which takes 0.14 seconds of CPU time. The archives do not
-    change, and imports create the importers again as needed.
+    Before each task Spark invalidates the import caches. Up to Python 3.11, every cached importer
+    then reads its archive's directory again, which takes 0.14 seconds of CPU time. The archives do
+    not change, and imports create the importers again if needed.
     """
     archives = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for path, finder in list(sys.path_importer_cache.items()):

@@ -1,7 +1,8 @@
 """Writes that rewrite existing files: upserts, deletes, type widening and compaction.
 
-Upserts are a MERGE of Delta, except small ones, which the driver prepares for a single Spark job, and
-those that advance several transaction numbers in one commit, which MERGE cannot.
+Upserts use Delta's MERGE, with two exceptions: small upserts, which the driver prepares for a
+single Spark job, and upserts that advance several transaction numbers in one commit, which MERGE
+does not support.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
 _FILE = "__fs_file"
-# The maximum bytes of files that the driver reads and one task writes.
+# Maximum bytes of the files that the driver reads and one task writes.
 _MAX_BYTES = 128 << 20
 COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
 def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
-    """Merge rows by key; null keys match nothing."""
+    """Merge rows by key; null keys never match."""
     from delta.tables import DeltaTable
 
     if write.transaction is not None:
@@ -57,8 +58,8 @@ def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gr
     )
     if grows:
         merge = merge.withSchemaEvolution()
-    # List the columns explicitly: updateAll with schema evolution turns null structs into structs
-    # of nulls.
+    # List the columns explicitly, since updateAll with schema evolution turns null structs into
+    # structs of nulls.
     columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
     merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
 
@@ -66,10 +67,10 @@ def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gr
 def upsert_small(
     commit: CommitSession, path: str, buffered: BufferedRelation, rows: Any, write: TableWrite
 ) -> bool:
-    """Replace the rows whose key occurs among the buffered ones, and append these.
+    """Replace rows by key with buffered rows, without MERGE; return False if MERGE must be used.
 
-    ``rows`` are those as a frame of the table's columns. Return False where MERGE has to do it:
-    nothing was written then.
+    ``rows`` is a frame of the buffered rows with the table's columns. Nothing is written if the
+    function returns False.
     """
     if (
         not staged.can_compare(buffered.schema, write.key)
@@ -84,7 +85,7 @@ def upsert_small(
             return False
         check_files(snapshot, candidates)
         affected, copied = _find_affected(candidates, keys)
-        # As in MERGE: concurrent appends may add some of these keys.
+        # As with MERGE, concurrent appends may add some of these keys.
         transaction.reads_everything()
         if not transaction.carry(write.transaction):
             return True
@@ -99,7 +100,7 @@ def upsert_small(
 
 
 def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
-    """Return the files that may hold some of the keys, by the statistics in the log."""
+    """Return the files that may contain some of the keys, based on statistics in the log."""
     may_match = np.ones(len(snapshot.files), dtype=np.bool_)
     for name in keys.schema.names:
         bounds = snapshot.bounds(name)
@@ -114,7 +115,7 @@ def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
 
 
 def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list[DataFile], int]:
-    """Return the files that hold some of the keys, and how many of their rows have others."""
+    """Return the files that contain some of the keys, and their number of other rows."""
     numbers = list(map(str, range(keys.num_columns)))
     target_keys = keys.rename_columns(numbers)
     affected, copied = [], 0
@@ -133,7 +134,7 @@ def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list
 
 
 def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
-    """Return the remaining and the new rows in one partition, which becomes one file."""
+    """Return the remaining old rows and the new rows in one partition, which becomes one file."""
     from pyspark.sql import functions as sf
 
     new = sf.broadcast(rows.select(*map(column, key)).alias("new"))
@@ -145,10 +146,10 @@ def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
 
 
 def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: TableWrite) -> None:
-    """Append rows and advance the applications of ``write.offsets``.
+    """Append rows and advance the transaction numbers in ``write.offsets``.
 
     Raises:
-        StreamOvertaken: An application has another number by now; nothing was written.
+        StreamOvertaken: A transaction number was changed by another commit. Nothing was written.
     """
     machine = commit.session._jvm
     with Transaction(commit, path) as transaction:
@@ -162,12 +163,12 @@ def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: Tabl
 def upsert_with_offsets(
     commit: CommitSession, path: str, rows: Any, write: TableWrite, deletes: Any | None
 ) -> None:
-    """Replace rows by key, remove those of ``deletes``, and advance ``write.offsets``.
+    """Replace rows by key, remove rows with keys of ``deletes``, and advance ``write.offsets``.
 
-    MERGE supports one transaction number, so the files with such keys are rewritten here.
+    MERGE supports a single transaction number, so files with affected keys are rewritten here.
 
     Raises:
-        StreamOvertaken: An application has another number by now; nothing was written.
+        StreamOvertaken: A transaction number was changed by another commit. Nothing was written.
     """
     from pyspark.sql import functions as sf
 
@@ -198,7 +199,7 @@ def upsert_with_offsets(
 
 
 def _move(transaction: Transaction, write: TableWrite) -> None:
-    """Advance the offsets of a write; raise StreamOvertaken if one has another number by now."""
+    """Advance the offsets of a write; raise StreamOvertaken if another commit changed an offset."""
     for app, (expected, number) in write.offsets.items():
         if transaction.number(app) != (NONE_YET if expected is None else expected):
             raise overtaken(app)
@@ -213,7 +214,7 @@ def delete(
     commit_metadata: Mapping[str, Any],
     durable: bool = True,
 ) -> int | None:
-    """Delete the rows that match a predicate; return the version, None if no row matches."""
+    """Delete the rows that match a predicate; return the version, or None if no row matches."""
     from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException, ParseException
 
@@ -234,7 +235,7 @@ def delete(
 def widen_columns(
     session: Any, path: str, columns: pa.Schema, *, durable: bool = True
 ) -> int | None:
-    """Rewrite all files with wider decimals; return the version, None if they are wide enough."""
+    """Rewrite all files with wider decimals; return the version, or None if not necessary."""
     with CommitSession(session, path, {"operation": "widen"}, durable=durable) as commit:
         return commit.run(lambda: _widen_once(commit, path, columns))
 
@@ -263,7 +264,7 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
 def compact(
     session: Any, path: str, *, below: int | None = None, durable: bool = True
 ) -> int | None:
-    """Merge files smaller than ``below`` bytes; return the version, None without changes."""
+    """Merge files smaller than ``below`` bytes; return the version, or None without changes."""
     from delta.tables import DeltaTable
 
     with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:

@@ -1,7 +1,7 @@
-"""Arrow streams on Spark: small ones buffered in the driver, large ones shipped to executors as files.
+"""Arrow streams on Spark: small streams are buffered in the driver, large ones sent as files.
 
-A buffered relation is processed without Spark jobs. It also has a Spark frame of the same rows, with
-the same functions applied, for operations that this module does not implement.
+Operations on a buffered relation do not start Spark jobs. It also has a Spark frame of the same
+rows, with the same functions applied, for operations that this module does not implement.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from featurestore_connectors.spark_delta.sqltext import spark_schema, to_feature
 from featurestore_connectors.spark_delta.staged import staged_relation
 from featurestore_connectors.spark_delta.tasks import first_rows
 
-# Rows up to this size are sent inside the query plan, as a local relation.
+# Rows up to this size are sent in the query plan, as a local relation.
 _LOCAL_RELATION_BYTES = 8 * 2**20
 _ROW_GROUP_BYTES = 32 * 2**20
 _FILE = "part-00000.parquet"
 
 
 class ParkedStreams:
-    """Arrow streams that are shipped to executors: small ones in the plan, large ones in a folder.
+    """Arrow streams that executors read: small streams in the query plan, large ones in a folder.
 
-    A folder is kept until its relation is released or the engine is closed: plans read it lazily,
-    so only the caller knows when it is no longer needed. Thread-safe.
+    A folder exists until its relation is released or the engine is closed: plans read it lazily, so
+    only the caller knows when it is no longer needed. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._folders: list[tuple[Any, str]] = []
 
     def park(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
-        """Return a relation with the rows of a stream, in order.
+        """Return a relation over the rows of a stream, in order.
 
         The stream is consumed batch by batch.
 
@@ -59,7 +59,7 @@ class ParkedStreams:
         batches = (to_features(batch, schema) for batch in reader)
         buffered, size = [], 0
         for batch in batches:
-            # Copy, since the caller may modify the arrays later.
+            # Copy the batches, since the caller may modify the arrays later.
             buffered.append(pa.ipc.read_record_batch(batch.serialize(), schema))
             size += batch.nbytes
             if size > _LOCAL_RELATION_BYTES:
@@ -71,7 +71,7 @@ class ParkedStreams:
         return buffer_rows(session, buffered, schema)
 
     def release(self, parked_relation: Relation) -> None:
-        """Remove the folder that a relation reads, if it reads one."""
+        """Remove the folder of a relation, if it has one."""
         for entry in list(self._folders):
             if entry[0] is parked_relation.native:
                 self._folders.remove(entry)
@@ -96,7 +96,7 @@ def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Sc
 
 
 def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Write one file with many row groups: Spark splits it by row group and keeps the row order."""
+    """Write a file with many row groups: Spark splits it by row group and preserves row order."""
     try:
         with parquet.ParquetWriter(path, schema, compression="lz4") as writer:
             for table in _row_groups(batches, schema):
@@ -131,7 +131,7 @@ def stage_frame(source: Relation, directory: str) -> Relation:
 
 @dataclass(frozen=True)
 class BufferedRelation(Relation):
-    """A relation whose rows are in this process; each call of ``batches`` iterates over them."""
+    """A relation with rows in this process; each call of ``batches`` iterates over them."""
 
     batches: Callable[[], Iterator[pa.RecordBatch]] = field(kw_only=True, repr=False, compare=False)
 
@@ -150,7 +150,7 @@ def buffer_rows(
 
 
 def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRelation:
-    """Return columns under new names."""
+    """Select and rename columns."""
     chosen = relations.select(source, columns)
     names = list(columns.values())
 
@@ -164,7 +164,7 @@ def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRe
 def mapped(
     source: BufferedRelation, function: BatchFunction, *, schema: pa.Schema
 ) -> BufferedRelation:
-    """Return a lazy relation with a function applied to each batch."""
+    """Return a lazy relation that applies a function to each batch."""
     frame = streams.map_batches(source, function, schema=schema).native
 
     def mapped_batches() -> Iterator[pa.RecordBatch]:
@@ -175,7 +175,7 @@ def mapped(
 
 
 def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
-    """Compute the rows, write them as one Parquet file and return them."""
+    """Compute the rows, write them to a Parquet file, and return a relation of these rows."""
     batches = list(source.batches())
     staged = buffer_rows(source.native.sparkSession, batches, source.schema)
     sink = pa.BufferOutputStream()
@@ -194,12 +194,12 @@ def aggregate(source: BufferedRelation, accumulator: Accumulator[State, Result])
 
 
 def count(source: BufferedRelation) -> int:
-    """Return how many rows there are."""
+    """Count the rows."""
     return sum(batch.num_rows for batch in source.batches())
 
 
 def stream(source: BufferedRelation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
-    """Return the first ``limit`` rows (None: all) in batches of at most ``batch_rows``."""
+    """Stream the first ``limit`` rows (all if None) in batches of at most ``batch_rows``."""
     slices = (
         batch.slice(start, batch_rows)
         for batch in first_rows(source.batches(), limit)
@@ -211,7 +211,7 @@ def stream(source: BufferedRelation, *, batch_rows: int, limit: int | None) -> p
 def duplicates(
     source: BufferedRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the first few of them with their count."""
+    """Return the number of duplicate keys, and the first duplicate keys with their counts."""
     if not staged.can_compare(source.schema, key):
         return streams.duplicates(source, key, limit=limit)
     keys = pa.Table.from_batches(source.batches(), source.schema).select(list(key))

@@ -1,7 +1,7 @@
-"""Row hashes computed and counted by JVM functions, without a pass through Python.
+"""Row hashes that JVM functions compute and count, without transferring rows to Python.
 
 The functions (``jvm/RowHash.java``) are in the jar of the log store. Python hashes the rows if the
-executors do not have the jar, or for unsupported types.
+executors do not have the jar, or if a type is not supported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BITS = 16
 def with_row_hash(
     source: Relation, columns: Sequence[str], *, seed: int, name: str
 ) -> Relation | None:
-    """Return the rows with their row hash; None if Python must hash them."""
+    """Return the rows with a row hash column, or None if Python must hash them."""
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
@@ -51,7 +51,7 @@ def with_row_hash(
 
 
 def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
-    """Return the rows with their tie hash as int64; None if Python must hash them."""
+    """Return the rows with a tie hash column (int64), or None if Python must hash them."""
     from pyspark.sql import functions as sf
 
     session = source.native.sparkSession
@@ -82,7 +82,7 @@ def with_range_number(
 def count_hashes(
     source: Relation, *, hashes: str, group: str, columns: Sequence[str]
 ) -> HashCounts | None:
-    """Count hashes by group and leading bits in one job; None if a column's type is unsupported.
+    """Count hashes by group and leading bits in one job; return None for unsupported types.
 
     Only the bins of each group are collected to the driver.
     """
@@ -110,7 +110,7 @@ def count_hashes(
 def hashes_of_groups(
     source: Relation, *, hashes: str, group: str, bits: int
 ) -> dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Return the distinct leading bits of each group's hashes, sorted, with their row counts."""
+    """Return the sorted leading bits of each group's hashes, with their row counts."""
     from pyspark.sql import functions as sf
 
     leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
@@ -128,7 +128,7 @@ def hashes_of_groups(
 
 
 def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> tuple[Any, Any]:
-    """Return the JVM function that hashes a column, and the column in its input type."""
+    """Return the JVM function that hashes a column, and the column cast to its input type."""
     from pyspark.sql import functions as sf
 
     value, kind = column(field.name), field.type
@@ -149,13 +149,13 @@ def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> 
 
 
 def has_functions(session: Any) -> bool:
-    """Return True if driver and executors have the jar; executors have the session's initial jars."""
+    """Return whether driver and executors have the jar, which must be among the initial jars."""
     jars = session.sparkContext.getConf().get("spark.jars", "")
     return JVM_JAR.name in jars and has_class(session, _CLASS)
 
 
 def _call(session: Any, function: Any, *arguments: Any) -> Any:
-    """Return a call of a Java function as a column."""
+    """Return a column that calls a Java function."""
     from pyspark.sql.classic.column import Column
 
     java_arguments = session._jvm.PythonUtils.toSeq([argument._jc for argument in arguments])

@@ -1,7 +1,7 @@
-"""Scans of Delta versions and external Parquet files; nothing here starts a Spark job.
+"""Scans of Delta versions and external Parquet files, without starting Spark jobs.
 
 ``featurestore.delta`` reads and validates the log before Spark does: Spark ignores log lines that
-are not JSON, and supports table features that the store does not support on all engines.
+are not JSON, and supports table features that other engines of the store do not support.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from featurestore_connectors.spark_delta.failures import as_store_error, first_l
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
-# More paths than this are listed by a job (spark.sql.sources.parallelPartitionDiscovery.threshold).
+# Spark lists more paths than this with a job
+# (spark.sql.sources.parallelPartitionDiscovery.threshold).
 _FEW_FILES = 32
-# Signs of Hadoop's patterns, and those that it takes for a scheme or an escape.
+# Characters of Hadoop's glob patterns, and characters that Hadoop parses as a scheme or an escape.
 _NO_PLAIN_PATH = re.compile(r"[*?\[\]{}\\%,:]")
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 
@@ -44,13 +45,13 @@ def read_table(
     schema: pa.Schema | None,
     columns: Sequence[str] | None,
 ) -> Relation:
-    """Return a Delta version; the latest one is pinned at the call."""
+    """Return the rows of a Delta version; the latest version is pinned by the call."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
-    # From the log: Spark leaves columns out that have no type.
+    # The schema comes from the log, since Spark omits columns that have no type.
     wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
     try:
         if is_plain(snapshot):
@@ -64,13 +65,13 @@ def read_table(
                 f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
             )
         raise store_error from error
-    # Columns that the version does not have yet are null.
+    # Columns that the version lacks are null.
     read = relation(cast_to(frame, spark_schema(wanted)), wanted)
     return staged.with_table_files(read, snapshot)
 
 
 def is_plain(snapshot: Snapshot) -> bool:
-    """Return True if Spark's Parquet reader can read a version from its files alone.
+    """Return whether Spark's Parquet reader can read a version from its files alone.
 
     Delta starts jobs to read its log and to select files, which take longer than reading few files.
     """
@@ -86,7 +87,7 @@ def is_plain(snapshot: Snapshot) -> bool:
 
 
 def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]) -> Any:
-    """Read files of a plain version as a frame of the table's typed columns."""
+    """Return a frame over files of a plain version, with the table's columns and types."""
     from pyspark.sql.types import NullType, StructType
 
     columns = StructType()
@@ -95,17 +96,17 @@ def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]
             columns.add(field.name, field.dataType)
     if not data_files:
         return session.createDataFrame([], columns)
-    # Do not interpret folder names as partitions.
+    # Do not interpret folder names as partition values.
     reader = session.read.schema(columns).option("recursiveFileLookup", "true")
     return reader.parquet(*[file.path for file in data_files])
 
 
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
-    """Return the rows of Parquet files and folders, to any depth, columns matched by name.
+    """Read Parquet files and, recursively, folders; columns are matched by name.
 
     Raises:
         StorageError: A path does not exist.
-        ConfigurationError: Files have nanoseconds, which the session does not read.
+        ConfigurationError: Files have nanosecond times, which the session does not read.
     """
     for path in paths:
         if not files.exists(path):
@@ -155,9 +156,9 @@ def _whole_microseconds(name: str) -> Any:
 
 
 def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
-    """Return the Arrow schema of the first file, and its INT96 columns (Spark's older times).
+    """Return the Arrow schema of the first file, and the names of its INT96 columns.
 
-    Arrow reads INT96 as nanoseconds, too.
+    Spark 2 stored times as INT96. Arrow also reads INT96 as nanoseconds.
     """
     first = next((file for path in paths for file in _files(path)), None)
     if first is None:
@@ -186,7 +187,7 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _has_plain_folders(path: str) -> bool:
-    """Return True if ``path`` has files in subfolders that are not partitions (``name=value``)."""
+    """Return whether ``path`` has files in subfolders that are not partitions (``name=value``)."""
     if files.is_file(path):
         return False
     for file in _files(path):

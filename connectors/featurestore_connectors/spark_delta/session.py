@@ -1,6 +1,6 @@
-"""The SparkSession of the engine: the active session, or a new one configured for Delta.
+"""The engine's SparkSession: the active session, or a new session configured for Delta.
 
-A session is thread-safe. Sessions of the user are checked and not modified; the engine stops only
+Sessions are thread-safe. A user's session is checked but not modified, and the engine only stops
 sessions that it started.
 """
 
@@ -29,13 +29,13 @@ from featurestore_connectors.spark_delta.jars import (
 MASTER = "FEATURESTORE_SPARK_MASTER"
 DRIVER_MEMORY = "FEATURESTORE_SPARK_DRIVER_MEMORY"
 STAGING = "FEATURESTORE_SPARK_STAGING"
-# Jars of more connectors, such as that of Kafka, for a session that the engine starts.
+# Additional connector jars, such as Kafka's, for sessions that the engine starts.
 JARS = "FEATURESTORE_SPARK_JARS"
 
-# Delta's log store of each scheme that the store's own writes to: commits never replace those of
-# other writers.
+# Delta's log store for each URI scheme to which the store's own log store writes. Its commits never
+# replace commits of other writers.
 LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
-# Delta's default log store for HDFS, which is safe: it renames without overwriting.
+# Delta's default log store for HDFS, which is safe since it renames without overwriting.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -58,7 +58,8 @@ def find_session() -> Any:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Only the thread that started Spark has an active session; the builder returns the default one.
+    # Only the thread that started Spark has an active session. The builder returns the default
+    # session.
     return SparkSession.builder.getOrCreate()
 
 
@@ -66,8 +67,8 @@ def check_session(session: Any) -> None:
     """Check that a user's session supports the store.
 
     Raises:
-        ConfigurationError: It is not configured for Delta, or its time zone is not UTC; the hint
-            has the settings.
+        ConfigurationError: The session is not configured for Delta, or its time zone is not UTC.
+            The hint has the settings.
     """
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
@@ -92,15 +93,15 @@ def check_session(session: Any) -> None:
 
 
 def check_log_store(session: Any, path: str) -> None:
-    """Check that commits of a session cannot overwrite those of other writers.
+    """Check that commits of a session cannot overwrite commits of other writers.
 
-    Delta's own log store publishes a commit by rename, which overwrites a concurrent commit.
+    Delta's own log store publishes a commit by rename, which overwrites concurrent commits.
 
     Raises:
-        ConfigurationError: The session uses another log store; the hint has the settings.
+        ConfigurationError: The session uses another log store. The hint has the settings.
     """
     scheme = scheme_of(path)
-    # Delta reads only the settings that the JVM was started with.
+    # Delta only reads settings with which the JVM was started.
     configuration = session.sparkContext._jsc.getConf()
     if scheme == HDFS and _log_store_of(configuration, scheme) in (None, _LOG_STORE_OF_HDFS):
         return
@@ -115,7 +116,7 @@ def check_log_store(session: Any, path: str) -> None:
 
 
 def session_hint(settings: Mapping[str, str]) -> str:
-    """Return a hint to build a session with missing settings."""
+    """Return a hint that shows how to build a session with missing settings."""
     settings_text = ", ".join(f"{key}={value}" for key, value in settings.items())
     return (
         f"build it with {settings_text}, or by featurestore_connectors.spark_delta.configure_session"
@@ -124,7 +125,7 @@ def session_hint(settings: Mapping[str, str]) -> str:
 
 
 def start_session(location: str | None = None) -> Any:
-    """Start a session, local or on the master set by the environment or by spark-submit.
+    """Start a session, local or on the master set by the environment or spark-submit.
 
     Args:
         location: The store's location.
@@ -141,8 +142,8 @@ def start_session(location: str | None = None) -> Any:
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # A session started from Python reads this variable, not spark.pyspark.python; without it,
-    # workers use python3 from PATH.
+    # Sessions started from Python read this variable, not spark.pyspark.python. Without it, workers
+    # use python3 from PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("featurestore").config(map=session_settings())
     if not submitted:
@@ -182,7 +183,8 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
         packages.extend(jars.S3A_PACKAGES)
         builder = builder.config(map=jars.s3a_settings())
     fetched_jars = delta_jars()
-    # Use downloaded Delta jars as files: no network access and no resolver output on every start.
+    # Use downloaded Delta jars as files, to avoid network access and resolver output on every
+    # start.
     if not packages and all(files.is_file(str(jar)) for jar in fetched_jars):
         jar_paths.extend(map(str, fetched_jars))
         return builder.config("spark.jars", ",".join(jar_paths))
@@ -191,7 +193,7 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
 
 
 def session_settings() -> dict[str, str]:
-    """Return the settings of every session that the engine starts."""
+    """Return the settings of all sessions that the engine starts."""
     log_stores = {_log_store_setting(scheme): name for scheme, name in LOG_STORES.items()}
     return {
         **_DELTA,
@@ -206,7 +208,7 @@ def session_settings() -> dict[str, str]:
 
 
 def settings_for_builder(location: str) -> dict[str, str]:
-    """Return the settings of a user-built session for a store at a location.
+    """Return the settings of a user's session for a store at a location.
 
     Raises:
         MissingExtra: delta-spark is not installed.
@@ -220,15 +222,15 @@ def settings_for_builder(location: str) -> dict[str, str]:
 
 
 def is_local(session: Any) -> bool:
-    """Return True if the executors are threads of the driver."""
+    """Return whether the executors are threads of the driver."""
     return str(session.sparkContext.master).startswith("local")
 
 
 def staging_directory(session: Any) -> str:
-    """Return the folder for data that is shipped to executors; all executors must see it.
+    """Return the folder for data sent to executors; all executors must have access to it.
 
     Raises:
-        ConfigurationError: The session runs on a cluster and no folder is configured.
+        ConfigurationError: The session runs on a cluster, and no folder is configured.
     """
     directory = os.environ.get(STAGING)
     if directory:
@@ -260,7 +262,8 @@ def _launch_settings() -> dict[str, str]:
         settings |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # The defaults are made for clusters: 200 and 50 tasks for a table of one file.
+            # The defaults (200 and 50 tasks) are for clusters, and too many for a table with one
+            # file.
             "spark.sql.shuffle.partitions": str(max(2, 2 * usable_cores())),
             "spark.databricks.delta.snapshotPartitions": "1",
         }
@@ -268,7 +271,7 @@ def _launch_settings() -> dict[str, str]:
 
 
 def _default_memory() -> str:
-    """Return a quarter of the machine's memory, between one and eight GiB."""
+    """Return a quarter of the machine's memory, but at least one and at most eight GiB."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(8192, max(1024, installed // 4 // 2**20))}m"
 
@@ -278,7 +281,7 @@ def _log_store_setting(scheme: str) -> str:
 
 
 def _log_store_of(configuration: Any, scheme: str) -> str | None:
-    """Return the configured log store: for all schemes, else for one, with or without "spark."."""
+    """Return the log store configured for all schemes or for one, with or without "spark."."""
     for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
         for key in (setting, setting.removeprefix("spark.")):
             name = str(configuration.get(key, ""))
@@ -288,7 +291,7 @@ def _log_store_of(configuration: Any, scheme: str) -> str | None:
 
 
 def _check_delta_classes(session: Any) -> None:
-    """Raise ConfigurationError if the JVM has no Delta, as in spark-submit without --packages."""
+    """Raise ConfigurationError if the JVM lacks Delta, as in spark-submit without --packages."""
     if not has_class(session, _CATALOG):
         raise ConfigurationError(
             "The Spark session has no Delta jars.",
@@ -298,9 +301,9 @@ def _check_delta_classes(session: Any) -> None:
 
 
 def _add_jar_to_driver(session: Any) -> None:
-    """Add the log store to the driver of spark-submit, whose class path is fixed already."""
+    """Add the log store jar to the driver of spark-submit, whose class path is already fixed."""
     machine = session._jvm
     if not all(has_class(session, name) for name in LOG_STORES.values()):
-        # The class loader of spark-submit for --jars and --packages, used by all driver threads.
+        # The class loader of spark-submit for --jars and --packages, which all driver threads use.
         loader = machine.Thread.currentThread().getContextClassLoader()
         loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())

@@ -1,7 +1,7 @@
-"""Shuffles of rows by key and by shard, and the export of shards on executors.
+"""Shuffles of rows by key and by shard, and shard export on executors.
 
-Each shard is sorted and written by one task: by a Python function, or by the JVM
-(``jvm/RecordShards.java``), without a pass through Python.
+Each shard is sorted and written by one task, either by a Python function or by the JVM
+(``jvm/RecordShards.java``), without transferring rows to Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from featurestore_connectors.spark_delta.session import is_local
 from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.tasks import RESULT_FIELDS, ShardsTask
 
-# Approximate bytes that a task sorts; all its rows may be collected to the driver at once.
+# Approximate bytes that a task sorts. All its rows may be collected to the driver at once.
 _TASK_BYTES = 128 << 20
 # The driver tracks each pair of tasks before and after a shuffle.
 _MAX_TASKS = 8_192
@@ -55,12 +55,13 @@ def write_shards(
     shard_ascends: bool,
     write: ShardFunction[Result],
 ) -> list[Result]:
-    """Call ``write`` once for every shard on the executor that sorted its rows.
+    """Call ``write`` once per shard, on the executor that sorted its rows.
 
     Return the results by shard number.
 
-    Shard s is in partition ``s mod P``, so with at most P shards each one has its own task. A
-    retried task writes its shards again: ``write`` replaces files atomically with equal bytes.
+    Shard s is in partition ``s % partitions``, so each shard has its own task if there are enough
+    partitions. A retried task writes its shards again: ``write`` replaces files atomically with
+    identical bytes.
     """
     keys = [shard, *order]
     if shard_ascends:
@@ -75,7 +76,7 @@ def write_shards(
 
 
 def spread(source: Relation, shard: str, shard_count: int) -> Any:
-    """Return a frame of the rows in which shard s is in partition ``s mod P``."""
+    """Repartition rows so that shard s is in partition ``s % partitions``."""
     # More partitions than shards would start tasks without rows.
     partitions = max(1, min(shard_count, _max_partitions(source.native)))
     return source.native.repartition(partitions, _partition_key(shard, partitions))
@@ -91,7 +92,7 @@ def _max_partitions(frame: Any) -> int:
 
 
 def _partition_key(shard: str, partitions: int) -> Any:
-    """Return a column that Spark's hashing sends to partition ``shard mod partitions``."""
+    """Return a key column that Spark's hash partitioning assigns to ``shard % partitions``."""
     from pyspark.sql import functions as sf
 
     keys = sf.array(*map(sf.lit, partition_keys(partitions)))
@@ -99,7 +100,7 @@ def _partition_key(shard: str, partitions: int) -> Any:
 
 
 def partition_keys(partitions: int) -> list[int]:
-    """Return for each partition the smallest non-negative integer that Spark hashes to it."""
+    """Return, for each partition, the smallest non-negative integer that Spark assigns to it."""
     key_of_partition: dict[int, int] = {}
     candidate = 0
     while len(key_of_partition) < partitions:
@@ -109,10 +110,10 @@ def partition_keys(partitions: int) -> list[int]:
 
 
 def hash_of_integer(value: int) -> int:
-    """Return Spark's hash of an integer column, a signed number of 32 bits.
+    """Return Spark's hash of an integer column, a signed 32-bit integer.
 
-    It is Murmur3 for x86 with the seed 42. If a later Spark uses another hash, only the balance of
-    tasks suffers.
+    It is Murmur3 for x86 with seed 42. If a later version of Spark uses another hash, only the
+    balance of tasks is affected.
 
     >>> hash_of_integer(1)
     -559580957
@@ -134,31 +135,31 @@ def _rotate_left(value: int, bits: int) -> int:
 def by_key(frame: Any, key: str, *, size: int | None) -> Any:
     """Shuffle the rows so that equal keys are in one partition.
 
-    Spark uses ``spark.sql.shuffle.partitions`` partitions and coalesces small ones. On one machine
-    the setting is low, so large data gets more partitions.
+    Spark uses ``spark.sql.shuffle.partitions`` partitions and coalesces small partitions. On a
+    single machine this setting is low, so large data gets more partitions.
 
     Args:
         frame: A Spark DataFrame.
-        key: A column.
-        size: The approximate bytes of the rows in memory; None if unknown.
+        key: The key column.
+        size: The approximate size of the rows in memory, in bytes; None if unknown.
     """
     default_partitions = frame.sparkSession.conf.get("spark.sql.shuffle.partitions")
     required = min(-(-(size or 0) // _TASK_BYTES), _MAX_TASKS)
-    # Some clusters set it to "auto".
+    # Some clusters set this to "auto".
     if not default_partitions.isdigit() or required <= int(default_partitions):
         return frame.repartition(column(key))
     return frame.repartition(required, column(key))
 
 
 def can_write_in_jvm(session: Any, schema: pa.Schema, directory: str) -> bool:
-    """Return True if the JVM supports all types of a schema and the directory is local."""
+    """Return whether the JVM supports all types of a schema and the directory is local."""
     all_supported = all(value_kind(kind) is not None for kind in schema.types)
     return all_supported and storage_for(directory).is_local and has_functions(session)
 
 
 def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
-    """Sort the rows on the executors and write each shard by one task."""
-    # Spark sorts a single number without comparing rows. The shards ascend with it.
+    """Sort the rows on the executors and write each shard in one task."""
+    # Spark sorts a single number without comparing rows. Shard numbers ascend with it.
     rows = spread(source, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
@@ -263,7 +264,7 @@ def _labels(
 
 
 def _label(word: Any, kind: pa.DataType) -> Any:
-    """Decode a label value from Java: integers, and floats as their bits."""
+    """Decode a label value from Java; floats are encoded as their bits."""
     if word is None or pat.is_string(kind):
         return word
     if pat.is_floating(kind):

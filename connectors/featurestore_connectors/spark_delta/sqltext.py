@@ -1,7 +1,8 @@
-"""Spark SQL text, expressions and types: identifiers, times, parameters, casts, schemas.
+"""Spark SQL: quoted identifiers, expressions, parameters, casts, types and schemas.
 
-User text is only bound. Spark uses the storage types of ``featurestore.arrow.types``: no unsigned
-integers, no fixed-size lists. ``to_features`` and ``to_storage`` run where the rows are.
+User strings are only passed as bound parameters. Spark uses the storage types of
+``featurestore.arrow.types``: no unsigned integers, no fixed-size lists. ``to_features`` and
+``to_storage`` run on the executors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _QUOTED_OR_PARAMETER = re.compile(
 
 
 def quote(name: str) -> str:
-    """Return an identifier.
+    """Quote an identifier.
 
     >>> quote("a`b")
     '`a``b`'
@@ -43,16 +44,16 @@ def quote(name: str) -> str:
 
 
 def column(name: str) -> Any:
-    """Return a column by its exact name, including dots and backticks."""
+    """Return a column by its exact name, which may contain dots and backticks."""
     from pyspark.sql import functions as sf
 
     return sf.col(quote(name))
 
 
 def timestamp(time: datetime) -> Any:
-    """Return an aware datetime as a constant.
+    """Return a timezone-aware datetime as a constant column.
 
-    It avoids java.sql, which uses another calendar for old dates.
+    This avoids java.sql, which uses another calendar for old dates.
     """
     from pyspark.sql import functions as sf
 
@@ -78,7 +79,7 @@ def range_condition(window: TimeRange) -> str:
 
 
 def with_colons(query: str) -> str:
-    """Convert ``$name`` parameters of a query to Spark's syntax.
+    """Convert the ``$name`` parameters of a query to Spark's syntax ``:name``.
 
     >>> with_colons("select '$a' where t < $end")
     "select '$a' where t < :end"
@@ -94,9 +95,9 @@ def with_colons(query: str) -> str:
 
 
 def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
-    """Return a label's key cast to the type of a group's key; null (no match) if out of range.
+    """Cast a label key to the type of a group's key; null (no match) if out of range.
 
-    ``name`` is the column of the labels; the types are feature types.
+    ``name`` is the label column. The types are feature types.
     """
     from pyspark.sql import functions as F
 
@@ -108,13 +109,13 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
     cast = f"try_cast({quote(name)} AS {kind})"
     if decimal_places(label_type) <= decimal_places(key_type):
         return F.expr(cast)
-    # The cast rounds, so compare the result with the original value.
+    # The cast rounds, so the result is compared with the original value.
     round_trip = f"try_cast({cast} AS {_name_of(label_type)})"
     return F.expr(f"CASE WHEN {round_trip} = {quote(name)} THEN {cast} END")
 
 
 def _name_of(kind: pa.DataType) -> str:
-    """Return the name of the Spark type of a feature type."""
+    """Return the Spark type name of a feature type."""
     return str(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType.simpleString())
 
 
@@ -162,12 +163,12 @@ def _spark_type(kind: pa.DataType) -> Any:
 
 
 def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
-    """Return a DataFrame with supported column types, and its feature types.
+    """Return a DataFrame cast to supported column types, and its schema in feature types.
 
-    Times without zone are interpreted as UTC.
+    Naive times are interpreted as UTC.
 
     Raises:
-        UnsupportedType: Lists every column that cannot be stored.
+        UnsupportedType: Columns cannot be stored. The message has all such columns.
     """
     arrow_schema = _arrow_schema(frame)
     schema = feature_schema(arrow_schema, language="pyspark")
@@ -217,17 +218,17 @@ def _has_naive(kind: pa.DataType) -> bool:
 
 
 def named(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Rename the columns of a batch to those of ``schema``, by position."""
+    """Rename the columns of a batch to the names in ``schema``, by position."""
     if batch.schema.names == schema.names:
         return batch
     return pa.RecordBatch.from_arrays(batch.columns, names=schema.names)
 
 
 def to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch of storage types as the feature types of ``schema``."""
+    """Convert a batch of storage types to the feature types of ``schema``."""
     return cast_batch(batch, schema)
 
 
 def to_storage(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch of feature types as storage types."""
+    """Convert a batch of feature types to storage types."""
     return cast_batch(batch, storage_schema(batch.schema))

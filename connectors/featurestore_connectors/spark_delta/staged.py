@@ -1,8 +1,8 @@
-"""Relations over Parquet files: staged rows, validated before they are committed, and table files.
+"""Relations over Parquet files: staged rows, which are validated before a commit, and table files.
 
 The driver reads small columns and footers directly, without a Spark job, and compares keys there.
-Data from Spark to Python is converted to rows and back to Arrow and sent through a socket, which
-costs more CPU time than decoding the files and aggregating their rows.
+Spark converts data for Python to rows and back to Arrow and sends it through a socket, which takes
+more CPU time than decoding the files and aggregating their rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from featurestore_connectors.spark_delta.failures import translated
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
 _COUNT = "n"
-# In higher reader versions the rows of a table depend on more than its files.
+# In higher reader versions, the rows of a table depend on more than its data files.
 _PLAIN_READER = 1
-# Memory: sorting numbers takes twice their bytes; an Arrow group takes 100 bytes.
+# Memory estimates: sorting numbers takes twice their size, and an Arrow group takes 100 bytes.
 _MAX_SORTED_BYTES, _MAX_GROUPED_BYTES = 64 << 20, 32 << 20
 _BYTES_PER_VALUE = 8
 _OLD_TIMES = "INT96"
@@ -40,14 +40,14 @@ _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyIN
 
 @dataclass(frozen=True)
 class StagedFiles:
-    """The Parquet files of a folder that Spark wrote, with their columns."""
+    """The Parquet files that Spark wrote to a folder, and their columns."""
 
     folder: str
     names: tuple[str, ...]
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """The files; none where this machine does not see them, or times are of Spark's older kinds."""
+        """The file paths; empty if the driver cannot access or decode the files."""
         file_paths = [
             os.path.join(self.folder, name)
             for name in files.list_directory(self.folder)
@@ -60,14 +60,14 @@ class StagedFiles:
 
     @cached_property
     def footers(self) -> Mapping[str, parquet.FileMetaData] | None:
-        """The footers of the files that have rows; None where Spark alone reads them."""
+        """The footers of files that have rows, or None if only Spark can read the files."""
         if not self.paths:  # Spark writes a file even without rows
             return None
         footers = {path: footer_of(path) for path in self.paths}
         return {path: footer for path, footer in footers.items() if footer.num_rows}
 
     def weight(self, columns: Sequence[str]) -> int | None:
-        """Return about how many bytes columns take when they are read; None where Spark reads them."""
+        """Estimate the bytes of columns in memory; return None if only Spark can read the files."""
         if self.footers is None:
             return None
         wanted_columns = set(columns)
@@ -79,7 +79,7 @@ class StagedFiles:
                     chunk = footer.row_group(group).column(number)
                     if chunk.path_in_schema.partition(".")[0] in wanted_columns:
                         size += chunk.total_uncompressed_size
-        # Dictionary-encoded values are smaller in the file.
+        # Dictionary-encoded values are smaller in the file than in memory.
         return max(size, rows * len(columns) * _BYTES_PER_VALUE)
 
 
@@ -94,7 +94,7 @@ def _has_old_times(footer: parquet.FileMetaData) -> bool:
 class StagedRelation(Relation):
     """A relation over staged Parquet files.
 
-    ``columns`` maps the relation's column names to those of the files.
+    ``columns`` maps column names of the relation to column names in the files.
     """
 
     files: StagedFiles = field(kw_only=True)
@@ -102,18 +102,18 @@ class StagedRelation(Relation):
 
     @property
     def is_unprojected(self) -> bool:
-        """Whether the relation has all columns of the files under their own names."""
+        """Whether the relation has all columns of the files, without renaming."""
         names = self.files.names
         return list(self.columns.items()) == list(zip(names, names, strict=True))
 
     def is_within(self, size: int) -> bool:
-        """Return True if the driver can read the rows and they take at most ``size`` bytes."""
+        """Return whether the driver can read the rows and they take at most ``size`` bytes."""
         weight = self.files.weight(list(self.columns.values()))
         return weight is not None and weight <= size
 
     @property
     def rows(self) -> ParquetRows | None:
-        """The rows as their files have them; None where Spark alone reads them."""
+        """The rows as stored in the files, or None if only Spark can read the files."""
         if not self.files.paths:
             return None
         sizes = files.list_sizes(self.files.folder)
@@ -136,7 +136,7 @@ def staged_relation(source: Relation, folder: str) -> StagedRelation:
 
 
 def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
-    """Return columns under new names."""
+    """Select and rename columns."""
     selected_rows = relations.select(source, columns)
     return StagedRelation(
         selected_rows.engine,
@@ -148,7 +148,7 @@ def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelati
 
 
 def count(source: StagedRelation) -> int:
-    """Count the rows, by a Spark job if the driver cannot read the files."""
+    """Count the rows, with a Spark job if the driver cannot read the files."""
     if source.files.footers is None:
         with translated():
             return int(source.native.count())
@@ -158,9 +158,9 @@ def count(source: StagedRelation) -> int:
 def duplicates(
     source: StagedRelation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]] | None:
-    """Return how many keys occur more than once, and the first few of them with their count.
+    """Return the number of duplicate keys, and the first duplicate keys with their counts.
 
-    None where Spark has to look for them.
+    Return None if only Spark can search for duplicates.
     """
     if not can_compare(source.schema, key):
         return None
@@ -174,7 +174,7 @@ def duplicates(
 
 
 def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
-    """Return the rows, None where they take more bytes."""
+    """Return the rows as a table, or None if they take more than ``max_bytes`` or need Spark."""
     rows = source.rows
     if rows is None or not source.is_within(max_bytes):
         return None
@@ -188,25 +188,25 @@ def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
 
 
 def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Return True if Arrow compares the values of the key as Spark does."""
+    """Return whether Arrow compares the values of the key as Spark does."""
     kinds = [schema.field(name).type for name in key]
     return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
 
 
 def can_sort(schema: pa.Schema, key: Sequence[str]) -> bool:
-    """Return True if a sort can detect duplicates, in a tenth of the memory of a group-by."""
+    """Return whether a sort can detect duplicates, which takes a tenth of a group-by's memory."""
     return len(key) == 1 and bool(pat.is_integer(schema.field(key[0]).type))
 
 
 def find_repeated_keys(
     keys: pa.Table, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the first few of them with their count.
+    """Return the number of duplicate keys, and the first duplicate keys with their counts.
 
-    ``keys`` has only the columns of ``key``, for which ``can_compare`` is true; rows with nulls are
-    ignored.
+    ``keys`` has only the columns of ``key``, for which ``can_compare`` must be true. Rows with
+    nulls are ignored.
     """
-    # Numbered names, since a key column may have the name of the count column.
+    # Columns are renamed to numbers, since a key column may have the name of the count column.
     numbers = list(map(str, range(len(key))))
     present = keys.select(list(key)).rename_columns(numbers).drop_null()
     counts = _repeated_candidates(present).group_by(numbers).aggregate([([], "count_all")])
@@ -218,7 +218,7 @@ def find_repeated_keys(
 
 
 def _repeated_candidates(keys: pa.Table) -> pa.Table:
-    """Return a superset of the rows with repeated keys."""
+    """Return a superset of the rows with duplicate keys."""
     if not can_sort(keys.schema, keys.schema.names):
         return keys
     column = keys.column(0)
@@ -237,13 +237,13 @@ def _repeated_candidates(keys: pa.Table) -> pa.Table:
 
 @dataclass(frozen=True)
 class ParquetRelation(Relation):
-    """A relation whose rows Python can read from their files."""
+    """A relation whose rows Python can read from Parquet files."""
 
     rows: ParquetRows = field(kw_only=True, repr=False, compare=False)
 
 
 def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
-    """Add the files of a version to its relation, if they alone determine the rows."""
+    """Attach the files of a table version to its relation, if they alone determine the rows."""
     if snapshot.protocol.reader > _PLAIN_READER or snapshot.partition_by:
         return source
     sized_files = tuple((file.path, file.bytes) for file in snapshot.files)
@@ -251,7 +251,7 @@ def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
 
 
 def rows_of(source: Relation) -> ParquetRows | None:
-    """Return the file rows of a relation; None if Spark computes them."""
+    """Return the file rows of a relation, or None if Spark computes them."""
     if isinstance(source, ParquetRelation):
         return replace(source.rows, schema=source.schema)
     return source.rows if isinstance(source, StagedRelation) else None
@@ -260,7 +260,7 @@ def rows_of(source: Relation) -> ParquetRows | None:
 def select_file_columns(
     selected_rows: Relation, source: Relation, columns: Mapping[str, str]
 ) -> Relation:
-    """Return columns of a relation, as Spark selected them, with the files that it had."""
+    """Attach the files of ``source`` to columns that Spark selected from it."""
     if not isinstance(source, ParquetRelation):
         return selected_rows
     names = dict(zip(source.schema.names, source.rows.columns, strict=True))
@@ -271,7 +271,7 @@ def select_file_columns(
 
 
 def _with_rows(source: Relation, rows: ParquetRows) -> Relation:
-    # Fields that were added to a struct later are missing in older files.
+    # Struct fields that were added later are missing in older files.
     if any(map(_has_fields, source.schema.types)):
         return source
     return ParquetRelation(source.engine, source.native, source.schema, rows=rows)

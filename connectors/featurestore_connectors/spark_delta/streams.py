@@ -1,4 +1,4 @@
-"""Python functions over rows on the executors; only states and messages are collected."""
+"""Python functions on rows in executors; only accumulator states and messages are collected."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from featurestore_connectors.spark_delta.tasks import (
 
 # The number of states that one executor task merges.
 _STATES_AT_ONCE = 32
-# Up to this limit, several partitions may be collected at once.
+# Up to this size, several partitions may be collected at once.
 _FEW_ROWS = 10_000
-# Bytes of files per task. On one machine the driver reads files of up to one task itself, since
+# File bytes per task. On a single machine, the driver reads files up to this size itself, since
 # starting Python workers takes longer.
 _TASK_BYTES = 128 << 20
 
 
 def map_batches(source: Relation, function: BatchFunction, *, schema: pa.Schema) -> Relation:
-    """Return the relation with a function applied to each batch of feature types."""
+    """Return a relation that applies a function to each batch of feature types."""
     task = MapTask(function, source.schema, schema)
     native = map_in_arrow(source.native, source.schema.names, task, spark_schema(schema))
     return relation(native, schema)
 
 
 def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Result:
-    """Return the result of an accumulator; one state per partition, merged in partition order."""
+    """Return an accumulator's result; partition states are merged in partition order."""
     from pyspark.sql import functions as sf
 
     session, rows = source.native.sparkSession, rows_of(source)
@@ -85,14 +85,14 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
 
 
 def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
-    """Return a frame of the accumulator states of file parts."""
+    """Return a frame with the accumulator state of each file part."""
     parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
     task = AccumulateFilesTask(accumulator, rows, parts, options_of_connections())
     return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
 
 
 def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
-    """Stream the rows with prefetch of one partition; at most two are in memory."""
+    """Stream the rows, prefetching one partition; at most two partitions are in memory."""
     task = StreamTask(source.schema, batch_rows, limit)
     messages = map_in_arrow(source.native, source.schema.names, task, MESSAGE_FIELDS)
     if limit is not None and limit <= _FEW_ROWS:
@@ -107,7 +107,7 @@ def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.Record
 def duplicates(
     source: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many keys occur more than once, and the first few of them with their count."""
+    """Return the number of duplicate keys, and the first duplicate keys with their counts."""
     from pyspark.sql import functions as sf
 
     columns = list(map(column, key))
@@ -130,9 +130,9 @@ def _all_messages(messages: Any) -> Iterator[bytes]:
 
 
 def _first_messages(messages: Any) -> Iterator[bytes]:
-    """Yield the messages of the first partition, then of growing batches of partitions.
+    """Yield the messages of the first partition, then of increasing numbers of partitions.
 
-    A few rows are often in the first partition.
+    The first partition often contains enough rows for a small limit.
     """
     rows = messages.rdd
     partitions = range(rows.getNumPartitions())

@@ -1,8 +1,8 @@
-"""Writes to Delta tables: create, append, overwrite, dispatch to the other writers, and vacuum.
+"""Delta table writes: create, append, overwrite and vacuum, and dispatch to the other writers.
 
-Staged files are appended without a rewrite, by hard links, if the table needs nothing beyond Spark's
-Parquet files: they are linked into its folder and committed with the statistics of their footers.
-Otherwise Delta's writer rewrites the rows.
+Staged files are appended by hard links instead of a rewrite, if the table requires nothing beyond
+Spark's Parquet files: they are linked into the table folder and committed with the statistics in
+their footers. Otherwise Delta's writer rewrites the rows.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import spark_schema
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
-# The limits of Delta's writers: columns with statistics, and the length of string bounds.
+# The limits of Delta's writers: the number of columns with statistics, and the length of string
+# bounds.
 _COUNTED_COLUMNS, _LONGEST_BOUND = 32, 32
 # Higher writer versions may require constraints, generated columns or table features.
 _PLAIN_WRITER = 2
-# Prefixes of column metadata that writers must enforce: invariants, string lengths.
+# Prefixes of column metadata that writers must enforce: invariants and string lengths.
 _CONSTRAINT_PREFIXES = ("delta.", "__")
 
 
@@ -64,7 +65,7 @@ def create_table(
     commit_metadata: Mapping[str, Any],
     durable: bool = True,
 ) -> None:
-    """Create an empty table (commit 0) with its properties.
+    """Create an empty table (commit 0) with properties.
 
     Raises:
         FileExistsError: The table exists, or another process has just created it.
@@ -85,7 +86,7 @@ def create_table(
         ) from error
     if not created:
         raise FileExistsError(path)
-    # Optional: without the checksum file Spark is slower.
+    # Optional: Spark is slower without the checksum file.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
         write_new(summary, _empty_checksum(commit))
@@ -100,7 +101,7 @@ def _commit_zero(
 ) -> bytes:
     """Return the content of commit 0 as delta-rs writes it.
 
-    The caller publishes it, since delta-rs does not exclude concurrent creators.
+    The caller publishes it, since delta-rs does not exclude concurrent creation.
     """
     from deltalake import CommitProperties, DeltaTable
 
@@ -120,9 +121,9 @@ def _commit_zero(
 def _empty_checksum(commit: bytes) -> bytes:
     """Return the version checksum file of an empty table.
 
-    With it Delta derives the next version's from the commit alone; without it Spark jobs replay the
-    log, which takes longer than a small group's rows. See "Version Checksum File" in Delta's
-    protocol.
+    With this file, Delta derives the checksum of the next version from the commit alone. Without
+    it, Spark jobs replay the log, which takes longer than writing a small group's rows. See
+    "Version Checksum File" in the Delta protocol.
     """
     actions: dict[str, Any] = {}
     for line in commit.decode().rstrip("\n").split("\n"):
@@ -144,11 +145,11 @@ def _empty_checksum(commit: bytes) -> bytes:
 def write(
     session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
-    """Write one commit; return its version, None if its transaction is committed already."""
+    """Write one commit; return its version, or None if its transaction is already committed."""
     if is_repeat(path, write.transaction):
         return None
     with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
-        # Commit also writes without rows.
+        # Commit also if there are no rows.
         commit.set("spark.databricks.delta.skipRecordingEmptyCommits", "false")
         return commit.run(lambda: _write_once(commit, path, relation, write))
 
@@ -184,7 +185,7 @@ def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
 
 
 def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
-    """Refuse rows with a column that the table does not hold: it would be left out."""
+    """Refuse rows with columns that the table lacks, which Spark would omit."""
     columns = {name.lower() for name in known_names}
     unknown = [name for name in relation.schema.names if name.lower() not in columns]
     if unknown:
@@ -203,7 +204,7 @@ def _upsert_once(
     *,
     grows: bool,
 ) -> None:
-    """Replace rows by key with MERGE, or with an alternative if MERGE is slower or insufficient."""
+    """Replace rows by key with MERGE, or without it if MERGE is slower or insufficient."""
     from pyspark.sql.types import StructType
 
     if write.offsets or write.deletes is not None:
@@ -216,7 +217,7 @@ def _upsert_once(
         rewrite.upsert_with_offsets(commit, path, rows, write, deletes)
         return
     if isinstance(relation, BufferedRelation | StagedRelation):
-        # Repeated reads return the same rows, so Delta need not materialize the source.
+        # Repeated reads return the same rows, so Delta does not need to materialize the source.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
     is_merged = False
     if isinstance(relation, BufferedRelation) and not grows:
@@ -226,7 +227,7 @@ def _upsert_once(
 
 
 def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
-    """Append, overwrite the table, or overwrite a range of it."""
+    """Append, overwrite the table, or overwrite a range of the table."""
     options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
     if grows:
         options["mergeSchema"] = "true"
@@ -242,7 +243,7 @@ def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, gro
 def _append_linked(
     commit: CommitSession, path: str, staged_rows: StagedRelation, write: TableWrite
 ) -> bool:
-    """Append staged files; return False if Delta's writer must write the rows."""
+    """Append staged files by links; return False if Delta's writer must write the rows."""
     if write.mode != "append" or write.add_columns is not None or write.offsets:
         return False
     if not staged_rows.is_unprojected or not (
@@ -275,7 +276,7 @@ def _append_linked(
 
 
 def _same_columns(session: Any, path: str, staged_rows: Relation) -> bool:
-    """Return True if the rows have the table's columns in order, and the columns no constraints."""
+    """Return whether the rows have exactly the table's columns, which have no constraints."""
     table_fields = session.read.format("delta").load(path).schema.fields
     for column in table_fields:
         constraints = [name for name in column.metadata if name.startswith(_CONSTRAINT_PREFIXES)]
@@ -289,7 +290,7 @@ def _arrow_types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def _linked(staged: Sequence[str], path: str) -> list[str] | None:
-    """Hard-link files into a table; return None if the file system does not support it."""
+    """Hard-link files into a table; return None if the file system does not support links."""
     names: list[str] = []
     for file in staged:
         name = f"part-{uuid.uuid4()}.parquet"
@@ -302,7 +303,7 @@ def _linked(staged: Sequence[str], path: str) -> list[str] | None:
 
 
 def _addition(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
-    """Return the action that adds a file, with the statistics of its footer."""
+    """Return the log action that adds a file, with the statistics in its footer."""
     add = {
         "path": name,
         "partitionValues": {},
@@ -320,7 +321,7 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
     for number in range(footer.num_columns):
         numbers[footer.schema.column(number).path] = number
     for column in list(schema)[:_COUNTED_COLUMNS]:
-        # The path of a field of a struct has a dot, too.
+        # The path of a struct field also contains a dot.
         if column.name not in numbers or "." in column.name:
             continue
         statistics = _column_statistics(footer, numbers[column.name])
@@ -341,7 +342,7 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
 def _column_statistics(
     footer: parquet.FileMetaData, number: int
 ) -> list[parquet.Statistics] | None:
-    """Return the statistics of a column in each row group; None if any are missing."""
+    """Return the statistics of a column in each row group, or None if any are missing."""
     statistics_by_group = []
     for group in range(footer.num_row_groups):
         statistics = footer.row_group(group).column(number).statistics
@@ -352,12 +353,12 @@ def _column_statistics(
 
 
 def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
-    """Return minimum and maximum in Delta's JSON form; None if they are unknown."""
+    """Return minimum and maximum in Delta's JSON format, or None if unknown."""
     is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
     if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
         return None
     minima, maxima = [], []
-    # Python has no years before 1 and after 9999.
+    # Python does not support years before 1 or after 9999.
     with suppress(ValueError, OverflowError, OSError):
         for group in row_groups:
             if group.has_min_max:
@@ -373,7 +374,7 @@ def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tupl
 
 
 def _bound_text(value: Any) -> Any:
-    """Return a value in the log's JSON form; None if it has no exact form."""
+    """Return a value in the log's JSON format, or None if it has no exact representation."""
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     if isinstance(value, date):
@@ -432,14 +433,14 @@ def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
 
 
 def _put(target: str, commit: bytes, *, durable: bool) -> bool:
-    """Publish a commit; return False if the version exists."""
+    """Publish a commit file; return False if the version exists."""
     with Publication(durable=durable) as publication:
         return publication.publish(target, commit)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:
-    """Remove files that neither versions since ``retain`` nor ``keep_versions`` need.
+    """Remove files that are neither needed by versions since ``retain`` nor by ``keep_versions``.
 
-    Returns their paths.
+    Return the paths of the removed files.
     """
     return remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)

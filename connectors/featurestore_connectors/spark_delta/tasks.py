@@ -1,6 +1,6 @@
-"""Tasks on executors: functions over the Arrow batches of one partition.
+"""Executor tasks: functions on the Arrow batches of one partition.
 
-All tasks are picklable and need no session. Spark ships them by name, so executors need these
+All tasks can be pickled and need no session. Spark pickles them by name, so executors need these
 packages.
 """
 
@@ -39,7 +39,7 @@ class MapTask:
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the function's results as storage types."""
+        """Yield the function's results in storage types."""
         with packing_errors():
             for batch in batches:
                 result = self.function(_features(batch, self.input_schema))
@@ -48,14 +48,14 @@ class MapTask:
 
 @dataclass(frozen=True)
 class MapSortedTask:
-    """Applies a function of feature types to the iterator of a sorted partition's batches."""
+    """Applies a function of feature types to the iterator over a sorted partition's batches."""
 
     function: Callable[[Batches], Batches]
     input_schema: pa.Schema
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the function's results as storage types."""
+        """Yield the function's results in storage types."""
         with packing_errors():
             for result in self.function(_features(batch, self.input_schema) for batch in batches):
                 yield to_storage(to_features(result.select(self.result.names), self.result))
@@ -63,13 +63,13 @@ class MapSortedTask:
 
 @dataclass(frozen=True)
 class AccumulateTask(Generic[State]):
-    """Accumulates the rows of a partition in one pickled state; none for empty partitions."""
+    """Accumulates the rows of a partition in one pickled state; empty partitions have no state."""
 
     accumulator: Accumulator[State, Any]
     input_schema: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield one row with the number of the partition and its state."""
+        """Yield one row with the partition number and the pickled state."""
         with packing_errors():
             state = accumulated(
                 self.accumulator, (_features(batch, self.input_schema) for batch in batches)
@@ -80,9 +80,9 @@ class AccumulateTask(Generic[State]):
 
 @dataclass(frozen=True)
 class AccumulateFilesTask(Generic[State]):
-    """Accumulates the rows of one part of the files, one part in each partition.
+    """Accumulates the rows of one file part per partition.
 
-    ``buckets`` are the storage options by root.
+    ``buckets`` maps storage roots to storage options.
     """
 
     accumulator: Accumulator[State, Any]
@@ -91,7 +91,7 @@ class AccumulateFilesTask(Generic[State]):
     buckets: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield one row with the number of the partition and its state."""
+        """Yield one row with the partition number and the pickled state."""
         with packing_errors():
             for _ in batches:  # the input only defines the partitions
                 pass
@@ -104,9 +104,9 @@ class AccumulateFilesTask(Generic[State]):
 
 @dataclass(frozen=True)
 class StreamTask:
-    """Turns the (first ``limit``) rows of a partition into compressed Arrow messages.
+    """Converts the (first ``limit``) rows of a partition to compressed Arrow messages.
 
-    A message has at most ``batch_rows`` rows.
+    Each message has at most ``batch_rows`` rows.
     """
 
     input_schema: pa.Schema
@@ -120,8 +120,8 @@ class StreamTask:
             for batch in first_rows(batches, self.limit):
                 if batch.num_rows == 0:
                     continue
-                # Measure the converted rows: Spark's own batches may have lists of nulls without
-                # offsets.
+                # Measure the size of the converted rows, since Spark's batches may have lists of
+                # nulls without offsets.
                 features = _features(batch, self.input_schema)
                 message_rows = features.num_rows * _MESSAGE_BYTES // max(1, features.nbytes)
                 rows = min(self.batch_rows, max(1, message_rows))
@@ -134,9 +134,9 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class ShardsTask:
-    """Splits a partition, which is sorted by shard, and writes each shard.
+    """Splits a partition that is sorted by shard, and writes each shard.
 
-    ``buckets`` are the storage options by root.
+    ``buckets`` maps storage roots to storage options.
     """
 
     write: ShardFunction[Any]
@@ -151,7 +151,8 @@ class ShardsTask:
             converted = (_features(batch, self.input_schema) for batch in batches)
             for number, rows in by_shard(converted, self.shard):
                 result = self.write(number, rows)
-                # Drain rows that the writer did not consume, so that the next shard starts cleanly.
+                # Skip rows that the writer did not consume, so that the next shard starts
+                # correctly.
                 for _ in rows:
                     pass
                 columns = [
@@ -162,7 +163,7 @@ class ShardsTask:
 
 
 def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State | None:
-    """Return the state of all rows of the batches; None without rows."""
+    """Return the accumulator state over all batches, or None if there are no rows."""
     state, any_rows = accumulator.start(), False
     for batch in batches:
         if batch.num_rows:
@@ -174,7 +175,7 @@ def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State
 
 
 def first_rows(batches: Batches, limit: int | None) -> Batches:
-    """Yield batches up to ``limit`` rows and read no further."""
+    """Yield the first ``limit`` rows without reading further batches."""
     if limit is None:
         yield from batches
         return
@@ -188,7 +189,7 @@ def first_rows(batches: Batches, limit: int | None) -> Batches:
 
 
 def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
-    """Yield every shard with its batches, from batches sorted by shard.
+    """Yield each shard number with an iterator over its batches, from batches sorted by shard.
 
     Only the current batch is in memory.
     """
@@ -207,9 +208,9 @@ def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
 
 
 def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Table:
-    """Return one row with the merged state of a group of partitions, merged in their order.
+    """Return one row with the merged state of several partitions, merged in partition order.
 
-    It is a function, not a callable object: Spark inspects the number of arguments.
+    This is a function, not a callable object, since Spark inspects the number of arguments.
     """
     with packing_errors():
         table = table.sort_by("part")
@@ -219,20 +220,20 @@ def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Tab
 
 
 def merge_states(accumulator: Accumulator[State, Any], states: Iterator[State]) -> State:
-    """Return the merged state; the initial state if there are none."""
+    """Return the merged state, or the initial state if there are no states."""
     for first in states:
         return reduce(accumulator.merge, states, first)
     return accumulator.start()
 
 
 def state_batch(part: int, state: object) -> pa.RecordBatch:
-    """Return the row of a pickled state."""
+    """Return a batch with one row that contains a pickled state."""
     columns = [pa.array([part], pa.int32()), pa.array([pickle.dumps(state)], pa.binary())]
     return pa.RecordBatch.from_arrays(columns, ["part", "state"])
 
 
 def read_message(message: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch of a message that ``StreamTask`` made."""
+    """Decode a message of ``StreamTask`` to a batch."""
     with pa.ipc.open_stream(pa.py_buffer(message)) as reader:
         return pa.RecordBatch.from_arrays(reader.read_next_batch().columns, schema=schema)
 

@@ -1,6 +1,6 @@
-"""Window aggregates on Spark: rows and labels, shuffled and sorted by a hash of their keys.
+"""Window aggregates on Spark: rows and labels, shuffled and sorted by a key hash.
 
-The semantics and the arithmetic are in ``featurestore.aggregates`` and run on the executors.
+The semantics and the arithmetic are in ``featurestore.aggregates``, and run on the executors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from featurestore_connectors.spark_delta.tasks import MapSortedTask
 
 
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
-    """Return the labels of a plan with its aggregates, as a lazy relation."""
+    """Return the labels of a plan with their aggregates, as a lazy relation."""
     needed_columns = label_columns(plan)
     if plan.keep_order:
         needed_columns = list(dict.fromkeys([*needed_columns, ROW]))
@@ -45,7 +45,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 
 
 def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relation:
-    """Return a left side with the aggregates of one group."""
+    """Return the left side with the aggregates of one group."""
     schema = _stream_schema(side, left.schema)
     labels = _selected(left.native, schema, _label_values(side, left))
     rows = _selected(_read(engine, side), schema, _row_values(side))
@@ -59,7 +59,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
 
 
 def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
-    """Estimate the bytes of labels and rows; None if unknown."""
+    """Estimate the bytes of labels and rows; return None if unknown."""
     labels, rows = count_label_rows(side.plan), side.join.source.rows
     if labels is None or rows is None:
         return None
@@ -90,7 +90,7 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
 
 
 def _selected(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
-    """Return a frame with the columns of the stream; those without a value are null."""
+    """Return a frame with the columns of the stream; columns without a value are null."""
     from pyspark.sql import functions as F
 
     columns = []

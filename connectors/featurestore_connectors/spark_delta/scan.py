@@ -158,7 +158,7 @@ def _whole_microseconds(name: str) -> Any:
 def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
     """Return the Arrow schema of the first file, and the names of its INT96 columns.
 
-    Spark 2 stored times as INT96. Arrow also reads INT96 as nanoseconds.
+    INT96 is an older format of Spark for times. Arrow also reads it as nanoseconds.
     """
     first = next((file for path in paths for file in _files(path)), None)
     if first is None:

@@ -1,6 +1,6 @@
 """Training datasets as TFRecord files of ``tf.train.Example``, with random access to rows.
 
-The format with its layouts, shards, schema files, and record plans for engines.
+This module implements the format: layouts, shards, schema files, and record plans for engines.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ GZIP_LEVEL = 6
 
 
 class TFRecordFormat:
-    """The format of ``tf.train.Example`` records (``formats.DatasetFormat``)."""
+    """Dataset format of ``tf.train.Example`` records (implements ``formats.DatasetFormat``)."""
 
     @property
     def name(self) -> str:
@@ -159,7 +159,7 @@ class TFRecordFormat:
 def _write_records(
     file: ShardFile, batches: Iterator[pa.RecordBatch], layout: RecordLayout
 ) -> tuple[int, list[npt.NDArray[np.int64]]]:
-    """Write the records of all batches; return their number and their lengths."""
+    """Write the records of all batches; return the record count and the record lengths."""
     encoder: Encoder | VariableEncoder
     if layout.fixed:
         encoder = Encoder(layout.template)
@@ -167,7 +167,8 @@ def _write_records(
         encoder = VariableEncoder(layout)
     compressor = None
     if layout.compression == "GZIP":
-        # wbits=31 writes a gzip header without a timestamp, so that equal rows give equal files.
+        # wbits=31 writes a gzip header without a timestamp, so that equal rows produce identical
+        # files.
         compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
     for batch in coalesce_batches(batches, rows=encoder.block_rows):
@@ -184,7 +185,7 @@ def _write_records(
 
 
 def record_plan(layout: RecordLayout) -> RecordPlan | None:
-    """Return the record plan of a layout, None for compressed layouts, lists and decimals."""
+    """Return the record plan of a layout, or None for compressed layouts, lists and decimals."""
     if layout.compression is not None:
         return None
     for field in layout.fields:
@@ -236,9 +237,10 @@ def _lengths(entry: OpenEntry, *, start: int) -> ValueLengths:
 def feature_spec(manifest: Manifest) -> dict[str, Any]:
     """Return ``{column: tf.io feature}`` for ``tf.io.parse_example``.
 
-    Columns without nulls are dense (FixedLenFeature), variable-length lists ragged (RaggedFeature).
-    A column with nulls is sparse (VarLenFeature), so that a missing value is not mistaken for a
-    number; to fill missing values, replace its entry by a FixedLenFeature with ``default_value=``.
+    Columns without nulls are dense (FixedLenFeature), and variable-length lists are ragged
+    (RaggedFeature). Columns with nulls are sparse (VarLenFeature), so that a missing value is not
+    mistaken for a number. To fill missing values, replace the entry of a column by a
+    FixedLenFeature with ``default_value=``.
     """
     try:
         import tensorflow as tf
@@ -258,7 +260,7 @@ def feature_spec(manifest: Manifest) -> dict[str, Any]:
 
 
 def columns_with_nulls(manifest: Manifest) -> set[str]:
-    """Return the columns that have nulls in any split."""
+    """Return the names of columns that have nulls in any split."""
     names: set[str] = set()
     for split in manifest.splits:
         names.update(split.nulls)
@@ -266,7 +268,7 @@ def columns_with_nulls(manifest: Manifest) -> set[str]:
 
 
 def schema_text(manifest: Manifest) -> str:
-    """Return the schema as protobuf text."""
+    """Return the dataset schema as protobuf text."""
     nullable = columns_with_nulls(manifest)
     return "".join(
         _feature_text(column, nullable=column.name in nullable) for column in manifest.columns

@@ -1,7 +1,7 @@
 """Vectorized encoding and decoding of fixed-width records.
 
-The encoder reuses a block of records that were copied from the template once; a batch overwrites
-only the bytes of values and nulls.
+The encoder reuses a block of records that were initially copied from the template. Each batch
+overwrites only the bytes of values and nulls.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from featurestore_connectors.tfrecord.wire_columns import (
 )
 
 Records = npt.NDArray[np.uint8]
-# Measured: smaller blocks have more overhead of numpy calls, larger ones exceed the caches.
+# Measured: smaller blocks have more overhead from numpy calls, and larger blocks exceed the CPU
+# caches.
 BLOCK_BYTES = 1 << 23
 CHUNK_BYTES = 1 << 22
 _NO_LENGTHS = np.zeros(0, np.int64)
 
 
 class Encoder:
-    """Encoder of record batches to fixed-width records."""
+    """Encodes record batches to fixed-width records."""
 
     def __init__(self, template: Template) -> None:
         width = max(len(template.data), 1)
@@ -61,7 +62,7 @@ class Encoder:
         self._records = np.tile(template_bytes, (self.block_rows, 1))
 
     def blocks(self, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Records]]:
-        """Yield slices of the batch with their records, which the next iteration overwrites."""
+        """Yield slices of a batch with their records, which the next iteration overwrites."""
         column_indexes = [
             batch.schema.get_field_index(slot.field.column.name) for slot in self._slots
         ]
@@ -77,7 +78,7 @@ class Encoder:
         return Checksums(self._template)
 
     def framed(self, batch: pa.RecordBatch) -> Iterator[tuple[Records, npt.NDArray[np.int64]]]:
-        """Yield the records of a batch with checksums; the lengths are empty, since they are equal."""
+        """Yield framed records with checksums; record lengths are empty, since all are equal."""
         for _, records in self.blocks(batch):
             crcs = self._checksums.masked_checksums(records)
             records[:, -wire.FOOTER :].view("<u4")[:, 0] = crcs
@@ -127,7 +128,7 @@ def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) ->
 
 
 def write_nulls(records: Records, slot: Slot, valid: npt.NDArray[np.bool_] | None) -> None:
-    """Write the null bytes of a column."""
+    """Write the null markers of a column."""
     null_byte = slot.null_byte
     if null_byte is None:
         if valid is not None:
@@ -176,7 +177,7 @@ def _fill_bytes(records: Records, strings: BinaryParts, slot: Slot) -> None:
 def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[Any]]:
     """Return integers and floats in the numpy types of the features.
 
-    The shape is (n,) for scalars, (n, items) for lists.
+    The shape is (n,) for scalars and (n, items) for lists.
     """
     scalars = [slot for slot in slots if planes.is_number(slot)]
     numbers = iter(planes.read_numbers(records, scalars))
@@ -205,7 +206,7 @@ def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
 
 
 def read_bytes(records: Records, slot: Slot) -> pa.Array:
-    """Return strings or binaries as a binary array, empty for nulls."""
+    """Return strings or binaries as a binary array; null values are empty."""
     width, rows = slot.field.width, len(records)
     if slot.entry is None:
         data, valid = _padded_bytes(records, slot), read_present(records, slot)
@@ -223,9 +224,9 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
-    """Return strings or binaries as fixed-width numpy bytes, empty for nulls.
+    """Return strings or binaries as fixed-width numpy bytes; null values are empty.
 
-    Returns None if a value ends with a zero byte, which numpy would strip as padding.
+    Return None if a value ends with a zero byte, which numpy would strip as padding.
     """
     width = slot.field.width
     if width == 0:
@@ -246,9 +247,9 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
 
 
 def view_bytes(records: Records, slot: Slot) -> Records | None:
-    """Return binaries of one length as a view, with undefined bytes for nulls.
+    """Return binaries of equal length as a view; the bytes of null values are undefined.
 
-    Returns None if lengths vary.
+    Return None if the lengths vary.
     """
     if slot.field.column.wire != BYTES or slot.entry is not None or slot.field.width == 0:
         return None
@@ -256,7 +257,7 @@ def view_bytes(records: Records, slot: Slot) -> Records | None:
 
 
 def _padded_bytes(records: Records, slot: Slot) -> Records:
-    """Return the bytes of strings with their padding."""
+    """Return the bytes of strings, including padding."""
     width = slot.field.width
     data = np.empty((len(records), width), np.uint8)
     if width:
@@ -289,7 +290,7 @@ def read_arrays(records: Records, slots: Sequence[Slot]) -> list[pa.Array]:
 
 
 def _numeric_slots(slots: Sequence[Slot]) -> list[Slot]:
-    """Return the slots of columns with a fixed number of numbers per row."""
+    """Return the slots of columns with a fixed count of numbers per row."""
     return [slot for slot in slots if slot.field.column.wire != BYTES and not slot.is_list]
 
 

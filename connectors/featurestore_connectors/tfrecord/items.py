@@ -1,8 +1,8 @@
-"""Variable-length values, strings and lists: their bytes, and their regions in fixed-width records.
+"""Variable-length values (strings and lists): their encoding, and their regions in records.
 
-The items of a list of numbers have one width. Each item of a list of strings is preceded by a tag
-and a length of constant width, as in ``BytesList``. In fixed-width records each column has its own
-region: a filler follows the value, so that the offset of each region is constant.
+All items in a list of numbers have the same width. In a list of strings, each item is preceded by a
+tag and a length of constant width, as in ``BytesList``. In fixed-width records, each column has its
+own region, in which a filler follows the value, so that the offset of each region is constant.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NOTHING = pa.scalar(b"", pa.binary())
 
 
 def profile_mismatch(column: WireColumn, difference: str) -> DatasetDamaged:
-    """Return the error for values that contradict the profile of the column."""
+    """Return the error for values that contradict the profile of their column."""
     return DatasetDamaged(
         f"Column {column.name!r} differs from its profile, computed before writing: {difference}.",
         hint="the source changed while it was read; run the export again",
@@ -52,7 +52,7 @@ def profile_mismatch(column: WireColumn, difference: str) -> DatasetDamaged:
 
 
 def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
-    """Return the number of bytes of each row, and the bytes."""
+    """Encode an array; return the number of bytes per row, and the bytes."""
     column = field.column
     if column.wire == BYTES and column.shape == ():
         offsets, data = binary_parts(texts(array))
@@ -81,9 +81,9 @@ def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Cou
 
 
 def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[Counts, pa.Array]:
-    """Return the number of items of each row, and the items of all rows.
+    """Return the number of items per row, and the items of all rows.
 
-    The items of a row are ``lengths`` bytes at ``begins`` of ``data``.
+    The encoded items of a row are the ``lengths`` bytes at ``begins`` in ``data``.
 
     Raises:
         IndexError, ValueError: The bytes are damaged.
@@ -105,7 +105,7 @@ def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[
 def _locate_strings(
     data: Bytes, begins: Counts, lengths: Counts, field: Field
 ) -> tuple[Counts, Counts, Counts]:
-    """Return the number of strings of each row, and offset and length of each string."""
+    """Return the number of strings per row, and the offset and length of each string."""
     counts, cursors, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
     rows = np.flatnonzero(cursors < ends)
     create_item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
@@ -127,7 +127,7 @@ def _locate_strings(
 def lists(
     counts: Counts, values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None
 ) -> pa.Array:
-    """Return the items of all rows as lists of the column's type, with nulls."""
+    """Return the items of all rows as lists of the column type, with nulls."""
     if column.shape is not None:
         return assemble(_insert_null_items(values, column, valid), column, valid)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -177,7 +177,7 @@ def fill_region(
 
 
 def fill_lists(records: Records, array: pa.Array, slot: Slot) -> None:
-    """Write the lists of a column into its region."""
+    """Write the lists of a column to its region."""
     lengths, data = encode(array, slot.field)
     if lengths.max(initial=0) > slot.field.max_bytes:
         raise profile_mismatch(slot.field.column, "a list is longer than all that were counted")
@@ -185,14 +185,14 @@ def fill_lists(records: Records, array: pa.Array, slot: Slot) -> None:
 
 
 def read_present(records: Records, slot: Slot) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of rows with a value, None for columns without nulls."""
+    """Return the mask of rows with a value, or None for columns without nulls."""
     if slot.null_byte is None:
         return None
     return records[:, slot.null_byte.offset] != slot.null_byte.null
 
 
 def read_lengths(records: Records, slot: Slot) -> npt.NDArray[np.int64]:
-    """Return the lengths in bytes of variable-length values."""
+    """Return the lengths of variable-length values, in bytes."""
     if slot.entry is None:
         raise TypeError("constant-length strings have no stored lengths")
     start, size = slot.entry_offset + slot.entry.lengths[-1][0], slot.entry.length_width
@@ -213,7 +213,7 @@ def _read_region(records: Records, slot: Slot) -> tuple[npt.NDArray[np.int64], R
 
 
 def read_lists(records: Records, slot: Slot) -> pa.Array:
-    """Return lists as an Arrow array of the column's type."""
+    """Return lists as an Arrow array of the column type."""
     lengths, region = _read_region(records, slot)
     begins = np.arange(len(records)) * slot.field.max_bytes
     try:
@@ -269,7 +269,7 @@ def binary_rows(rows: Bytes) -> pa.Array:
 
 
 def binary(lengths: Counts, data: Bytes) -> pa.Array:
-    """Return the concatenated values of ``data`` as a binary array."""
+    """Return a binary array of values that are concatenated in ``data``."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(data))]
@@ -277,7 +277,7 @@ def binary(lengths: Counts, data: Bytes) -> pa.Array:
 
 
 def take(data: Bytes, offsets: Counts, width: int) -> Bytes:
-    """Return ``width`` bytes at each offset, of shape (n, width), by one copy each."""
+    """Return the ``width`` bytes at each offset, of shape (n, width), copied at once per offset."""
     if len(offsets) == 0 or width == 0:
         return np.zeros((len(offsets), width), np.uint8)
     windows = np.lib.stride_tricks.sliding_window_view(data, width)

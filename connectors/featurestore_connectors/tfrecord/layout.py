@@ -1,9 +1,9 @@
-"""Choice of the layout of a dataset, a JSON object in its manifest.
+"""Choice of the record layout of a dataset, which is a JSON object in its manifest.
 
-``fixed``: all records have one width, so row i of a shard starts at ``i * record_bytes``.
-``variable``: records have different lengths, and each shard has an index file of offsets. It is
-chosen for ragged lists and lists of strings without a declared length, and if padding of strings
-would add more than a quarter.
+``fixed``: all records have the same width, so row i of a shard starts at ``i * record_bytes``.
+``variable``: records have different lengths, and each shard has an index file of offsets. This
+layout is chosen for ragged lists and lists of strings without a declared length, and if the padding
+of strings would increase the size by more than a quarter.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from featurestore_connectors.tfrecord.wire_columns import (
 )
 
 VERSION = 1
-# Fixed-width records with room for lists.
+# Fixed-width records that reserve bytes for lists.
 VERSION_OF_LISTS = 2
-# Nulls are fields that parsers skip; in older versions they were features with masked keys.
+# Nulls are fields that parsers skip. In older layout versions, they were features with masked keys.
 VERSION_OF_NULLS = 3
 MOST_PADDING = 0.25
 MOST_BYTES = 2**31 - 1  # limit of protobuf messages
@@ -55,9 +55,9 @@ COMPRESSIONS = (None, "GZIP")
 
 @dataclass(frozen=True)
 class Tail:
-    """A column after the constant part of the variable layout.
+    """A column after the constant part of a variable-length record.
 
-    ``entry`` has the bytes before the values, and ``null_byte`` is one of them.
+    ``entry`` contains the bytes before the values, which include ``null_byte``.
     """
 
     field: Field
@@ -67,9 +67,9 @@ class Tail:
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """A parsed layout.
+    """A parsed record layout.
 
-    ``template`` is the complete record (fixed) or its start (variable).
+    ``template`` is the complete record (fixed) or its beginning (variable).
     """
 
     schema: pa.Schema
@@ -81,7 +81,7 @@ class RecordLayout:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of every record of the fixed layout."""
+        """The size of every record in the fixed layout."""
         return len(self.template.data)
 
 
@@ -98,10 +98,10 @@ def check_compression(compression: str | None) -> None:
 def choose_layout(
     schema: pa.Schema, profiles: Sequence[ColumnProfile], *, compression: str | None
 ) -> dict[str, Any]:
-    """Return the layout of a dataset.
+    """Choose the record layout of a dataset.
 
     Raises:
-        UnsupportedType: Values are not supported; the message lists their columns.
+        UnsupportedType: Values are not supported. The message has their columns.
     """
     profile_by_name = {profile.name: profile for profile in profiles}
     pairs = [(column, profile_by_name[column.name]) for column in wire_columns(schema)]
@@ -177,7 +177,7 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
 
 
 def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
-    """Return a field with room for the longest list, if its length was declared."""
+    """Return a field that reserves bytes for the longest list, if its length was declared."""
     column = field.column
     if not profile.declared or field.constant or column.shape == ():
         return field
@@ -191,7 +191,7 @@ def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
 
 
 def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfile]) -> str | None:
-    """Return the reason for the variable layout, None for the fixed layout."""
+    """Return the reason for the variable layout, or None for the fixed layout."""
     _, varying = _split_by_width(fields)
     unbounded_lists, padding = [], {}
     for field in varying:
@@ -220,7 +220,7 @@ def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:
 
 
 def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfile]) -> float:
-    """Return the expected bytes of a record with its entry in the index."""
+    """Return the expected size of a record, including its entry in the index."""
     if record_layout.fixed:
         return float(record_layout.record_bytes)
     size = float(len(record_layout.template.data) + wire.FRAMING + INDEX_ENTRY)
@@ -233,7 +233,7 @@ def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfil
             item_bytes = tail.field.width
         if tail.field.item_head:
             # Profiles do not count the bytes of strings in lists. The estimate only affects the
-            # number of shards.
+            # shard count.
             item_bytes += STRING_GUESS
         size += len(tail.entry.head) + items * item_bytes
     return size
@@ -266,7 +266,7 @@ def _offsets_json(slot: Slot) -> dict[str, int]:
 
 
 def read_layout(layout: Layout) -> RecordLayout:
-    """Parse the layout of a manifest."""
+    """Parse the record layout in a manifest."""
     for cached_layout, record_layout in _CACHED_LAYOUTS:
         if cached_layout is layout:
             return record_layout
@@ -310,7 +310,7 @@ def _parse_layout(layout: Layout) -> RecordLayout:
 
 
 def _split_by_width(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
-    """Return the fields of constant width, and the others."""
+    """Split fields into fields of constant width and other fields."""
     constant = [field for field in fields if field.constant]
     varying = [field for field in fields if not field.constant]
     return constant, varying
@@ -321,10 +321,10 @@ def _tail_entry(field: Field) -> OpenEntry:
     if column.shape == ():
         return open_entry(column, longest=field.width, items=True)
     if column.wire == BYTES:
-        # The length of a list is unbounded; five bytes suffice for the length of any record.
+        # The length of a list is unbounded, but five bytes suffice for the length of any record.
         return open_entry(column, longest=MOST_BYTES, items=False)
     return open_entry(column, longest=field.longest * field.width, items=True)
 
 
-# Cache of parsed layouts by identity: all shards of a dataset pass the same object.
+# Cache of parsed layouts by identity: all shards of a dataset use the same object.
 _CACHED_LAYOUTS: list[tuple[Layout, RecordLayout]] = []

@@ -1,8 +1,8 @@
-"""Transposition of number columns from records into the rows of arrays.
+"""Transposition of number columns from records to array rows.
 
-numpy copies structured arrays field by field, some hundred records at a time, without a Python call
-per column. A record is such a structure, and so is a column of the target array, whose fields are
-one row apart.
+numpy copies structured arrays field by field, several hundred records at a time, without a Python
+call per column. Both a record and a column of the target array are such structures; the fields of
+the latter are one row apart.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import Slot, Template
 from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT
 
-# Measured: with fewer records the overhead of numpy calls and the wait for the GIL dominate; more
-# records do not fit into the caches between two copies.
+# Measured: with fewer records, the overhead of numpy calls and of waiting for the GIL dominates.
+# More records do not fit into the CPU caches between two copies.
 BLOCK_BYTES = 1 << 24
 MAX_ROWS, MIN_ROWS = 16_384, 2048
-# Seven bits of each byte of a word.
+# Masks of seven bits in each byte of a word.
 _GROUPS = 0x7F7F7F7F7F7F7F7F
 
 Records = npt.NDArray[np.uint8]
 
 
 def is_number(slot: Slot) -> bool:
-    """Return True for a scalar column of numbers."""
+    """Return whether a column contains scalar numbers."""
     return slot.field.column.wire != BYTES and slot.field.column.shape == ()
 
 
@@ -47,7 +47,7 @@ def number_type(slot: Slot) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """Values of one type at offsets of every record, and their target rows in an array."""
+    """Values of one type at several offsets of each record, and their target rows in an array."""
 
     kind: str
     offsets: tuple[int, ...]
@@ -55,14 +55,14 @@ class _Fields:
 
     @property
     def index(self) -> Any:
-        """The rows as a slice if they are consecutive, which numpy indexes faster."""
+        """The target rows, as a slice if they are consecutive, which numpy indexes faster."""
         first, last = self.rows[0], self.rows[-1]
         if self.rows == tuple(range(first, last + 1)):
             return slice(first, last + 1)
         return np.array(self.rows)
 
     def copy_to(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
-        """Copy the values into ``target[rows, start : start + n]`` of a contiguous array."""
+        """Copy the values to ``target[rows, start : start + n]`` in a contiguous array."""
         size = target.dtype.itemsize
         column_type = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
@@ -72,7 +72,7 @@ class _Fields:
         column_view[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
 
     def read(self, records: Records) -> npt.NDArray[Any]:
-        """Return the values in a new array, with a row for each offset."""
+        """Return the values in a new array, with one row per offset."""
         values = np.empty((len(self.offsets), len(records)), self.kind)
         _Fields(self.kind, self.offsets, tuple(range(len(self.offsets)))).copy_to(records, values)
         return values
@@ -95,14 +95,14 @@ def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> 
 
 
 class _Writer(Protocol):
-    """A writer of some rows of an array."""
+    """Writer for some rows of an array."""
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None: ...
 
 
 @dataclass(frozen=True)
 class _FloatWriter:
-    """Writer of float columns."""
+    """Writer for float columns."""
 
     fields: _Fields
 
@@ -115,9 +115,9 @@ class _FloatWriter:
 
 @dataclass(frozen=True)
 class _VarintWriter:
-    """Writer of varint columns that are read in words of one size.
+    """Writer for varint columns that are read as words of one size.
 
-    ``beyond`` are the (row, offset, position) of ninth and tenth bytes.
+    ``beyond`` contains (row, offset, position) of ninth and tenth varint bytes.
     """
 
     fields: _Fields
@@ -137,14 +137,14 @@ class _VarintWriter:
             columns[self.fields.index] = words != 0
             return
         if words.dtype == np.uint64:
-            # A view, because numpy's conversion from unsigned to signed is slow.
+            # This is a view, since numpy converts unsigned to signed integers slowly.
             words = words.view(np.int64)
         columns[self.fields.index] = words
 
 
 @dataclass(frozen=True)
 class _PresenceWriter:
-    """Writer of presence masks, from the bytes that are ``null`` for null values."""
+    """Writer for presence masks, derived from bytes that equal ``null`` for null values."""
 
     fields: _Fields
     null: int
@@ -157,7 +157,7 @@ class _PresenceWriter:
 
 @dataclass(frozen=True)
 class _AlwaysPresent:
-    """Writer of the presence masks of columns without nulls."""
+    """Writer for the presence masks of columns without nulls."""
 
     rows: tuple[int, ...]
 
@@ -166,7 +166,7 @@ class _AlwaysPresent:
 
 
 class FixedPlaneReader:
-    """A reader of the numbers of records into arrays (the interface ``PlaneReader``)."""
+    """Reads numbers from records into arrays (implements ``PlaneReader``)."""
 
     def __init__(self, template: Template, groups: Sequence[Sequence[Plane | None]]) -> None:
         self._writers = []
@@ -214,9 +214,9 @@ def _write(
 
 
 def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
-    """Return the writers for (row, column, True for its presence)."""
+    """Return the writers for (row, column, whether to write presence) tuples."""
     floats, always_present = [], []
-    # By the value that marks nulls.
+    # Presence bytes, grouped by the value that marks nulls.
     presences: dict[int, list[tuple[int, int]]] = {}
     integers: dict[int, list[tuple[int, Slot]]] = {}
     for row, slot, presence in planes:

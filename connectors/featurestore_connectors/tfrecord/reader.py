@@ -1,6 +1,6 @@
-"""Written shards: random access to row ranges and raw records, and verification.
+"""Reads shards: random access to row ranges and raw records, and verification.
 
-Verification checks framing and checksums of every record, the index, and the number of rows.
+Verification checks the framing and checksums of each record, the index, and the row count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHUNK_RECORDS = 4096
 
 
 class FixedShard:
-    """An open shard of the fixed layout."""
+    """An open shard with the fixed layout."""
 
     def __init__(self, path: str, layout: RecordLayout) -> None:
         self._layout = layout
@@ -55,7 +55,7 @@ class FixedShard:
 
 
 class VariableShard:
-    """An open shard of the variable layout, with its index of row offsets."""
+    """An open shard with the variable layout, with its index of row offsets."""
 
     def __init__(self, path: str, layout: RecordLayout) -> None:
         self._layout, self._path = layout, path
@@ -90,7 +90,7 @@ class VariableShard:
 
 
 class FixedAccess:
-    """Random access to fixed-width records (``formats.RecordAccess``)."""
+    """Random access to fixed-width records (implements ``formats.RecordAccess``)."""
 
     def __init__(self, layout: RecordLayout) -> None:
         self._layout = layout
@@ -144,7 +144,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
 
 
 def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
-    """Return the offsets of the records of a shard of ``size`` bytes, and its end."""
+    """Return the record offsets of a shard with ``size`` bytes, followed by its end."""
     name = path + INDEX_SUFFIX
     try:
         index = np.fromfile(name, "<u8")
@@ -158,7 +158,7 @@ def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
 
 
 def verify_shard(path: str, layout: RecordLayout, *, rows: int) -> list[ShardProblem]:
-    """Return the first problems of a shard."""
+    """Return the first problems found in a shard."""
     try:
         if layout.compression == "GZIP":
             return _first_problems(_check_records(path, _inflate(path), rows=rows))
@@ -215,7 +215,7 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
 
 
 def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iterator[ShardProblem]:
-    """Check records in order, up to the first wrong length, which hides the next record."""
+    """Check records in order, up to the first invalid length, which hides later records."""
     view, offset, row = memoryview(data), 0, 0  # type: ignore[arg-type]
     while offset < len(data):
         head = view[offset : offset + wire.HEADER]

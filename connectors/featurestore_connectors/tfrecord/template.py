@@ -1,14 +1,14 @@
-"""Templates of fixed-width records: the constant bytes, the slots of the columns, and the checksums.
+"""Templates of fixed-width records: constant bytes, column slots, and checksums.
 
 A record is ``frame header | features of the columns of constant width | one region for each other
-column | CRC``. A region is a separate ``features`` field (protobuf merges them). Columns with nulls
-have a region, because parsers skip it when its tag is changed. Columns of variable length have a
-region, whose lengths are varints of constant width and whose filler extends it to the width of the
-longest string or list. So the offset of every column is constant.
+column | CRC``. A region is a separate ``features`` field (protobuf merges such fields). Columns
+with nulls have a region, since parsers skip it if its tag is changed. Variable-length columns also
+have a region; its length varints have constant width, and a filler extends it to the width of the
+longest string or list. The offset of every column is therefore constant.
 
-CRC is linear: the checksum of a payload is that of the template, XORed with a word for each byte
-that differs. With one table for each varying byte, numpy looks up these words for all records of a
-block, without a call per record and without the GIL.
+CRC is linear: the checksum of a payload is the checksum of the template, XORed with one word for
+each byte that differs. With a lookup table for each varying byte, numpy finds these words for all
+records of a block, without a call per record and without the GIL.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from crc32c import crc32c
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.wire_columns import BYTES, FLOAT, INT64, WireColumn
 
-# Measured cost of a table per record, of a call per record, and of a call per byte. A table also
-# costs three numpy calls per block, so that small blocks are faster with calls.
+# Measured costs of a lookup table per record, of a call per record, and of a call per byte. A table
+# also requires three numpy calls per block, so calls are faster for small blocks.
 _TABLE_NANOS = 2.3
 _CALL_NANOS = 60
 _BYTE_NANOS = 0.27
 _MIN_TABLE_ROWS = 1024
 Words = npt.NDArray[np.uint32]
-# Offset of a varying byte, and the range of the bytes that depend on its lowest bit.
+# Offset of a varying byte, and the range of bytes that depend on its lowest bit.
 VaryingByte = tuple[int, int, int]
 _LISTS = {INT64: wire.INT64_LIST, FLOAT: wire.FLOAT_LIST, BYTES: wire.BYTES_LIST}
 
 
 @dataclass(frozen=True)
 class Field:
-    """The layout of a column.
+    """The layout of a column in a record.
 
     ``width`` is the number of bytes of one value: of a varint, of a float (4), of a string (of all
-    strings if ``constant``, else of the longest), or of the length before each string of a list.
-    ``nullable`` columns may have nulls. ``longest`` is the most values of a row of a ragged list.
-    ``room`` is the number of bytes that fixed-width records reserve for a list; None if lists have
-    variable length.
+    strings if ``constant``, otherwise of the longest string), or of the length before each string
+    in a list. ``nullable`` columns may have nulls. ``longest`` is the maximum number of values per
+    row in a ragged list. ``room`` is the number of bytes that fixed-width records reserve for a
+    list; None if lists have variable length.
     """
 
     column: WireColumn
@@ -58,25 +58,25 @@ class Field:
 
     @property
     def item_head(self) -> int:
-        """Bytes before each string of a list: a tag and a length; 0 for other columns."""
+        """Number of bytes before each string of a list (tag and length); 0 for other columns."""
         if self.column.wire == BYTES and self.column.shape != ():
             return 1 + self.width
         return 0
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the column has booleans or signed 8-bit integers, which have fast varints."""
+        """Whether the column has booleans or signed 8-bit integers, for which varints are fast."""
         leaf = self.column.leaf
         return self.column.shape == () and bool(pat.is_boolean(leaf) or pat.is_int8(leaf))
 
     @property
     def is_signed(self) -> bool:
-        """Whether the column is narrow with ten-byte varints, for negative numbers."""
+        """Whether the column is narrow with negative numbers, which are ten-byte varints."""
         return self.is_narrow and self.width == wire.MAX_VARINT
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes of the values of a row in fixed-width records."""
+        """Maximum bytes of a row's values in fixed-width records."""
         if self.room is not None:
             return self.room
         return self.width * self.column.items
@@ -84,10 +84,10 @@ class Field:
 
 @dataclass(frozen=True)
 class NullByte:
-    """The byte of a record that marks a null of a column, and its two values.
+    """The byte of a record that marks nulls in a column, and its two values.
 
-    Up to layout version 2 it is the first byte of the key, masked for nulls, so that parsers see a
-    feature with another name. Since version 3 it is the tag of the region.
+    Up to layout version 2, this is the first byte of the key, which is masked for nulls, so that
+    parsers see a feature with another name. Since version 3, it is the tag of the region.
     """
 
     offset: int
@@ -97,10 +97,10 @@ class NullByte:
 
 @dataclass(frozen=True)
 class OpenEntry:
-    """The bytes before variable-length values: the start of a ``features`` field of one column.
+    """The bytes before variable-length values: the start of a column's ``features`` field.
 
-    ``lengths`` are the offsets of the length varints in ``head``, with the number of bytes that each
-    counts in addition to the values; the last one is the length of the values.
+    ``lengths`` contains the offset of each length varint in ``head``, and the number of bytes that
+    it counts in addition to the values. The last varint is the length of the values.
     """
 
     head: bytes
@@ -111,9 +111,9 @@ class OpenEntry:
 
 @dataclass(frozen=True)
 class Slot:
-    """The offsets of a column in a record: of its values, its key and its null byte.
+    """The offsets of a column in a record: values, key and null byte.
 
-    ``null_byte`` is None for columns without nulls, ``entry`` for values of constant length.
+    ``null_byte`` is None for columns without nulls, and ``entry`` for values of constant length.
     """
 
     field: Field
@@ -125,7 +125,7 @@ class Slot:
 
     @property
     def values_bytes(self) -> int:
-        """Bytes of the values, filler included."""
+        """The size of the values, including the filler."""
         size = self.field.max_bytes
         if self.entry is None:
             return size
@@ -133,12 +133,12 @@ class Slot:
 
     @property
     def is_list(self) -> bool:
-        """Whether the values are a variable-length list, or a list of strings."""
+        """Whether the values are a variable-length list or a list of strings."""
         return self.field.room is not None
 
     @property
     def entry_offset(self) -> int:
-        """Offset of the column's ``features`` field (columns of variable length)."""
+        """The offset of a variable-length column's ``features`` field."""
         if self.entry is None:
             return self.offset
         return self.offset - len(self.entry.head)
@@ -146,7 +146,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Template:
-    """One record with zeros for values, and the slots of its columns."""
+    """A record with zeros for values, and the slots of its columns."""
 
     data: bytes
     slots: tuple[Slot, ...]
@@ -161,9 +161,9 @@ class Template:
 
 
 def framed_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Template:
-    """Return the template of complete records, framing included.
+    """Return the template of complete records, including framing.
 
-    ``masked_keys``: mark nulls as before layout version 3.
+    ``masked_keys``: mark nulls as in layout versions before 3.
     """
     constant = [field for field in fields if field.constant]
     body, slots = _constant_part(constant, start=wire.HEADER, masked_keys=masked_keys)
@@ -188,7 +188,7 @@ def bare_template(fields: Sequence[Field], *, masked_keys: bool = False) -> Temp
 
 
 def null_byte_for(field: Field, *, region: int, key: int, masked_keys: bool) -> NullByte | None:
-    """Return the null byte of a column whose region and key start at these offsets."""
+    """Return the null byte of a column with the offsets of its region and key, or None."""
     if not field.nullable:
         return None
     if masked_keys:
@@ -199,9 +199,9 @@ def null_byte_for(field: Field, *, region: int, key: int, masked_keys: bool) -> 
 def _constant_part(
     fields: Sequence[Field], *, start: int, masked_keys: bool
 ) -> tuple[bytes, list[Slot]]:
-    """Return ``features`` fields with an entry for each column, and the slots of the columns.
+    """Return ``features`` fields with an entry for each column, and the column slots.
 
-    Columns without nulls share a field.
+    Columns without nulls share one field.
     """
     shared, separate = [], []
     for field in fields:
@@ -226,7 +226,7 @@ def _constant_part(
 
 
 def _entry(field: Field) -> tuple[bytes, int, int]:
-    """Return a map entry of constant length with the offsets of its values and of its key."""
+    """Return a map entry of constant length, with the offsets of its values and its key."""
     column = field.column
     size = field.width * column.items
     values = wire.delimited(
@@ -261,7 +261,7 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
     for tag in tags:
         head += tag + length
         offsets.append(len(head) - width)
-    # A length counts the values and the bytes of the head after its varint.
+    # A length counts the values, and the bytes of the head after its varint.
     lengths = tuple((offset, len(head) - offset - width) for offset in offsets)
     return OpenEntry(
         head, offsets[1] + width + 1 + len(wire.varint(len(column.key))), lengths, width
@@ -269,7 +269,7 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
 
 
 class Checksums:
-    """Masked checksums of blocks of records of one template."""
+    """Masked checksums for blocks of records with one template."""
 
     def __init__(self, template: Template) -> None:
         call_cost = _CALL_NANOS + _BYTE_NANOS * len(template.data)
@@ -287,7 +287,7 @@ class Checksums:
         count = len(records)
         if not self._varying_bytes or count < _MIN_TABLE_ROWS:
             return wire.payload_checksums(records)
-        # Take all varying bytes in one pass, since a block of records exceeds the caches.
+        # Extract all varying bytes in one pass, since a block of records exceeds the CPU caches.
         varying_values = np.take(records, [offset for offset, _, _ in self._varying_bytes], axis=1)
         checksums = np.full(count, self._base, np.uint32)
         words, values = np.empty(count, np.uint32), np.empty(count, np.intp)
@@ -299,7 +299,7 @@ class Checksums:
 
 
 def _bytes_of_slot(slot: Slot) -> Iterator[VaryingByte]:
-    """Yield the varying bytes of a column."""
+    """Yield the varying bytes of a column slot."""
     field, first = slot.field, slot.offset
     if slot.null_byte is not None:
         yield slot.null_byte.offset, 0, 0
@@ -318,7 +318,7 @@ def _bytes_of_slot(slot: Slot) -> Iterator[VaryingByte]:
 
 @lru_cache(maxsize=8)
 def _lookup_tables(data: bytes, varying_bytes: tuple[VaryingByte, ...]) -> tuple[int, Words]:
-    """Return the checksum with zeros for the varying bytes, and one lookup table per byte."""
+    """Return the checksum with all varying bytes zero, and a lookup table for each varying byte."""
     zeroed = bytearray(data)
     for offset, start, end in varying_bytes:
         zeroed[offset] = 0

@@ -1,8 +1,8 @@
 """Variable-length records, with an index file of offsets for each shard.
 
 A record is ``frame header | features of the columns of constant width | one features field for each
-other column | CRC``; protobuf merges the fields. The index has ``rows + 1`` little-endian 64-bit
-offsets: of each record and of the end of the file.
+other column | CRC``. Protobuf merges the fields. The index contains ``rows + 1`` little-endian
+64-bit offsets: of each record, and of the end of the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOTHING = pa.scalar(b"", pa.binary())
 
 
 class VariableEncoder:
-    """Encoder of record batches to framed variable-length records."""
+    """Encodes record batches to framed variable-length records."""
 
     def __init__(self, layout: RecordLayout) -> None:
         self._tails = layout.tails
@@ -79,7 +79,7 @@ def _headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
-    """Return the heads and the values of one column as two binary arrays."""
+    """Return the heads and the values of a column as two binary arrays."""
     field, entry = tail.field, tail.entry
     lengths, data = items.encode(array, field)
     valid = present(array)
@@ -99,7 +99,7 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
 
 
 class Span:
-    """The bytes of records ``[start, stop)`` of a shard, with the start of each record."""
+    """The bytes of records ``[start, stop)`` in a shard, with the start of each record."""
 
     def __init__(
         self, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], layout: RecordLayout
@@ -119,11 +119,11 @@ class Span:
         self.ends = offsets + wire.FOOTER
 
     def column(self, name: str) -> pa.Array:
-        """Return a column as its feature type."""
+        """Return a column in its feature type."""
         if name not in self._tails:
             if self._heads is None:
-                # Include the footer's number of bytes after the head, which always exist: varints
-                # are read by words.
+                # Also take as many bytes as the footer has, which always exist: varints are read as
+                # words, beyond their own bytes.
                 self._heads = items.take(
                     self._data, self._starts, len(self._layout.template.data) + wire.FOOTER
                 )
@@ -152,6 +152,6 @@ def with_nulls(values: pa.Array, valid: npt.NDArray[np.bool_] | None) -> pa.Arra
 
 
 def index_bytes(lengths: list[npt.NDArray[np.int64]]) -> bytes:
-    """Return the index of records of these lengths."""
+    """Return the index bytes for records with these lengths."""
     total = np.concatenate([np.zeros(1, np.int64), *lengths])
     return np.cumsum(total).astype("<u8").tobytes()

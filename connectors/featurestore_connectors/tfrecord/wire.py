@@ -1,7 +1,7 @@
-"""Bytes of records: the wire format of ``tf.train.Example`` and the framing of TFRecord.
+"""Record bytes: the wire format of ``tf.train.Example``, and the framing of TFRecord.
 
-https://protobuf.dev/programming-guides/encoding defines varints, also with padding, and tags;
-``tensorflow/core/example/feature.proto`` defines the fields.
+Varints (also with padding) and tags are defined in https://protobuf.dev/programming-guides/encoding
+and the fields in ``tensorflow/core/example/feature.proto``.
 
 A framed record is ``uint64 length | masked CRC of the length | payload | masked CRC of the payload``,
 little-endian. The masked checksum is CRC-32C (Castagnoli), rotated and shifted by a constant:
@@ -32,10 +32,10 @@ BYTES_LIST = 0x0A  # Feature.bytes_list: field 1
 SKIPPED = 0x7A  # field 15 of Example, which no parser knows and every parser skips
 MASKED_KEY = 0x01  # first character of the keys of nulls in layouts before version 3
 MAX_VARINT = 10
-# The ten bytes of an 8-bit integer are its lowest seven bits, eight bytes of sign bits, and a last
-# byte for the sign. These are the bytes between the first and the last one.
+# The ten varint bytes of an 8-bit integer are its lowest seven bits, eight bytes of sign bits, and
+# a last byte for the sign. These are the eight middle bytes.
 POSITIVE, NEGATIVE = 0x80, 0xFF
-# The last two bytes of a positive number, and the bits that differ for a negative one.
+# The last two bytes of a positive number, and the bits that differ in a negative number.
 _LAST, _LAST_OF_NEGATIVE = 0x0080, 0x017F
 _U64 = np.dtype("<u8")
 _CONTINUATION_BITS = 0x8080808080808080
@@ -43,7 +43,7 @@ _SHIFTS = ((28, 4), (14, 2), (7, 1))
 
 
 def varint(value: int, *, width: int | None = None) -> bytes:
-    """Return a varint, padded with empty continuation bytes up to ``width``.
+    """Encode a varint, padded with empty continuation bytes up to ``width``.
 
     >>> varint(300).hex(), varint(7, width=3).hex()
     ('ac02', '878000')
@@ -59,7 +59,7 @@ def varint(value: int, *, width: int | None = None) -> bytes:
 
 
 def varint_width(minimum: int, maximum: int) -> int:
-    """Return the varint width for all integers of a range; negative ones need ten bytes.
+    """Return the varint width for all integers in a range; negative integers need ten bytes.
 
     >>> varint_width(0, 127), varint_width(0, 128), varint_width(-1, 0)
     (1, 2, 10)
@@ -68,17 +68,17 @@ def varint_width(minimum: int, maximum: int) -> int:
 
 
 def delimited(tag: int, body: bytes) -> bytes:
-    """Return a length-delimited field."""
+    """Encode a length-delimited field."""
     return bytes([tag]) + varint(len(body)) + body
 
 
 def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, width: int) -> bool:
-    """Write varints of ``width`` bytes into a byte array of shape (..., width).
+    """Write varints of ``width`` bytes to a byte array of shape (..., width).
 
-    ``values`` are overwritten. The last axis of ``target`` must be contiguous.
+    ``values`` is overwritten. The last axis of ``target`` must be contiguous.
 
     Returns:
-        True if every value fits into ``width`` bytes.
+        True if all values fit in ``width`` bytes.
     """
     fits = width == MAX_VARINT or not len(values) or int(values.max()) >> 7 * width == 0
     if width == 1:
@@ -97,7 +97,7 @@ def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, w
 
 
 def write_int8(records: npt.NDArray[np.uint8], start: int, numbers: npt.NDArray[np.int8]) -> None:
-    """Write 8-bit integers as ten-byte varints at a byte offset of the records."""
+    """Write 8-bit integers as ten-byte varints to a byte offset of the records."""
     words = numbers.astype(np.int64)
     words |= np.int64(_CONTINUATION_BITS - 2**64)
     records[:, start : start + 8].view("<i8")[:, 0] = words
@@ -146,13 +146,13 @@ def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint
 
 
 def gather(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Decode the varints in the first ``width <= 8`` bytes of little-endian words, in place."""
+    """Decode varints in the first ``width <= 8`` bytes of little-endian words, in place."""
     words &= words.dtype.type(0x7F7F7F7F7F7F7F7F >> 8 * (8 - width))
     return join(words, width=width)
 
 
 def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Join the seven-bit groups of the bytes of words to integers, in place."""
+    """Join the seven-bit groups in the bytes of words to integers, in place."""
     number = words.dtype.type
     largest = np.iinfo(words.dtype).max
     if width == 1:
@@ -169,9 +169,9 @@ def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
 
 
 def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the steps that spread ``width <= 8`` bytes.
+    """Return the bit operations that spread an integer to ``width <= 8`` bytes.
 
-    A step is a mask of the bits that stay, a mask of the shifted bits, and the shift.
+    An operation consists of a mask of bits that stay, a mask of shifted bits, and the shift.
     """
     if width > 4:
         return _STEPS
@@ -180,11 +180,11 @@ def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
     return _STEPS[2:]
 
 
-# Each step shifts the upper half of every field, so that 56 bits become eight groups of seven.
+# Each step shifts the upper half of every field. In the end, 56 bits are eight groups of seven.
 _STEPS = tuple(
     (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
     for bits, shift in _SHIFTS
-    # The low ``bits`` of every second field.
+    # Mask of the low ``bits`` of every second field.
     for stays in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
 )
 
@@ -200,7 +200,7 @@ def header(length: int) -> bytes:
 
 
 def record(payload: bytes) -> bytes:
-    """Return one framed record."""
+    """Return a framed record."""
     return header(len(payload)) + payload + struct.pack("<I", mask(crc32c(payload)))
 
 
@@ -220,9 +220,9 @@ def masks(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
 
 def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
-    """Return the masked CRCs of the payloads of records of shape (n, record_bytes).
+    """Return the masked CRCs of the payloads of records with shape (n, record_bytes).
 
-    The loop over records runs in C.
+    The loop over the records runs in C.
     """
     count, width = records.shape
     data = memoryview(records.reshape(-1))  # type: ignore[arg-type]
@@ -231,7 +231,7 @@ def payload_checksums(records: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
 
 
 def checksums(data: Any, bounds: Sequence[tuple[int, int]]) -> npt.NDArray[np.uint32]:
-    """Return the masked CRCs of the ranges ``[start, end)`` of a buffer."""
+    """Return the masked CRCs of the ranges ``[start, end)`` in a buffer."""
     view = memoryview(data).cast("B")
     return masks(
         np.fromiter((crc32c(view[start:end]) for start, end in bounds), np.uint32, len(bounds))

@@ -1,7 +1,7 @@
-"""Mapping of feature types to TFRecord: list type, number of values, loss of precision.
+"""Mapping of feature types to TFRecord: list type, number of values, and loss of precision.
 
-``WireColumn`` describes a column; the functions convert Arrow columns to numpy arrays, with zeros
-for nulls, so that equal rows give equal bytes.
+``WireColumn`` describes a column. The functions convert Arrow columns to numpy arrays with zeros
+for nulls, so that equal rows are encoded to equal bytes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class WireColumn:
-    """The wire format of one column.
+    """The wire format of a column.
 
-    ``shape`` is () for scalars, None for ragged lists; ``leaf`` is the type of one value, ``loss``
-    describes a loss of precision.
+    ``shape`` is () for scalars and None for ragged lists. ``leaf`` is the type of a single value.
+    ``loss`` describes the loss of precision, if any.
     """
 
     name: str
@@ -46,26 +46,26 @@ class WireColumn:
 
     @property
     def items(self) -> int:
-        """Values of a row; 0 for ragged lists."""
+        """Number of values per row; 0 for ragged lists."""
         return 0 if self.shape is None else prod(self.shape)
 
     @property
     def key(self) -> bytes:
-        """The encoded name."""
+        """The encoded column name."""
         return self.name.encode()
 
     def encoding(self, *, nullable: bool) -> ColumnEncoding:
-        """Return the encoding of the column for the manifest."""
+        """Return the column encoding for the manifest."""
         return ColumnEncoding(
             self.wire, self.shape, SKIPPED_FIELD if nullable else "none", self.loss
         )
 
 
 def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
-    """Return the wire format of the columns of a schema.
+    """Return the wire format of all columns in a schema.
 
     Raises:
-        UnsupportedType: Columns are not supported; the message lists them with remedies.
+        UnsupportedType: Columns are not supported. The message has the columns and remedies.
     """
     columns, unsupported = [], []
     for field in schema:
@@ -114,7 +114,7 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of rows with a value, None without nulls."""
+    """Return the mask of non-null rows, or None if there are no nulls."""
     if array.null_count == 0:
         return None
     result: npt.NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
@@ -122,10 +122,10 @@ def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
 
 
 def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
-    """Return the values of scalars and fixed-size lists, ``items`` for each row, null rows included.
+    """Return the values of scalars and fixed-size lists, ``items`` per row, including null rows.
 
     Raises:
-        UnsupportedType: A list has nulls inside, which ``tf.train.Feature`` does not support.
+        UnsupportedType: A list contains nulls, which ``tf.train.Feature`` does not support.
     """
     rows, inner = present(array), array
     for size in column.shape or ():
@@ -138,7 +138,7 @@ def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
 
 
 def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the number of values of each row, 0 for null lists, and the flat values."""
+    """Return the number of values per row (0 for null lists), and the flat values."""
     rows = present(array)
     if column.shape is not None:
         values = leaves(array, column)
@@ -153,7 +153,7 @@ def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], 
 
 
 def inner_nulls(column: WireColumn) -> UnsupportedType:
-    """Return the error for nulls inside lists."""
+    """Return the error for nulls in lists."""
     return UnsupportedType(
         f"Column {column.name!r} has nulls inside its lists, which TFRecord does not support.",
         hint="fill them, or replace the complete list by null",
@@ -161,9 +161,9 @@ def inner_nulls(column: WireColumn) -> UnsupportedType:
 
 
 def integers(values: pa.Array) -> npt.NDArray[np.uint64]:
-    """Return booleans, integers, dates and times as new 64-bit words, nulls as 0.
+    """Return booleans, integers, dates and times as new 64-bit words; nulls are 0.
 
-    Negative numbers are two's complements.
+    Negative numbers are in two's complement.
     """
     kind = values.type
     if pat.is_boolean(kind):
@@ -181,7 +181,7 @@ def integers(values: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
-    """Return booleans or 8-bit integers as int8, nulls as 0."""
+    """Return booleans or 8-bit integers as int8; nulls are 0."""
     if values.null_count:
         values = values.fill_null(False if pat.is_boolean(values.type) else 0)
     if not pat.is_boolean(values.type):
@@ -196,19 +196,19 @@ def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
 
 
 def floats(values: pa.Array) -> npt.NDArray[np.float32]:
-    """Return floats as float32, nulls as 0."""
+    """Return floats as float32; nulls are 0."""
     if values.null_count:
         values = values.fill_null(0.0)
     numbers = values.to_numpy()
     if numbers.dtype == np.float32:
         return numbers
-    # Signalling NaN become quiet NaN, without a warning.
+    # Signaling NaNs become quiet NaNs, without a warning.
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float32)
 
 
 def texts(values: pa.Array) -> pa.Array:
-    """Return strings, binaries and decimals (as text) as binary, nulls as empty bytes."""
+    """Return strings, binaries and decimals (as strings) in binary form; nulls are empty."""
     if pat.is_decimal(values.type):
         values = format_decimals(values)
     if not pat.is_binary(values.type):
@@ -219,7 +219,7 @@ def texts(values: pa.Array) -> pa.Array:
 
 
 def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return offsets (n + 1, from 0) and bytes of a binary array without nulls."""
+    """Return the offsets (n + 1, from 0) and the bytes of a binary array without nulls."""
     if len(values) == 0:
         return np.zeros(1, np.int64), np.zeros(0, np.uint8)
     offsets = np.frombuffer(values.buffers()[1], np.int32)[
@@ -245,7 +245,7 @@ def from_integers(words: Array, leaf: pa.DataType) -> Array:
 
 
 def to_arrow(values: Array, leaf: pa.DataType) -> pa.Array:
-    """Return flat decoded values as an Arrow array of the leaf type (not for bytes)."""
+    """Return flat decoded values, except bytes, as an Arrow array of the leaf type."""
     if pat.is_date32(leaf):
         return pa.array(values.astype(np.int32)).view(leaf)
     if pat.is_timestamp(leaf):
@@ -254,18 +254,18 @@ def to_arrow(values: Array, leaf: pa.DataType) -> pa.Array:
 
 
 def bytes_to_arrow(values: pa.Array, leaf: pa.DataType) -> pa.Array:
-    """Return a binary array as the leaf type."""
+    """Return a binary array cast to the leaf type."""
     if pat.is_binary(leaf):
         return values
     text = values.cast(pa.string())
     if pat.is_string(leaf):
         return text
-    # Null values are empty strings here; the mask is applied later.
+    # Null values are empty strings here. The null mask is applied later.
     return pc.if_else(pc.equal(text, ""), "0", text).cast(leaf)
 
 
 def assemble(values: pa.Array, column: WireColumn, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
-    """Return flat values as an array of the feature type with nulls."""
+    """Return flat values as an array of the feature type, with nulls."""
     rows = len(values) // column.items
     count, bitmap = 0, None
     if valid is not None:

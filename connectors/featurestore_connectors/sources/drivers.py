@@ -147,7 +147,7 @@ def check_options(
     """Refuse URI options that are not ``allowed``, or whose values have unsafe characters.
 
     Raises:
-        InvalidArgument: An option is refused. The message has its name and the allowed options, but
+        InvalidArgument: An option is refused. The message includes its name and the allowed options, but
             not the value.
     """
     for name, value in options.items():
@@ -170,7 +170,7 @@ def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     """Return a database URL with local file uploads of its driver disabled.
 
     Raises:
-        InvalidArgument: The URL sets an option that is not allowed. The message has its name.
+        InvalidArgument: The URL sets an option that is not allowed. The message includes its name.
     """
     if not _HOST.fullmatch(url.host or ""):
         raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is not a host name.")

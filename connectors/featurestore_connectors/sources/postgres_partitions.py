@@ -204,7 +204,7 @@ class PartitionedRead:
 
         Raises:
             ConfigurationError: The session has no JDBC driver. The hint shows how to add it.
-            UnsupportedType: A value does not fit its type. The message has the column.
+            UnsupportedType: A value does not fit its type. The message includes the column.
             SourceError: Any other server error.
         """
         rows = engine.adopt(self._frame(_session(engine)))

@@ -48,8 +48,8 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
     """Return the columns that a query needs, in query order.
 
     Raises:
-        SourceTableNotFound: A column does not exist. The message has the available columns.
-        UnsupportedType: Requested columns cannot be read. The message has all such columns.
+        SourceTableNotFound: A column does not exist. The message includes the available columns.
+        UnsupportedType: Requested columns cannot be read. The message includes all such columns.
     """
     columns_by_name = {column.name: column for column in columns}
     names = list(columns_by_name) if query.columns is None else list(query.columns)
@@ -137,7 +137,7 @@ def check_times(array: pa.Array, name: str) -> None:
     """Refuse infinite times and times outside the years 1 to 9999, including nested values.
 
     Raises:
-        UnsupportedType: A time is out of range. The message has the column.
+        UnsupportedType: A time is out of range. The message includes the column.
     """
     if pat.is_timestamp(array.type) or pat.is_date(array.type):
         _check_bounds(array, name)

@@ -53,7 +53,7 @@ def use_table(session: Any, path: str) -> None:
     """Configure a session for a table location, and check that commits to it are atomic.
 
     Raises:
-        ConfigurationError: A session setting is missing. The hint has the required settings.
+        ConfigurationError: A session setting is missing. The hint includes the required settings.
         UnsupportedLocation: The engine does not support this type of location.
     """
     use_location(session, path)

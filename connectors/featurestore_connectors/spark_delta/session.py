@@ -68,7 +68,7 @@ def check_session(session: Any) -> None:
 
     Raises:
         ConfigurationError: The session is not configured for Delta, or its time zone is not UTC.
-            The hint has the settings.
+            The hint includes the settings.
     """
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
@@ -98,7 +98,7 @@ def check_log_store(session: Any, path: str) -> None:
     Delta's own log store publishes a commit by rename, which overwrites concurrent commits.
 
     Raises:
-        ConfigurationError: The session uses another log store. The hint has the settings.
+        ConfigurationError: The session uses another log store. The hint includes the settings.
     """
     scheme = scheme_of(path)
     # Delta only reads settings with which the JVM was started.

@@ -168,7 +168,7 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     Naive times are interpreted as UTC.
 
     Raises:
-        UnsupportedType: Columns cannot be stored. The message has all such columns.
+        UnsupportedType: Columns cannot be stored. The message includes all such columns.
     """
     arrow_schema = _arrow_schema(frame)
     schema = feature_schema(arrow_schema, language="pyspark")

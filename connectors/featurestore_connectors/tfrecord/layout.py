@@ -101,7 +101,7 @@ def choose_layout(
     """Choose the record layout of a dataset.
 
     Raises:
-        UnsupportedType: Values are not supported. The message has their columns.
+        UnsupportedType: Values are not supported. The message includes their columns.
     """
     profile_by_name = {profile.name: profile for profile in profiles}
     pairs = [(column, profile_by_name[column.name]) for column in wire_columns(schema)]

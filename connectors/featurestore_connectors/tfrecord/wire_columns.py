@@ -65,7 +65,7 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
     """Return the wire format of all columns in a schema.
 
     Raises:
-        UnsupportedType: Columns are not supported. The message has the columns and remedies.
+        UnsupportedType: Columns are not supported. The message includes the columns and remedies.
     """
     columns, unsupported = [], []
     for field in schema:

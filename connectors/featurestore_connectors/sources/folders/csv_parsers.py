@@ -77,7 +77,7 @@ class CsvTexts:
         Records whose number of fields is not ``width`` are added to the bad rows.
 
         Raises:
-            InvalidSourceFile: A line is not valid CSV in this dialect. The message has its number.
+            InvalidSourceFile: A line is not valid CSV in this dialect. The message includes its number.
         """
         has_header = self.dialect.header
         self._ragged = 0

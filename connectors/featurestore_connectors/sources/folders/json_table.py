@@ -184,7 +184,7 @@ def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
     """Yield the non-empty lines of a file, without parsed objects.
 
     Raises:
-        InvalidSourceFile: A line is too long. The message has its number.
+        InvalidSourceFile: A line is too long. The message includes its number.
     """
     batch = JsonObjects([], [], [], [])
     for number, line in _lines(file, table):
@@ -208,7 +208,7 @@ def objects_of_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iter
     """Yield the objects of a file with one object per line; empty lines are skipped.
 
     Raises:
-        InvalidSourceFile: A line is too long. The message has its number.
+        InvalidSourceFile: A line is too long. The message includes its number.
     """
     for batch in texts_of_lines(file, table):
         for row, text in enumerate(batch.texts):
@@ -245,7 +245,7 @@ def objects_of_document(
 
     Raises:
         InvalidSourceFile: The document is invalid JSON, or contains values that are not objects.
-            The message has the line number.
+            The message includes the line number.
     """
     batch = JsonObjects([], [], [], [])
     try:

@@ -134,7 +134,7 @@ class JsonScan:
         """Return the common type of all values at a path in a column.
 
         Raises:
-            InvalidSourceFile: The values have several kinds, or fit no type. The message has the
+            InvalidSourceFile: The values have several kinds, or fit no type. The message includes the
                 lines.
         """
         kinds = self._first.keys() - {type(None)}

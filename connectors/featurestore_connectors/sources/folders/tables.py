@@ -90,7 +90,7 @@ class FolderTable(ABC):
         """Read all files and return their common columns.
 
         Raises:
-            InvalidSourceFile: Files have different columns. The message has files, lines and
+            InvalidSourceFile: Files have different columns. The message includes files, lines and
                 columns.
         """
 
@@ -107,7 +107,7 @@ class FolderTable(ABC):
         """Yield typed columns of a file; the caller must still filter the rows by the window.
 
         Raises:
-            InvalidSourceFile: The file does not match the schema. The message has the line and
+            InvalidSourceFile: The file does not match the schema. The message includes the line and
                 column.
         """
 
@@ -258,7 +258,7 @@ def compare_names(
     """Refuse a file with missing or additional columns; declared columns may be missing.
 
     Raises:
-        InvalidSourceFile: The columns differ. The message has the file and the columns.
+        InvalidSourceFile: The columns differ. The message includes the file and the columns.
     """
     extra = [name for name in names if name not in expected and name not in options.dtypes]
     missing = [name for name in expected if name not in names and name not in options.dtypes]
@@ -292,7 +292,7 @@ def chosen_columns(schema: TableSchema, names: Sequence[str], *, table: TableNam
     """Return the columns with these names.
 
     Raises:
-        SourceTableNotFound: A column does not exist. The message has the available columns.
+        SourceTableNotFound: A column does not exist. The message includes the available columns.
     """
     all_names = [column.name for column in schema.columns]
     absent = [name for name in names if name not in all_names]
@@ -337,7 +337,7 @@ def partition_value(
     """Parse the value of a partition column for a file.
 
     Raises:
-        InvalidSourceFile: The value does not have the column type. The message has the folder.
+        InvalidSourceFile: The value does not have the column type. The message includes the folder.
     """
     text = dict(file.partitions).get(column.name)
     values, reasons = parse_texts(

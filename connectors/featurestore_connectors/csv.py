@@ -66,7 +66,9 @@ class CsvFormat(PlainFormat):
                 f"compression={compression!r} is not supported for csv: it prevents random access.",
                 hint="compression=None, or data_format='parquet'",
             )
-        refused = [f"{field.name}: {field.type}" for field in schema if not _fits(field.type)]
+        refused = [
+            f"{field.name}: {field.type}" for field in schema if not _is_supported(field.type)
+        ]
         if refused:
             raise UnsupportedType(
                 f"CSV cannot hold these columns: {'; '.join(refused)}.",
@@ -107,7 +109,9 @@ class CsvFormat(PlainFormat):
                 lengths.append(np.diff(offsets).astype(np.int64))
         line_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
-            index.write(_index(line_lengths, start=len(header), step=layout["rows_per_entry"]))
+            index.write(
+                _index_bytes(line_lengths, start=len(header), step=layout["rows_per_entry"])
+            )
         return WrittenShard(file.written, len(line_lengths), (index.written,))
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
@@ -167,7 +171,7 @@ class CsvShard:
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
             data = os.pread(self._handle, end - begin, begin)
-            table = _parse(data, self._schema.names, columns)
+            table = _parse_lines(data, self._schema.names, columns)
             expected = min(last * self._step, self._rows) - first * self._step
             if table.num_rows != expected:
                 raise pa.ArrowInvalid(f"{table.num_rows:,} lines; the index lists {expected:,}")
@@ -184,7 +188,7 @@ class CsvShard:
         self._closing()
 
 
-def _index(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:
+def _index_bytes(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:
     """Return the index: the row count, the offset of every ``step``-th row, and the file size."""
     starts = start + np.cumsum(lengths) - lengths
     end = start + int(lengths.sum())
@@ -197,12 +201,12 @@ def csv_lines(batch: pa.RecordBatch) -> pa.Array:
     >>> csv_lines(pa.RecordBatch.from_pydict({"a": [1, None], "b": ["x", ""]})).to_pylist()
     ['1,"x"\r\n', ',""\r\n']
     """
-    columns = [_quoted(column) for column in batch.columns]
+    columns = [_quote_strings(column) for column in batch.columns]
     rows = pc.binary_join_element_wise(*columns, ",", null_handling="replace", null_replacement="")
     return pc.binary_join_element_wise(rows, END, "")
 
 
-def _quoted(array: pa.Array) -> pa.Array:
+def _quote_strings(array: pa.Array) -> pa.Array:
     text = _to_text(array)
     kind = array.type
     if not (pat.is_string(kind) or pat.is_binary(kind) or _is_list(kind)):
@@ -219,7 +223,7 @@ def _to_text(array: pa.Array) -> pa.Array:
     if _is_list(kind):
         return _lists_to_text(array)
     if pat.is_binary(kind):
-        return _mapped(lambda each: base64.b64encode(each).decode(), array, pa.string())
+        return _map_values(lambda each: base64.b64encode(each).decode(), array, pa.string())
     if pat.is_decimal(kind):
         return format_decimals(array)
     if pat.is_timestamp(kind):
@@ -227,7 +231,7 @@ def _to_text(array: pa.Array) -> pa.Array:
     return array.cast(pa.string())
 
 
-def _mapped(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
+def _map_values(function: Callable[[Any], Any], array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Apply a function to each non-null value."""
     values: list[Any] = array.to_pylist()
     for row, value in enumerate(values):
@@ -242,7 +246,7 @@ def _lists_to_text(array: pa.Array) -> pa.Array:
     kind = values.type
     items = _to_text(values)
     if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind):
-        items = _mapped(_to_json, items, pa.string())
+        items = _map_values(_to_json, items, pa.string())
     elif pat.is_floating(kind):
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
             items = pc.replace_substring(items, arrow, javascript)
@@ -264,7 +268,7 @@ def _is_time(kind: pa.DataType) -> bool:
     return bool(pat.is_date(kind) or pat.is_timestamp(kind))
 
 
-def _parse(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+def _parse_lines(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
     return pcsv.read_csv(
         io.BytesIO(data),
         read_options=pcsv.ReadOptions(
@@ -285,7 +289,7 @@ def _from_text(text: pa.Array, kind: pa.DataType) -> pa.Array:
     if _is_list(kind):
         return _lists_from_text(text, kind)
     if pat.is_binary(kind):
-        return _mapped(lambda each: base64.b64decode(each, validate=True), text, pa.binary())
+        return _map_values(lambda each: base64.b64decode(each, validate=True), text, pa.binary())
     return text.cast(kind)
 
 
@@ -315,7 +319,7 @@ def _item_text(item: Any) -> str | None:
     return text
 
 
-def _fits(kind: pa.DataType) -> bool:
+def _is_supported(kind: pa.DataType) -> bool:
     while _is_list(kind):
         kind = kind.value_type
     return not pat.is_nested(kind)

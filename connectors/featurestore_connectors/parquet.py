@@ -124,7 +124,9 @@ class ParquetFormat(PlainFormat):
             ) as writer,
         ):
             for group in _row_groups(batches, layout):
-                writer.write_table(_as_stored(group, file_schema), row_group_size=group.num_rows)
+                writer.write_table(
+                    _to_stored_table(group, file_schema), row_group_size=group.num_rows
+                )
                 rows += group.num_rows
         return WrittenShard(file.written, rows)
 
@@ -139,7 +141,7 @@ class ParquetFormat(PlainFormat):
                     try:
                         file.read_row_group(group, use_threads=False)
                     except (OSError, pa.ArrowException) as error:
-                        begin = _begin_of(file.metadata.row_group(group))
+                        begin = _group_offset(file.metadata.row_group(group))
                         message = f"row group {group} cannot be read: {error}"
                         return [ShardProblem(path, message, offset=begin)]
         except (OSError, pa.ArrowException) as error:
@@ -149,7 +151,7 @@ class ParquetFormat(PlainFormat):
         return []
 
 
-def _begin_of(group: pq.RowGroupMetaData) -> int:
+def _group_offset(group: pq.RowGroupMetaData) -> int:
     """Return the file offset at which a row group begins."""
     first = group.column(0)
     begin: int | None = first.dictionary_page_offset
@@ -171,7 +173,7 @@ class ParquetShard:
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self._path, self._schema, self._number = path, schema, next(_numbers)
-        self._forget = finalize(self, _forget, self._number)
+        self._forget = finalize(self, _drop_cached_groups, self._number)
         try:
             self._file = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:
@@ -226,7 +228,7 @@ class ParquetShard:
         self._file.close()
 
 
-def _forget(number: int) -> None:
+def _drop_cached_groups(number: int) -> None:
     with _lock:
         for key in list(_decoded):
             if key[0] == number:
@@ -245,7 +247,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
                 yield all_rows.slice(first, end - first)
 
 
-def _as_stored(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
+def _to_stored_table(group: pa.RecordBatch, file_schema: pa.Schema) -> pa.Table:
     # Equal schemas may have different names for list items. Wide tables rarely contain lists.
     if group.schema.equals(file_schema) and not any(map(is_nested, file_schema.types)):
         return pa.Table.from_batches([group])

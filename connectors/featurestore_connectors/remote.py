@@ -57,7 +57,7 @@ def read_stream(
 ) -> pa.RecordBatchReader:
     """Return a lazy row reader, which closes the connection when it is closed or exhausted."""
     try:
-        reader = pa.ipc.open_stream(_File(response))
+        reader = pa.ipc.open_stream(_ResponseFile(response))
     except (OSError, pa.ArrowException, http.client.HTTPException) as error:
         connection.close()
         raise unavailable(f"its response is not an Arrow stream: {error}") from error
@@ -88,7 +88,7 @@ def _batches(
         connection.close()
 
 
-class _File(io.RawIOBase):
+class _ResponseFile(io.RawIOBase):
     """A response as a file for Arrow. Reads are only short at the end of the file."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
@@ -147,7 +147,7 @@ class HttpClient:
             target = f"{target}?{urlencode(query)}"
         connection, response = self._request(method, target, None, {}, seconds=seconds)
         with closing(connection):
-            return self._json(response)
+            return self._parse_json(response)
 
     def items(self, path: str, **arguments: str | int | None) -> list[dict[str, Any]]:
         entries: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ class HttpClient:
             "POST", quote(path), body, headers, seconds=_LONG_SECONDS
         )
         with closing(connection):
-            return self._json(response)
+            return self._parse_json(response)
 
     def file_chunks(self, path: str) -> Iterator[bytes]:
         position, failures = 0, 0
@@ -265,7 +265,7 @@ class HttpClient:
         except (OSError, http.client.HTTPException) as error:
             raise self._unavailable(f"{type(error).__name__}: {error}") from error
 
-    def _json(self, response: http.client.HTTPResponse) -> Any:
+    def _parse_json(self, response: http.client.HTTPResponse) -> Any:
         try:
             return json.loads(self._read(response))
         except ValueError as error:

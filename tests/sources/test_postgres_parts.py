@@ -103,7 +103,7 @@ def test_partitions_contain_every_row_once(filled: str, column: str | None, tabl
             partition_count=6,
             column=column,
             source=table,
-            rows=lambda text: snapshot._rows(snapshot._open[0], text),
+            rows=lambda text: snapshot._run_query(snapshot._open[0], text),
         )
         is_cut = column not in ("nothing", "elsewhere")
         assert len(found.conditions) == (6 if is_cut else 1)
@@ -111,7 +111,7 @@ def test_partitions_contain_every_row_once(filled: str, column: str | None, tabl
         counts = []
         for condition in found.conditions:
             asked = f"select count(*) from {source} where {condition}"
-            counts += snapshot._rows(snapshot._open[0], asked)[0]
+            counts += snapshot._run_query(snapshot._open[0], asked)[0]
     assert sum(counts) == 3003
     assert column not in (None, "at", "local", "day") or max(counts) < 1500
 
@@ -125,7 +125,7 @@ def test_partition_scan_reads_only_its_pages(filled: str) -> None:
             partition_count=4,
             column=None,
             source="readings",
-            rows=lambda text: snapshot._rows(snapshot._open[0], text),
+            rows=lambda text: snapshot._run_query(snapshot._open[0], text),
         )
     source = "(select id as c0, ctid as part from readings) as rows"
     with psycopg.connect(filled) as database:

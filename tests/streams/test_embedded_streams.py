@@ -149,7 +149,7 @@ def test_lost_offsets_and_recreated_topics_fail_run(
     broker.topic(1, name=topic)
     broker.send(topic, clicks(100, 103))
     with monkeypatch.context() as brokers:  # that are too old to tell the id of a topic
-        brokers.setattr(KafkaStream, "_identity", lambda self, name: None)
+        brokers.setattr(KafkaStream, "_topic_id", lambda self, name: None)
         with pytest.raises(JobFailed, match="ends at offset 3, and was read up to 20"):
             duckdb_store.run_job("clicks")
     broker.send(topic, clicks(103, 130))  # more offsets than were read, yet another topic

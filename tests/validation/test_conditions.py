@@ -201,9 +201,9 @@ def test_row_condition_selects_rows(
 def test_row_condition_objects_are_normalized(validator: Validator) -> None:
     from great_expectations.expectations.row_conditions import Column
 
-    from featurestore_connectors.great_expectations.forms import library
+    from featurestore_connectors.great_expectations.forms import import_library
 
-    given = library().expectations.ExpectColumnValuesToBeBetween(
+    given = import_library().expectations.ExpectColumnValuesToBeBetween(
         column="n",
         max_value=10,
         row_condition=((Column("n") > 1) & Column("x").is_not_null())

@@ -130,9 +130,9 @@ def test_table_level_expectations_report_no_rows(
 
 
 def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) -> None:
-    from featurestore_connectors.great_expectations.forms import library
+    from featurestore_connectors.great_expectations.forms import import_library
 
-    gx = library()
+    gx = import_library()
     one = gx.expectations.ExpectColumnValuesToNotBeNull(column="n")
     suite = gx.ExpectationSuite(
         name="s", expectations=[gx.expectations.ExpectColumnToExist(column="n")]
@@ -153,9 +153,9 @@ def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) 
 
 
 def test_expectation_times_are_compared_as_times(validator: Validator) -> None:
-    from featurestore_connectors.great_expectations.forms import library
+    from featurestore_connectors.great_expectations.forms import import_library
 
-    given = library().expectations.ExpectColumnValuesToBeBetween(
+    given = import_library().expectations.ExpectColumnValuesToBeBetween(
         column="at", min_value=datetime(2020, 1, 1, tzinfo=UTC)
     )
     (plain,) = json.loads(json.dumps(validator.normalize(given)))
@@ -228,9 +228,9 @@ def test_validator_check_uses_no_network(
         raise AssertionError("the network was asked for")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
-    from featurestore_connectors.great_expectations.forms import frames
+    from featurestore_connectors.great_expectations.forms import data_frame_batch
 
-    frames.cache_clear()
+    data_frame_batch.cache_clear()
     assert validator.check(
         TABLE.select(["n"]), validator.normalize(rule("column_to_exist", column="n"))
     )

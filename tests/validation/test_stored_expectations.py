@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from featurestore.errors import InvalidExpectation
 from featurestore.plugins.validator import find_validator
 from featurestore.store import FeatureStore
-from featurestore_connectors.great_expectations.forms import library
+from featurestore_connectors.great_expectations.forms import import_library
 
 TABLE = pa.table({"n": [1, 2, None], "x": [1.0, None, 3.0], "word": ["a", None, "c"]})
 SCALARS = (
@@ -53,8 +53,8 @@ NOT_DRAWN = {"id", "meta", "notes", "description", "severity", "rendered_content
 def arguments() -> dict[str, dict[str, bool]]:
     """The arguments of each kind of expectation, and whether they must be given."""
     found = {}
-    for name in dir(library().expectations):
-        kind = getattr(library().expectations, name)
+    for name in dir(import_library().expectations):
+        kind = getattr(import_library().expectations, name)
         if getattr(kind, "expectation_type", ""):
             fields = kind.__fields__.items()
             found[kind.expectation_type] = {
@@ -106,8 +106,8 @@ SQL = {"base_query", "comparison_query", "other_table_name", "unexpected_rows_qu
 
 def numeric_arguments() -> Iterator[tuple[str, str]]:
     """Yield (kind of expectation, argument) for the arguments that are numbers."""
-    for name in dir(library().expectations):
-        kind = getattr(library().expectations, name)
+    for name in dir(import_library().expectations):
+        kind = getattr(import_library().expectations, name)
         fields = getattr(kind, "__fields__", {}) if getattr(kind, "expectation_type", "") else {}
         if SQL & set(fields):
             continue
@@ -173,11 +173,11 @@ def test_normalize_nested_non_finite_numbers_raise(value: Any) -> None:
 def test_expectation_objects_with_nan_are_refused_before_storing(
     duckdb_store: FeatureStore,
 ) -> None:
-    kinds = library().expectations
+    kinds = import_library().expectations
     given = [
         kinds.ExpectColumnMaxToBeBetween(column="x", max_value=float("nan")),
         kinds.ExpectColumnValuesToBeInSet(column="x", value_set=[1, float("inf")]),
-        library().ExpectationSuite(
+        import_library().ExpectationSuite(
             "suite", [kinds.ExpectColumnMaxToBeBetween(column="x", min_value=float("-inf"))]
         ),
         {"type": "expect_column_max_to_be_between", "kwargs": {"column": "x", "max_value": "nan"}},

@@ -14,17 +14,17 @@ from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
-from featurestore_connectors.great_expectations.aggregates import to_frame, with_times
+from featurestore_connectors.great_expectations.aggregates import parse_time_arguments, to_frame
 from featurestore_connectors.great_expectations.conditions import Condition
 from featurestore_connectors.great_expectations.forms import (
-    build,
-    frames,
+    build_expectation,
+    data_frame_batch,
+    import_library,
     is_row_level,
-    library,
     needed_columns,
     normalize_expectations,
-    quiet,
     row_condition,
+    suppress_output,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _check_frame(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
 ) -> list[CheckOutcome]:
     """Return the outcomes of expectations without row conditions on a data frame."""
-    converted = [with_times(each, schema) for each in expectations]
+    converted = [parse_time_arguments(each, schema) for each in expectations]
     results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
     # A second run, of the failed expectations only, returns the failing rows.
     failing, rerun = [], []
@@ -146,22 +146,22 @@ def _validate(
     frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]], result_format: Mapping[str, Any]
 ) -> list[Any]:
     """Run Great Expectations and return the results in the order of the expectations."""
-    gx = library()
+    gx = import_library()
     results: list[Any] = [None] * len(expectations)
     objects = []
     for index, each in enumerate(expectations):
-        expectation = build(each)
+        expectation = build_expectation(each)
         expectation.id = None
         expectation.meta = {**(expectation.meta or {}), "number": index}
         objects.append(expectation)
-    with quiet():
-        batch = frames().get_batch(batch_parameters={"dataframe": frame})
+    with suppress_output():
+        batch = data_frame_batch().get_batch(batch_parameters={"dataframe": frame})
         suite = gx.ExpectationSuite(name="audit", expectations=objects)
         try:
             outcome = batch.validate(suite, result_format=dict(result_format))
         except _library_errors() as error:
             if len(expectations) == 1:
-                raise _not_computed(expectations[0], error) from error
+                raise _not_computed_error(expectations[0], error) from error
             # Invalid arguments abort the library before it evaluates any expectation.
             for each in expectations:
                 _validate(frame, [each], result_format)
@@ -187,7 +187,7 @@ def _library_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def _not_computed(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
+def _not_computed_error(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
     return InvalidExpectation(
         f"{describe(expectation)} cannot be computed: {reason}",
         hint="compare the expectation with the types of the columns",
@@ -245,7 +245,7 @@ def _raise_failure(result: Any) -> None:
             kwargs = dict(config.kwargs)
             kwargs.pop("batch_id", None)
             reason = str(each.get("exception_message")).strip()
-            raise _not_computed({"type": config.type, "kwargs": kwargs}, reason)
+            raise _not_computed_error({"type": config.type, "kwargs": kwargs}, reason)
 
 
 if TYPE_CHECKING:

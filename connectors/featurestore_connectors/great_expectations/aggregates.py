@@ -97,7 +97,7 @@ def evaluate(
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
         return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
     observed = _observed_value(kind, columns, measured)
-    is_met = _is_between(with_times(expectation, schema), observed)
+    is_met = _is_between(parse_time_arguments(expectation, schema), observed)
     return ExpectationResult(
         expectation, is_met, measured[ROWS], row_level=False, observed=observed, warning=warning
     )
@@ -134,9 +134,9 @@ def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measu
     measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[kind]
     value = measured[Measure(measure, columns)]
     if kind == "expect_column_proportion_of_non_null_values_to_be_between":
-        return _share(value, measured[ROWS])
+        return _percentage(value, measured[ROWS])
     if kind == "expect_column_proportion_of_unique_values_to_be_between":
-        return _share(value, measured[Measure("present", columns)])
+        return _percentage(value, measured[Measure("present", columns)])
     if measure == "sum" and value is None:
         return 0
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -144,7 +144,7 @@ def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measu
     return value
 
 
-def _share(count: int, total: int) -> float:
+def _percentage(count: int, total: int) -> float:
     return count / total if total else 0.0
 
 
@@ -204,7 +204,7 @@ def _nullable_dtype(kind: pa.DataType) -> Any:
     return pd.Int64Dtype()
 
 
-def with_times(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
+def parse_time_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
     """Convert ISO strings in an expectation's arguments to times if its column contains times."""
     kwargs = expectation["kwargs"]
     name = kwargs.get("column")

@@ -119,10 +119,10 @@ class Comparison:
 
     def rows(self, frame: pd.DataFrame) -> Mask:
         values = self.column.values(frame)
-        present = _not_missing(values)
+        present = _present_mask(values)
         if isinstance(self.operand, Column):
             operand_values = self.operand.values(frame)
-            present &= _not_missing(operand_values)
+            present &= _present_mask(operand_values)
             operand: Any = operand_values[present]
         else:
             operand = _convert_literal(self.operand, values)
@@ -150,7 +150,7 @@ class Membership:
     def rows(self, frame: pd.DataFrame) -> Mask:
         column = self.column.values(frame)
         allowed = [_convert_literal(value, column) for value in self.values]
-        return _not_missing(column) & np.asarray(column.isin(allowed), dtype=np.bool_)
+        return _present_mask(column) & np.asarray(column.isin(allowed), dtype=np.bool_)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Missing:
         return (self.column.name,)
 
     def rows(self, frame: pd.DataFrame) -> Mask:
-        return ~_not_missing(self.column.values(frame))
+        return ~_present_mask(self.column.values(frame))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Flag:
 
     def rows(self, frame: pd.DataFrame) -> Mask:
         values = self.column.values(frame)
-        present = _not_missing(values)
+        present = _present_mask(values)
         mask = np.zeros(len(frame), dtype=np.bool_)
         flags = values[present]
         if not all(isinstance(value, bool | np.bool_) for value in flags):
@@ -477,7 +477,7 @@ def _unescape(token: str) -> str:
     )
 
 
-def _not_missing(values: pd.Series) -> Mask:
+def _present_mask(values: pd.Series) -> Mask:
     return np.array(values.notna(), dtype=np.bool_)
 
 
@@ -505,40 +505,40 @@ def _convert_literal(value: Literal, column: pd.Series) -> Any:
 
 def _from_json(condition: object, *, depth: int) -> Condition:
     if not isinstance(condition, Mapping) or depth > _MAX_DEPTH:
-        raise _invalid_condition(condition)
+        raise _invalid_condition_error(condition)
     kind = condition.get("type")
     if kind == "pass_through" and isinstance(condition.get("pass_through_filter"), str):
         return _Parser(condition["pass_through_filter"]).parse()
     if kind in ("and", "or"):
         conditions = condition.get("conditions")
         if not isinstance(conditions, list) or not conditions:
-            raise _invalid_condition(condition)
+            raise _invalid_condition_error(condition)
         return Combination(
             tuple(_from_json(each, depth=depth + 1) for each in conditions), str(kind)
         )
     column = condition.get("column")
     name = column.get("name") if isinstance(column, Mapping) else None
     if not isinstance(name, str):
-        raise _invalid_condition(condition)
+        raise _invalid_condition_error(condition)
     if kind == "nullity" and isinstance(condition.get("is_null"), bool):
         return _negate_if(Missing(Column(name)), not condition["is_null"])
     if kind == "comparison":
         return _comparison_from_json(Column(name), condition)
-    raise _invalid_condition(condition)
+    raise _invalid_condition_error(condition)
 
 
 def _comparison_from_json(column: Column, condition: Mapping[str, Any]) -> Condition:
     sign, value = condition.get("operator"), condition.get("parameter")
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
         if not all(isinstance(each, Literal) for each in value):
-            raise _invalid_condition(condition)
+            raise _invalid_condition_error(condition)
         return _negate_if(Membership(column, tuple(value)), sign == "NOT_IN")
     if isinstance(sign, str) and sign in _COMPARISONS and isinstance(value, Literal):
         return Comparison(column, sign, value)
-    raise _invalid_condition(condition)
+    raise _invalid_condition_error(condition)
 
 
-def _invalid_condition(condition: object) -> InvalidExpectation:
+def _invalid_condition_error(condition: object) -> InvalidExpectation:
     return InvalidExpectation(
         f"row_condition={reprlib.repr(condition)} cannot be read.",
         hint=_GRAMMAR,

@@ -132,7 +132,7 @@ def is_row_level(expectation: Mapping[str, Any]) -> bool:
     return kind not in _NEED_ALL_ROWS and _is_map(kind)
 
 
-def build(expectation: Mapping[str, Any]) -> Any:
+def build_expectation(expectation: Mapping[str, Any]) -> Any:
     """Build a library object from a plain dict, without its row condition.
 
     The dict may come from a stored table and is untrusted. Arguments that the library would
@@ -142,7 +142,7 @@ def build(expectation: Mapping[str, Any]) -> Any:
         InvalidExpectation: The type is unknown, or arguments are invalid or contain SQL, a suite
             parameter, a reference to another document, or a non-finite number.
     """
-    library()
+    import_library()
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
     from great_expectations.expectations.registry import get_expectation_impl
 
@@ -155,7 +155,7 @@ def build(expectation: Mapping[str, Any]) -> Any:
         implementation = get_expectation_impl(kind)
         if kwargs.get("row_condition") and "row_condition" not in implementation.__fields__:
             raise InvalidExpectation(f"{kind} applies to all rows and has no row_condition.")
-        with quiet():
+        with suppress_output():
             built = implementation(**arguments, **meta)
     except InvalidExpectation:
         raise
@@ -201,7 +201,7 @@ def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
         raise InvalidExpectation(
             f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
         )
-    for key, value in _entries(kwargs):
+    for key, value in _nested_entries(kwargs):
         if key == "$PARAMETER":
             raise InvalidExpectation(
                 f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
@@ -225,7 +225,7 @@ def _reject_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
             raise InvalidExpectation(
                 f"{kind}: {name!r} is the time {argument}, not a whole number.", hint=f"{name}=1"
             )
-        for _, value in _entries({name: argument}):
+        for _, value in _nested_entries({name: argument}):
             if not _is_finite(value):
                 raise InvalidExpectation(
                     f"{kind}: {name!r} contains {value!r}, which is not a finite number.",
@@ -243,7 +243,7 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, date) or value == value
 
 
-def _entries(value: Any) -> Iterator[tuple[str | None, Any]]:
+def _nested_entries(value: Any) -> Iterator[tuple[str | None, Any]]:
     """Yield the (key, value) pairs of mappings and the (None, item) pairs of lists, at all levels.
 
     Raises:
@@ -266,7 +266,7 @@ def _entries(value: Any) -> Iterator[tuple[str | None, Any]]:
 
 @lru_cache(maxsize=256)
 def _is_map(kind: str) -> bool:
-    library()
+    import_library()
     from great_expectations.expectations.expectation import (
         ColumnMapExpectation,
         ColumnPairMapExpectation,
@@ -302,7 +302,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     for key in _STORED_KEYS:
         if expectation.get(key):
             plain[key] = expectation[key]
-    parsed = build(plain).configuration.to_json_dict()
+    parsed = build_expectation(plain).configuration.to_json_dict()
     normalized: dict[str, Any] = {"type": kind, "kwargs": {}}
     for key, value in parsed["kwargs"].items():
         # The library converts 3 to 3.0, so the argument is kept as written.
@@ -329,7 +329,7 @@ def _suggest_type(kind: str) -> str:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """Suppress warnings, log messages and progress bars, which repeat the library's results."""
     token = _is_quiet.set(True)
     logger = logging.getLogger("great_expectations")
@@ -345,9 +345,9 @@ def quiet() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def library() -> Any:
+def import_library() -> Any:
     """Import and return ``great_expectations``; the first call takes seconds."""
-    with quiet():
+    with suppress_output():
         import great_expectations
         from great_expectations.validator import validation_graph
 
@@ -364,16 +364,16 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=1)
-def frames() -> Any:
+def data_frame_batch() -> Any:
     """Return a batch definition for data frames, in a context without files or network access."""
-    gx = library()
+    gx = import_library()
     from great_expectations.data_context.types.base import (
         DataContextConfig,
         InMemoryStoreBackendDefaults,
         ProgressBarsConfig,
     )
 
-    with quiet():
+    with suppress_output():
         config = DataContextConfig(
             store_backend_defaults=InMemoryStoreBackendDefaults(),
             progress_bars=ProgressBarsConfig(globally=False),

@@ -23,7 +23,11 @@ from featurestore.model.validation import (
     format_outcome,
     to_plain_json,
 )
-from featurestore_connectors.great_expectations.forms import build, library, quiet
+from featurestore_connectors.great_expectations.forms import (
+    build_expectation,
+    import_library,
+    suppress_output,
+)
 
 _BUILT_IN = {
     "no_null_keys": "{columns} must not be null.",
@@ -62,7 +66,7 @@ def to_html(report: ValidationReport) -> str:
             title=_title(report),
             summary=_summary(report),
             report=report,
-            facts=list(_facts(report)),
+            facts=list(_report_facts(report)),
             checks=[_page_check(result) for result in report.results],
         )
     )
@@ -80,7 +84,7 @@ def _summary(report: ValidationReport) -> str:
     return f"{report.rows:,} rows; {len(report.failed)} of {len(report.results)} checks failed."
 
 
-def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
+def _report_facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
     yield "validation", report.validation
     yield "time", f"{report.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if report.delta_version is not None:
@@ -89,7 +93,7 @@ def _facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
         yield "run", report.run_id
     if report.rows_quarantined:
         yield "rows quarantined", f"{report.rows_quarantined:,}"
-    yield "Great Expectations", library().__version__
+    yield "Great Expectations", import_library().__version__
 
 
 def _page_check(result: ExpectationResult) -> _PageCheck:
@@ -99,10 +103,10 @@ def _page_check(result: ExpectationResult) -> _PageCheck:
         mark = "passed"
         finding = "" if result.row_level else f"found {to_plain_json(result.observed)}"
     samples = tuple(str(to_plain_json(sample)) for sample in result.samples)
-    return _PageCheck(mark, _statement(result.expectation), finding, samples)
+    return _PageCheck(mark, _describe_expectation(result.expectation), finding, samples)
 
 
-def _statement(expectation: Mapping[str, Any]) -> str:
+def _describe_expectation(expectation: Mapping[str, Any]) -> str:
     """Describe an expectation in words, or return it as written if the library has no wording."""
     kwargs = expectation.get("kwargs") or {}
     built_in = _BUILT_IN.get(str(expectation["type"]))
@@ -123,13 +127,13 @@ def _rendered_text(expectation: Mapping[str, Any]) -> str | None:
     from great_expectations.render import LegacyRendererType
 
     try:
-        configuration = build(expectation).configuration
+        configuration = build_expectation(expectation).configuration
     except InvalidExpectation:  # a report may be older than the library, or from elsewhere
         return None
     renderer = get_renderer_impl(configuration.type, LegacyRendererType.PRESCRIPTIVE)
     if renderer is None:
         return None
-    with quiet():
+    with suppress_output():
         blocks = renderer[1](configuration=configuration)
     words = []
     for block in blocks:

@@ -97,7 +97,7 @@ class KafkaSnapshot:
             for each in self._stream.read_batches(spec, first, end):
                 rows = each.records
                 if query.window is not None:
-                    rows = rows.filter(_within(rows, query))
+                    rows = rows.filter(_window_mask(rows, query))
                 yield from rows.select(schema.names).to_batches()
 
         return pa.RecordBatchReader.from_batches(schema, batches())
@@ -115,7 +115,7 @@ class KafkaSnapshot:
         return self._topics[query.table]
 
 
-def _within(rows: pa.Table, query: SourceQuery) -> pa.ChunkedArray:
+def _window_mask(rows: pa.Table, query: SourceQuery) -> pa.ChunkedArray:
     window = query.window
     assert window is not None
     times = rows.column(window.column)
@@ -129,7 +129,7 @@ def _within(rows: pa.Table, query: SourceQuery) -> pa.ChunkedArray:
 
 
 if TYPE_CHECKING:
-    _source: type[Source] = KafkaSource
+    _scan_expression: type[Source] = KafkaSource
     _streams: type[HasStreams] = KafkaSource
     _snapshot: type[SourceSnapshot] = KafkaSnapshot
     _stream: type[StreamSource] = KafkaStream

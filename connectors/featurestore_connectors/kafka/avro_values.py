@@ -48,7 +48,7 @@ class AvroValues:
     registry: str | None = None
 
     def __post_init__(self) -> None:
-        _parse_once(("reader", self.text), lambda: _own_schema(self.text))
+        _parse_once(("reader", self.text), lambda: _parse_own_schema(self.text))
 
     def decode(self, values: pa.Array) -> Decoded:
         rows: list[dict[str, Any] | None] = []
@@ -78,12 +78,14 @@ class AvroValues:
             return None, str(error)
 
     def _compatible_own_schema(self) -> Any:
-        own_schema = _own_schema(self.text)
+        own_schema = _parse_own_schema(self.text)
         return _compatible_schema(own_schema, own_schema)
 
     def _compatible_writer_schema(self, number: int) -> Any:
         assert self.registry is not None
-        return _compatible_schema(_fetch_schema(self.registry, number), _own_schema(self.text))
+        return _compatible_schema(
+            _fetch_schema(self.registry, number), _parse_own_schema(self.text)
+        )
 
 
 @dataclass(frozen=True)
@@ -141,12 +143,12 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
     conversion.
     """
     if isinstance(writer, list):
-        return [_compatible_schema(each, _branch(reader)) for each in writer]
+        return [_compatible_schema(each, _non_null_branch(reader)) for each in writer]
     if not isinstance(writer, Mapping):
         return writer
-    reader = _branch(reader)
+    reader = _non_null_branch(reader)
     compatible = dict(writer)
-    if "logicalType" in compatible and not _share_logical_type(compatible, reader):
+    if "logicalType" in compatible and not _have_same_logical_type(compatible, reader):
         del compatible["logicalType"]
     if isinstance(compatible.get("type"), list | Mapping):
         nested = reader.get("type") if isinstance(reader, Mapping) else reader
@@ -166,13 +168,13 @@ def _compatible_schema(writer: Any, reader: Any) -> Any:
     return compatible
 
 
-def _branch(reader: Any) -> Any:
+def _non_null_branch(reader: Any) -> Any:
     """Return the first non-null type of a union as a mapping, or None."""
     if isinstance(reader, list):
         branches = [each for each in reader if each != "null"]
         reader = branches[0] if len(branches) == 1 else None
     if isinstance(reader, Mapping) and isinstance(reader.get("type"), list | Mapping):
-        return _branch(reader["type"])
+        return _non_null_branch(reader["type"])
     return reader if isinstance(reader, Mapping) else None
 
 
@@ -180,7 +182,7 @@ def _is_plain(reader: Any) -> bool:
     return not isinstance(reader, Mapping) or not isinstance(reader.get("type"), list | Mapping)
 
 
-def _share_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
+def _have_same_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
     return (
         isinstance(reader, Mapping)
         and is_logical_type_supported(writer)
@@ -239,7 +241,7 @@ def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     return value
 
 
-def _own_schema(text: str) -> Any:
+def _parse_own_schema(text: str) -> Any:
     """Parse the schema in a job's settings.
 
     Raises:
@@ -248,7 +250,7 @@ def _own_schema(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise _invalid_schema(error) from error
+        raise _invalid_schema_error(error) from error
 
 
 def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
@@ -264,12 +266,12 @@ def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
         _schemas[key] = fastavro.parse_schema(schema)
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         if key[0] == "reader":
-            raise _invalid_schema(error) from error
+            raise _invalid_schema_error(error) from error
         raise AvroError(f"the writer's schema cannot be read: {error}") from error
     return _schemas[key]
 
 
-def _invalid_schema(error: Exception) -> InvalidJob:
+def _invalid_schema_error(error: Exception) -> InvalidJob:
     return InvalidJob(
         f"schema= is not a schema of Avro: {type(error).__name__}: {error}",
         hint='{"type": "record", "name": "click", "fields": [...]}',
@@ -295,9 +297,9 @@ def _fetch_schema(registry: str, number: int) -> Any:
             error.close()
             if error.code == 404:
                 raise AvroError(f"the schema registry has no schema {number}") from None
-            raise _unreachable(registry, error) from None
+            raise _unreachable_error(registry, error) from None
         except (OSError, ValueError) as error:
-            raise _unreachable(registry, error) from error
+            raise _unreachable_error(registry, error) from error
         try:
             _schemas[key] = json.loads(response["schema"])
         except (KeyError, TypeError, ValueError) as error:
@@ -305,7 +307,7 @@ def _fetch_schema(registry: str, number: int) -> Any:
         return _schemas[key]
 
 
-def _unreachable(registry: str, error: Exception) -> SourceUnavailable:
+def _unreachable_error(registry: str, error: Exception) -> SourceUnavailable:
     return SourceUnavailable(
         f"The schema registry {registry} does not respond: {error}",
         hint="is schema_registry= its address? A local schema needs none",

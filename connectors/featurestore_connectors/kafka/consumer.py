@@ -29,10 +29,10 @@ from featurestore_connectors.kafka import spark_stream
 from featurestore_connectors.kafka.decoding import RECORDS
 from featurestore_connectors.kafka.settings import (
     TIMEOUT_SECONDS,
-    client_library,
     client_settings,
-    error_of,
-    kafka_errors,
+    import_client_library,
+    to_store_error,
+    translate_kafka_errors,
 )
 
 # Seconds that a new member waits for partitions. Partitions of a dead member are free after the
@@ -56,14 +56,14 @@ class Membership:
             "heartbeat.interval.ms": int(_SESSION * 1000 / 3),
             "partition.assignment.strategy": "range",
         }
-        with kafka_errors(config):
-            self._consumer = client_library().Consumer(settings)
-            self._consumer.subscribe([topic], on_assign=self._assigned, on_revoke=self._revoked)
+        with translate_kafka_errors(config):
+            self._consumer = import_client_library().Consumer(settings)
+            self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
 
     def partitions(self) -> frozenset[int]:
         """Return the partitions of this member; the first call waits for the assignment."""
         started = time.monotonic()
-        with kafka_errors(self._config):
+        with translate_kafka_errors(self._config):
             self._consumer.poll(0)
             while (
                 not self._has_assignment and time.monotonic() - started < _ASSIGNMENT_POLL_SECONDS
@@ -75,13 +75,13 @@ class Membership:
         """Leave the group, so that the other members take over the partitions."""
         self._consumer.close()
 
-    def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
+    def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         consumer.assign(partitions)
         consumer.pause(partitions)
         self._partitions = frozenset(each.partition for each in partitions)
         self._has_assignment = True
 
-    def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
+    def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:
         self._partitions = self._partitions - frozenset(each.partition for each in partitions)
         self._has_assignment = False
         consumer.unassign()
@@ -116,21 +116,21 @@ class KafkaStream:
                 f"{listing(sorted(partitions_by_topic), limit=50)}.",
                 hint=did_you_mean(name, sorted(partitions_by_topic), write="topic={!r}"),
             )
-        library = client_library()
+        library = import_client_library()
         ranges = {}
         for number in partitions_by_topic[name]:
-            with kafka_errors(self._config):
+            with translate_kafka_errors(self._config):
                 partition = library.TopicPartition(name, number)
-                first, end = self._consumer().get_watermark_offsets(
+                first, end = self._new_consumer().get_watermark_offsets(
                     partition, timeout=TIMEOUT_SECONDS
                 )
             ranges[number] = OffsetRange(first, end)
-        return Topic(name, ranges, self._identity(name))
+        return Topic(name, ranges, self._topic_id(name))
 
     def topics(self) -> Mapping[str, list[int]]:
         """Return the partitions of all topics, except internal topics."""
-        with kafka_errors(self._config):
-            metadata = self._consumer().list_topics(timeout=TIMEOUT_SECONDS)
+        with translate_kafka_errors(self._config):
+            metadata = self._new_consumer().list_topics(timeout=TIMEOUT_SECONDS)
         return {
             name: sorted(topic.partitions)
             for name, topic in metadata.topics.items()
@@ -139,8 +139,8 @@ class KafkaStream:
 
     def server(self) -> str:
         """Return a description of the cluster for display."""
-        with kafka_errors(self._config):
-            brokers = self._consumer().list_topics(timeout=TIMEOUT_SECONDS).brokers
+        with translate_kafka_errors(self._config):
+            brokers = self._new_consumer().list_topics(timeout=TIMEOUT_SECONDS).brokers
         return f"Kafka of {len(brokers)} brokers"
 
     def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
@@ -185,25 +185,25 @@ class KafkaStream:
         most_bytes: int | None = None,
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` as micro-batches of Arrow tables."""
-        library = client_library()
+        library = import_client_library()
         offsets = {number: offset for number, offset in start.items() if offset < end[number]}
         assigned = [
             library.TopicPartition(spec.topic, number, offset) for number, offset in offsets.items()
         ]
-        consumer = self._consumer()
-        with kafka_errors(self._config):
+        consumer = self._new_consumer()
+        with translate_kafka_errors(self._config):
             consumer.assign(assigned)
         open_partitions = set(offsets)
         timed = "timestamp" in spec.fields.values()
         while open_partitions:
             first_offsets = dict(offsets)
             buffer = _RecordBuffer(spec.batch_records, most_bytes or _MOST_BYTES, timed=timed)
-            self._fill(buffer, offsets, end, open_partitions)
+            self._fill_buffer(buffer, offsets, end, open_partitions)
             yield MicroBatch(buffer.table(spec.topic), first_offsets, dict(offsets))
-        with kafka_errors(self._config):
+        with translate_kafka_errors(self._config):
             consumer.unassign()
 
-    def _fill(
+    def _fill_buffer(
         self,
         buffer: _RecordBuffer,
         offsets: dict[int, int],
@@ -211,13 +211,13 @@ class KafkaStream:
         open_partitions: set[int],
     ) -> None:
         """Buffer records until the buffer is full or all end offsets are reached."""
-        consumer = self._consumer()
+        consumer = self._new_consumer()
         last_message = time.monotonic()
         while open_partitions and buffer.remaining() > 0:
             message_count = min(_MAX_MESSAGES, buffer.remaining())
-            with kafka_errors(self._config):
+            with translate_kafka_errors(self._config):
                 messages = consumer.consume(message_count, timeout=_POLL_SECONDS)
-            records, ended = self._separate(messages, open_partitions)
+            records, ended = self._separate_events(messages, open_partitions)
             for number, last in buffer.add(records, end, open_partitions).items():
                 offsets[number] = last + 1
             for number in ended:
@@ -236,7 +236,7 @@ class KafkaStream:
                     hint=f"featurestore source check {self._config.name}",
                 )
 
-    def _separate(
+    def _separate_events(
         self, messages: list[Any], open_partitions: set[int]
     ) -> tuple[list[Any], set[int]]:
         """Separate the records from end-of-partition events."""
@@ -247,17 +247,17 @@ class KafkaStream:
             for message, error in zip(messages, errors, strict=True):
                 if error is None:
                     records.append(message)
-                elif error.code() == client_library().KafkaError._PARTITION_EOF:
+                elif error.code() == import_client_library().KafkaError._PARTITION_EOF:
                     ended.add(message.partition())
                 else:
-                    raise error_of(self._config, error)
+                    raise to_store_error(self._config, error)
         ended &= open_partitions
         return records, ended
 
-    def _consumer(self) -> Any:
+    def _new_consumer(self) -> Any:
         if self._client is None:
-            library = client_library()
-            with kafka_errors(self._config):
+            library = import_client_library()
+            with translate_kafka_errors(self._config):
                 self._client = library.Consumer(
                     {
                         **client_settings(self._config),
@@ -270,16 +270,16 @@ class KafkaStream:
                 )
         return self._client
 
-    def _identity(self, name: str) -> str | None:
+    def _topic_id(self, name: str) -> str | None:
         """Return the id of a topic, or None if the brokers do not support topic ids."""
-        library = client_library()
+        library = import_client_library()
         from confluent_kafka.admin import AdminClient
 
         client = AdminClient(client_settings(self._config))
         futures = client.describe_topics(
             library.TopicCollection([name]), request_timeout=TIMEOUT_SECONDS
         )
-        with kafka_errors(self._config):
+        with translate_kafka_errors(self._config):
             description = futures[name].result()
         identity = getattr(description, "topic_id", None)
         return None if identity is None else str(identity)

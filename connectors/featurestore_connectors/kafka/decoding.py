@@ -41,8 +41,8 @@ from featurestore_connectors.kafka.record_values import (
     Decoded,
     JsonValues,
     Values,
-    as_texts,
     check_fields,
+    to_strings,
 )
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
@@ -84,7 +84,7 @@ class RawValues:
     def decode(self, values: pa.Array) -> Decoded:
         if pat.is_binary(self.kind):
             return Decoded({self.column: values}, pa.nulls(len(values), pa.string()))
-        texts, broken = as_texts(values)
+        texts, broken = to_strings(values)
         reasons = pc.if_else(broken, "the value is not UTF-8 text", pa.scalar(None, pa.string()))
         return Decoded({self.column: texts}, reasons)
 
@@ -121,17 +121,17 @@ class RecordDecoder:
         reasons = decoded.reasons
         deletes = decoded.deletes or pa.array([False] * batch.num_rows, pa.bool_())
         if self.keys is not None and batch.column("value").null_count:
-            columns, reasons, deletes = self._with_tombstones(batch, columns, reasons, deletes)
+            columns, reasons, deletes = self._fill_tombstone_keys(batch, columns, reasons, deletes)
         for name, field_name in self.spec.fields.items():
             column = decoded.fields.get(field_name)
             if column is None:
                 column = batch.column(field_name)
             if field_name == "key":
-                column, broken = as_texts(column)
+                column, broken = to_strings(column)
                 reasons = _add_reason(reasons, broken, "the key is not UTF-8 text")
             columns[name] = column
         reasons = self._check_columns(columns, reasons, deletes)
-        return self._rows(batch, columns, reasons, deletes)
+        return self._build_rows(batch, columns, reasons, deletes)
 
     def _check_columns(
         self, columns: dict[str, pa.Array], reasons: pa.Array, deletes: pa.Array
@@ -163,7 +163,7 @@ class RecordDecoder:
                 )
         return reasons
 
-    def _with_tombstones(
+    def _fill_tombstone_keys(
         self,
         batch: pa.RecordBatch,
         columns: dict[str, pa.Array],
@@ -178,7 +178,7 @@ class RecordDecoder:
             columns[name] = pc.if_else(is_empty, key, columns[name])
         return columns, pc.if_else(is_empty, unread, reasons), pc.or_(deletes, is_empty)
 
-    def _rows(
+    def _build_rows(
         self,
         batch: pa.RecordBatch,
         columns: dict[str, pa.Array],
@@ -208,7 +208,7 @@ class RecordDecoder:
         count = batch.num_rows
         columns = {field.name: pa.nulls(count, field.type) for field in self.spec.columns}
         deletes = pa.array([False] * count, pa.bool_())
-        return self._rows(batch, columns, pa.array([reason] * count, pa.string()), deletes)
+        return self._build_rows(batch, columns, pa.array([reason] * count, pa.string()), deletes)
 
 
 def decoded_schema(spec: StreamSpec) -> pa.Schema:
@@ -331,32 +331,32 @@ class DebeziumValues:
         check_fields(self.schema)
 
     def decode(self, values: pa.Array) -> Decoded:
-        events = self._events(values)
+        events = self._parse_events(values)
         parser = JsonColumns(self.schema, rules=TextRules(declared=True))
-        columns, bad = parser.convert([self._members(event) for event in events])
+        columns, bad = parser.convert([self._event_values(event) for event in events])
         reasons = [
-            event.reason or self._unavailable(event) or bad.get(row)
+            event.reason or self._incomplete_reason(event) or bad.get(row)
             for row, event in enumerate(events)
         ]
         operations = pa.array([event.operation for event in events], RECORD_FIELDS["operation"])
         deletes = pc.fill_null(pc.equal(operations, "delete"), False)
         fields = {
-            "change_timestamp": _instants(events, "changed"),
-            "capture_timestamp": _instants(events, "captured"),
+            "change_timestamp": _event_times(events, "changed"),
+            "capture_timestamp": _event_times(events, "captured"),
             "operation": operations,
         }
         return Decoded(columns, pa.array(reasons, pa.string()), deletes, fields)
 
-    def _members(self, event: _Event) -> dict[str, Any]:
+    def _event_values(self, event: _Event) -> dict[str, Any]:
         """Return the values of an event; for a delete only the key, as others may be missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
             return {name: row.get(name) for name in self.primary_key}
         return row
 
-    def _unavailable(self, event: _Event) -> str | None:
+    def _incomplete_reason(self, event: _Event) -> str | None:
         """Return why an event is incomplete, or None; large values are omitted if unchanged."""
-        row = self._members(event)
+        row = self._event_values(event)
         for name in self.schema.names:
             if row.get(name) == _UNAVAILABLE:
                 return (
@@ -364,10 +364,10 @@ class DebeziumValues:
                 )
         return None
 
-    def _events(self, values: pa.Array) -> list[_Event]:
+    def _parse_events(self, values: pa.Array) -> list[_Event]:
         if self.registry is not None:
             return [self._parse_avro_event(value) for value in values.to_pylist()]
-        texts, broken = as_texts(values)
+        texts, broken = to_strings(values)
         return [
             _Event(reason="the value is not UTF-8 text") if is_broken else _parse_json_event(text)
             for text, is_broken in zip(texts.to_pylist(), broken.to_pylist(), strict=True)
@@ -430,11 +430,11 @@ def _parse_envelope(envelope: Any) -> _Event:
     row, source = envelope.get(side), envelope.get("source")
     if not isinstance(row, Mapping):
         return _Event(reason=f"the change event has no {side!r}")
-    changed = _micros(source if isinstance(source, Mapping) else {})
-    return _Event(row, _WRITES[operation], changed, _micros(envelope))
+    changed = _event_micros(source if isinstance(source, Mapping) else {})
+    return _Event(row, _WRITES[operation], changed, _event_micros(envelope))
 
 
-def _micros(times: Mapping[str, Any]) -> int | None:
+def _event_micros(times: Mapping[str, Any]) -> int | None:
     """Return the time of an event from its finest unit, in microseconds."""
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
         value = times.get(name)
@@ -444,6 +444,6 @@ def _micros(times: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _instants(events: list[_Event], name: str) -> pa.Array:
+def _event_times(events: list[_Event], name: str) -> pa.Array:
     micros = [getattr(event, name) for event in events]
     return pa.array(micros, pa.int64()).cast(TIMESTAMP)

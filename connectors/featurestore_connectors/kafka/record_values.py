@@ -73,7 +73,7 @@ class Values(Protocol):
         ...
 
 
-def as_texts(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+def to_strings(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Convert binary values to strings; also return a mask of values that are not text."""
     try:
         texts = values.cast(pa.string())
@@ -103,7 +103,7 @@ class JsonValues:
         check_fields(self.schema)
 
     def decode(self, values: pa.Array) -> Decoded:
-        texts, broken = as_texts(values)
+        texts, broken = to_strings(values)
         parser = JsonColumns(self.schema, rules=TextRules(declared=True))
         columns, reasons = parser.decode(texts)
         errors = pc.if_else(

@@ -69,7 +69,7 @@ def client_settings(config: SourceConfig) -> dict[str, Any]:
     return settings
 
 
-def client_library() -> Any:
+def import_client_library() -> Any:
     """Import and return the client library; raise MissingExtra if it is not installed."""
     try:
         import confluent_kafka
@@ -79,21 +79,21 @@ def client_library() -> Any:
 
 
 @contextmanager
-def kafka_errors(config: SourceConfig) -> Iterator[None]:
+def translate_kafka_errors(config: SourceConfig) -> Iterator[None]:
     """Convert Kafka client errors to feature store errors, without secrets."""
-    library = client_library()
+    library = import_client_library()
     try:
         yield
     except library.KafkaException as error:
         cause = error.args[0] if error.args else error
-        raise error_of(config, cause) from None
+        raise to_store_error(config, cause) from None
 
 
-def error_of(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError:
+def to_store_error(config: SourceConfig, cause: Any) -> SourceUnavailable | SourceError:
     """Return the feature store error for a broker or client error."""
     brokers = check_config(config)
     text = cause.str() if hasattr(cause, "str") else str(cause)
-    library = client_library()
+    library = import_client_library()
     unavailable = {
         library.KafkaError._ALL_BROKERS_DOWN,
         library.KafkaError._AUTHENTICATION,

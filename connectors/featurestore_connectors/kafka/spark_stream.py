@@ -49,8 +49,8 @@ def batches(
     config: SourceConfig, spec: StreamSpec, start: Mapping[int, int], engine: Engine
 ) -> Iterator[MicroBatch]:
     """Yield the new records of a topic in micro-batches of at most ``spec.batch_records``."""
-    session = _session(engine)
-    reader = session.readStream.format("kafka").options(**_options(config, spec, start))
+    session = _session_with_kafka(engine)
+    reader = session.readStream.format("kafka").options(**_reader_options(config, spec, start))
     reader = reader.option("maxOffsetsPerTrigger", spec.batch_records)
     handoff = _BatchHandoff()
     with tempfile.TemporaryDirectory(prefix="featurestore-stream-") as folder:
@@ -80,7 +80,11 @@ def batch(
 ) -> MicroBatch:
     """Return the records of an offset range as one micro-batch."""
     ends = json.dumps({spec.topic: {str(number): offset for number, offset in end.items()}})
-    reader = _session(engine).read.format("kafka").options(**_options(config, spec, start))
+    reader = (
+        _session_with_kafka(engine)
+        .read.format("kafka")
+        .options(**_reader_options(config, spec, start))
+    )
     frame = reader.option("endingOffsets", ends).load().select(*_COLUMNS)
     return MicroBatch(frame, dict(start), dict(end))
 
@@ -112,7 +116,9 @@ def _take_batches(
         handoff.processed.set()
 
 
-def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -> dict[str, str]:
+def _reader_options(
+    config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]
+) -> dict[str, str]:
     """Return the options of Spark's Kafka reader, with the table's partitions and offsets."""
     numbers = sorted(start)
     beginnings = {str(number): start[number] for number in numbers}
@@ -136,25 +142,25 @@ def _options(config: SourceConfig, spec: StreamSpec, start: Mapping[int, int]) -
         }
     if config.secret is not None:
         mechanism = settings.get("sasl.mechanism", "PLAIN")
-        options["kafka.sasl.jaas.config"] = _login(mechanism, user or "", config.secret())
+        options["kafka.sasl.jaas.config"] = _login_config(mechanism, user or "", config.secret())
     return options
 
 
-def _login(mechanism: str, user: str, password: str) -> str:
+def _login_config(mechanism: str, user: str, password: str) -> str:
     """Return the JAAS login configuration of the Java client, with quoted values."""
     module = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
     return (
         f"org.apache.kafka.common.security.{module} required "
-        f"username={_quoted(user)} password={_quoted(password)};"
+        f"username={_quote(user)} password={_quote(password)};"
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
-def _session(engine: Engine) -> Any:
+def _session_with_kafka(engine: Engine) -> Any:
     """Return the engine's Spark session after checking that it can read Kafka.
 
     Raises:

@@ -40,26 +40,26 @@ class SparkLauncher:
     @property
     def driver_host(self) -> str:
         """The address at which executors reach the driver: loopback in local mode."""
-        context = _session().sparkContext
+        context = _active_session().sparkContext
         if context.master.startswith("local"):
             return "127.0.0.1"
         return str(context.getConf().get("spark.driver.host"))
 
     def check(self, workers: int) -> None:
         """Check that enough slots are free, since Spark would wait silently for ten minutes."""
-        context = _session().sparkContext
+        context = _active_session().sparkContext
         end = time.monotonic() + _REGISTRATION_SECONDS
         while (free := free_slots(context)) < workers:
             if time.monotonic() > end:
                 raise NotEnoughSlots(
                     f"{workers} workers must run at the same time, and the cluster at "
-                    f"{context.master} has {free} free slots of {_slots(context)}.",
+                    f"{context.master} has {free} free slots of {_total_slots(context)}.",
                     hint=f"workers={max(free, 1)}, end other jobs, or configure more executors",
                 )
             time.sleep(_POLL_SECONDS)
 
     def start(self, gang: Gang) -> RunningGang:
-        return SparkGang(_session().sparkContext, gang, host=self.driver_host)
+        return SparkGang(_active_session().sparkContext, gang, host=self.driver_host)
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class SparkGang:
         self._job.start()
 
     def poll(self) -> list[int | None]:
-        self._listen()
+        self._receive_messages()
         if not self._job.is_alive():
-            self._listen_to_the_end()
+            self._receive_remaining()
             if self._error is not None and None in self._exits:
                 raise RunFailed(f"Spark could not run the workers: {self._error}") from self._error
             self._exits = [_LOST if each is None else each for each in self._exits]
@@ -113,35 +113,35 @@ class SparkGang:
         except Exception as error:  # py4j's, pyspark's and Java's have no common base
             self._error = error
 
-    def _listen_to_the_end(self) -> None:
+    def _receive_remaining(self) -> None:
         """Receive the remaining messages of finished tasks."""
         end = time.monotonic() + _STOP_SECONDS
         while self._port.has_peers and time.monotonic() < end:
-            self._listen()
+            self._receive_messages()
             time.sleep(_POLL_SECONDS)
-        self._listen()
+        self._receive_messages()
 
-    def _listen(self) -> None:
+    def _receive_messages(self) -> None:
         """Receive task messages: the worker number, and the exit status of its process."""
         for received in self._port.poll(0):
             if received.data is None:
-                self._end(received.peer)
+                self._remove_task(received.peer)
                 continue
             try:
                 message = json.loads(received.data)
                 if received.peer in self._tasks:
                     self._exits[self._tasks[received.peer]] = int(message["exit"])
                 else:
-                    self._begin(received.peer, int(message["index"]))
+                    self._register_task(received.peer, int(message["index"]))
             except (ValueError, TypeError, KeyError, RecursionError):
                 self._port.drop(received.peer)
 
-    def _begin(self, peer: Peer, index: int) -> None:
+    def _register_task(self, peer: Peer, index: int) -> None:
         if index not in range(len(self._exits)) or index in self._tasks.values():
             raise ValueError(f"no task {index} is expected")
         self._tasks[peer] = index
 
-    def _end(self, peer: Peer) -> None:
+    def _remove_task(self, peer: Peer) -> None:
         """Close a task connection; a task that sent no exit status is lost."""
         index = self._tasks.pop(peer, None)
         if index is not None and self._exits[index] is None:
@@ -171,7 +171,7 @@ def run_task(stage: _Stage, index: int) -> int:
     cluster: dict[str, list[str]] = {}
     for task, address in zip(tasks, addresses, strict=True):
         cluster.setdefault(task.role, []).append(address)
-    check_run_is_seen(tasks[index])
+    check_run_directory(tasks[index])
     task_input = tasks[index].standard_input(
         stage.gang.function, cluster if stage.gang.needs_addresses else None
     )
@@ -182,7 +182,7 @@ def run_task(stage: _Stage, index: int) -> int:
     return status
 
 
-def check_run_is_seen(task: WorkerTask) -> None:
+def check_run_directory(task: WorkerTask) -> None:
     """Raise EngineError if the executor cannot access the run's directory."""
     run = os.path.dirname(os.path.dirname(task.log))
     if not files.is_directory(run):
@@ -218,17 +218,17 @@ def free_slots(context: Any) -> int:
         stage_info = tracker.getStageInfo(stage)
         if stage_info is not None:
             running += stage_info.numActiveTasks
-    return max(0, _slots(context) - running)
+    return max(0, _total_slots(context) - running)
 
 
-def _slots(context: Any) -> int:
+def _total_slots(context: Any) -> int:
     """Return the number of task slots on the current executors."""
     inner = context._jsc.sc()
     profile = inner.resourceProfileManager().defaultResourceProfile()
     return int(inner.maxNumConcurrentTasks(profile))
 
 
-def _session() -> Any:
+def _active_session() -> Any:
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession

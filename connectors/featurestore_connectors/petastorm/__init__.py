@@ -73,7 +73,7 @@ class PetastormFormat(PlainFormat):
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         fields = [field for field in schema if not is_supported(field.type)]
-        unsupported = [f"{each.name}: {each.type} ({_suggestion(each.type)})" for each in fields]
+        unsupported = [f"{each.name}: {each.type} ({_suggest_type(each.type)})" for each in fields]
         if unsupported:
             raise UnsupportedType(
                 f"petastorm's readers do not support these columns: {'; '.join(unsupported)}.",
@@ -155,7 +155,7 @@ class PetastormFormat(PlainFormat):
         reader_options = {"num_epochs": 1, "reader_pool_type": WHOLE_POOL, **options}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            reader_options["filesystem"] = _files_of(directory, manifest, manifest_split)
+            reader_options["filesystem"] = _split_files(directory, manifest, manifest_split)
             return make_batch_reader(
                 Path(directory, split).absolute().as_uri(),
                 cur_shard=worker,
@@ -215,7 +215,7 @@ def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
     return any(re.fullmatch(str(getattr(each, "name", each)), name) for each in patterns)
 
 
-def _files_of(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
+def _split_files(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
     from featurestore_connectors.petastorm.files import SplitFiles
 
     sink = pa.BufferOutputStream()
@@ -246,7 +246,7 @@ class PetastormShard:
         self._inner.close()
 
 
-def _suggestion(kind: pa.DataType) -> str:
+def _suggest_type(kind: pa.DataType) -> str:
     if pat.is_struct(kind):
         return "use a column for each field"
     return (

@@ -31,7 +31,7 @@ from featurestore.storage.connections import delta_options
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
 from featurestore_connectors.sources import locations
-from featurestore_connectors.sources.drivers import one_line
+from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
@@ -89,7 +89,7 @@ class DeltaSnapshot(TypedColumns):
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
         except Exception as error:  # the kernel's errors have no class of their own
             self.close()
-            raise self._refusal(error) from error
+            raise self._convert_error(error) from error
         self.identity = f"version {version}"
         self.server = f"Delta table {remove_owner(path)}"
 
@@ -107,8 +107,8 @@ class DeltaSnapshot(TypedColumns):
                 self._mirror.fetch(_version_files(self._mirror, self._path, self._version))
         rows = self._rows
         if query.window is not None:
-            rows = rows.filter(self._within(query.window))
-        batches = self._batches(rows.select(schema.names))
+            rows = rows.filter(self._window_filter(query.window))
+        batches = self._converted_batches(rows.select(schema.names))
         return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class DeltaSnapshot(TypedColumns):
             columns.append(SourceColumn(field.name, field.name, kind, native))
         return columns
 
-    def _within(self, window: TimeRange) -> Any:
+    def _window_filter(self, window: TimeRange) -> Any:
         import polars
 
         kind = self._rows.collect_schema()[window.column]
@@ -143,15 +143,15 @@ class DeltaSnapshot(TypedColumns):
             return (time > start) & (time <= end)
         return (time >= start) & (time < end)
 
-    def _batches(self, rows: Any) -> Iterator[pa.RecordBatch]:
+    def _converted_batches(self, rows: Any) -> Iterator[pa.RecordBatch]:
         try:
             for frame in rows.collect_batches():
                 yield from frame.to_arrow(compat_level=self._old_layout).to_batches()
         except Exception as error:  # the kernel's errors have no class of their own
-            raise self._refusal(error) from error
+            raise self._convert_error(error) from error
 
-    def _refusal(self, error: Exception) -> SourceError | SourceTableNotFound:
-        reason = one_line(str(error), None)
+    def _convert_error(self, error: Exception) -> SourceError | SourceTableNotFound:
+        reason = to_single_line(str(error), None)
         subject = (
             f"Source {self._config.name!r}, version {self._version} of {remove_owner(self._path)}"
         )

@@ -83,13 +83,15 @@ def translate_errors(config: SourceConfig, *, secret: str | None = None) -> Iter
         yield
     except Error as error:
         # Not chained: the message of the cause may contain the secret.
-        raise adbc_error(config, error, secret=secret) from None
+        raise convert_adbc_error(config, error, secret=secret) from None
 
 
-def adbc_error(config: SourceConfig, error: Any, *, secret: str | None) -> FeatureStoreError:
+def convert_adbc_error(
+    config: SourceConfig, error: Any, *, secret: str | None
+) -> FeatureStoreError:
     """Return the feature store error for an ADBC driver error."""
     state = getattr(error, "sqlstate", None) or ""
-    message = one_line(str(error), secret)
+    message = to_single_line(str(error), secret)
     subject = f"Source {config.name!r}"
     if state in _NO_TABLE or "no such table" in message:
         return SourceTableNotFound(f"{subject}: {message}")
@@ -109,14 +111,14 @@ def adbc_error(config: SourceConfig, error: Any, *, secret: str | None) -> Featu
     return SourceError(f"{subject}: {message}")
 
 
-def one_line(text: str, secret: str | None) -> str:
+def to_single_line(text: str, secret: str | None) -> str:
     """Return a driver message on one line, with the secret masked."""
     if secret:
         text = text.replace(secret, "***")
     return " ".join(text.split())
 
 
-def guard_batches(
+def convert_batch_errors(
     config: SourceConfig,
     batches: Iterator[Any],
     *,
@@ -132,7 +134,7 @@ def guard_batches(
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, FeatureStoreError):
                     raise
-                message = one_line(str(error), secret)
+                message = to_single_line(str(error), secret)
                 raise SourceError(f"Source {config.name!r}: {message}") from None
             if batch is None:
                 return
@@ -166,7 +168,7 @@ def check_options(
             )
 
 
-def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
+def secure_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     """Return a database URL with local file uploads of its driver disabled.
 
     Raises:
@@ -174,14 +176,14 @@ def checked_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     """
     if not _HOST.fullmatch(url.host or ""):
         raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is not a host name.")
-    driver = _driver(url)
+    driver = _driver_name(url)
     check_options(config, url.query, allowed=_DRIVER_OPTIONS.get(driver, ()), driver=driver)
     if driver in _SENDS_FILES:
         url = url.update_query_dict({_SENDS_FILES[driver]: "false"})
     return url
 
 
-def _driver(url: sa.URL) -> str:
+def _driver_name(url: sa.URL) -> str:
     """Return the driver name of a URL, or the dialect name if no driver is installed."""
     import sqlalchemy as sa
 

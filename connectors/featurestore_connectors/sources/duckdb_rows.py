@@ -25,7 +25,7 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations, sqltext
-from featurestore_connectors.sources.drivers import one_line
+from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
@@ -80,15 +80,15 @@ class DuckDBSnapshot(TypedColumns):
         return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return read(self._config, self._connection, self._from(query), query)
+        return read(self._config, self._connection, self._from_item(query), query)
 
     def close(self) -> None:
         self._connection.close()
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        return columns_of(self._config, self._connection, self._from(query))
+        return describe_columns(self._config, self._connection, self._from_item(query))
 
-    def _from(self, query: SourceQuery) -> str:
+    def _from_item(self, query: SourceQuery) -> str:
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         if query.table is None:
@@ -117,13 +117,13 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
     except duckdb.Error as error:
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached: {one_line(str(error), None)}",
+            f"Source {config.name!r} cannot be reached: {to_single_line(str(error), None)}",
             hint="another process that writes a DuckDB file keeps others out",
         ) from error
     return connection
 
 
-def columns_of(
+def describe_columns(
     config: SourceConfig, connection: duckdb.DuckDBPyConnection, source: str
 ) -> list[SourceColumn]:
     """Return the columns of a table, subquery or file scan."""
@@ -134,10 +134,10 @@ def columns_of(
         arrow_schema = native.limit(0).to_arrow_table().schema
     except duckdb.Error as error:
         raise convert_error(config, error) from error
-    return [_column(field, kind) for field, kind in zip(arrow_schema, types, strict=True)]
+    return [_to_source_column(field, kind) for field, kind in zip(arrow_schema, types, strict=True)]
 
 
-def _column(field: pa.Field, native: str) -> SourceColumn:
+def _to_source_column(field: pa.Field, native: str) -> SourceColumn:
     name = sqltext.quote(field.name)
     if native == "HUGEINT":
         kind = pa.decimal128(38, 0)
@@ -148,7 +148,7 @@ def _column(field: pa.Field, native: str) -> SourceColumn:
     if native == "UHUGEINT":
         kind = None
     way_out = _CASTS.get(native, "{}::varchar").format(name)
-    return SourceColumn(field.name, name, kind, native, way_out=way_out)
+    return SourceColumn(field.name, name, kind, native, readable_expression=way_out)
 
 
 def read(
@@ -163,17 +163,17 @@ def read(
 
     ``on_finished`` is called after the last row, before the reader ends.
     """
-    all_columns = columns_of(config, connection, source)
+    all_columns = describe_columns(config, connection, source)
     columns = select_columns(all_columns, query)
     schema = schema_of(columns)
     natives = {column.name: column.native for column in all_columns}
     expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
-    text = sqltext.select(expressions, source=source, condition=_condition(query, natives))
+    text = sqltext.select(expressions, source=source, condition=_window_condition(query, natives))
     batches = _batches(config, connection, text, on_finished)
     return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
 
-def _condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
+def _window_condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
     window = query.window
     if window is None:
         return None
@@ -198,7 +198,7 @@ def _batches(
     except duckdb.Error as error:
         raise convert_error(config, error) from error
     except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"Source {config.name!r}: {one_line(str(error), None)}") from error
+        raise SourceError(f"Source {config.name!r}: {to_single_line(str(error), None)}") from error
     finally:
         cursor.close()
     if on_finished is not None:
@@ -208,7 +208,7 @@ def _batches(
 def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
     """Return the feature store error for a DuckDB error."""
     text = str(error).split("Stack Trace")[0]
-    message = f"Source {config.name!r}: {one_line(text, None)[:_SHOWN]}"
+    message = f"Source {config.name!r}: {to_single_line(text, None)[:_SHOWN]}"
     if isinstance(error, duckdb.CatalogException):
         return SourceTableNotFound(message)
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):

@@ -45,7 +45,7 @@ from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
 from featurestore_connectors.sources.folders.listing import (
     FolderFiles,
-    has_known_ending,
+    has_known_extension,
     split_by_format,
 )
 from featurestore_connectors.sources.folders.options import (
@@ -61,8 +61,8 @@ from featurestore_connectors.sources.folders.tables import (
     BadRows,
     FolderTable,
     TableSchema,
-    chosen_columns,
-    decision_key,
+    find_columns,
+    schema_key,
 )
 
 
@@ -90,7 +90,7 @@ class FolderSource:
 
 
 @dataclass(frozen=True)
-class _DecidedTable:
+class _TableWithSchema:
     """A folder table with its inferred or stored schema."""
 
     table: FolderTable
@@ -104,8 +104,8 @@ class FolderSnapshot:
         self._config = config
         self._root = files.resolve(path)
         with locations.storage_errors(config):
-            self._statuses = locations.below(self._root)
-        self._decided_tables: dict[str, _DecidedTable] = {}
+            self._statuses = locations.list_files(self._root)
+        self._decided_tables: dict[str, _TableWithSchema] = {}
         self._bad_rows: list[BadRows] = []
         self.identity = locations.fingerprint(self._statuses)
         self.server = (
@@ -122,14 +122,14 @@ class FolderSnapshot:
 
     @property
     def unread(self) -> Sequence[str]:
-        names = [path for path in self._statuses if not has_known_ending(path)]
+        names = [path for path in self._statuses if not has_known_extension(path)]
         return [path[len(self._root) :].lstrip("/") for path in names]
 
     def tables(self) -> Sequence[SourceTable]:
         first = {}
         for path in self._statuses:
             name = path[len(self._root) :].lstrip("/").split("/")[0] or "."
-            if not has_known_ending(path):
+            if not has_known_extension(path):
                 continue
             if "=" in name and name not in self._statuses:
                 name = "."
@@ -142,27 +142,31 @@ class FolderSnapshot:
         return SourceQuery(path=table.name)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        folder_files, table = self._table(query)
+        folder_files, table = self._find_table(query)
         if isinstance(table, ParquetTable):
             return [*(column.name for column in table.source_columns()), *folder_files.partitions]
-        return [column.name for column in self._open(query).schema.columns]
+        return [column.name for column in self._open_table(query).schema.columns]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
         columns = self._columns(query)
         return pa.schema([(column.name, column.kind) for column in columns])
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        decided, columns = self._open(query), self._columns(query)
-        bad_rows = BadRows(decided.table.table, self._options(query).on_bad_rows == "quarantine")
+        decided, columns = self._open_table(query), self._columns(query)
+        bad_rows = BadRows(
+            decided.table.table, self._table_options(query).on_bad_rows == "quarantine"
+        )
         self._bad_rows.append(bad_rows)
         schema = pa.schema([(column.name, column.kind) for column in columns])
         batches = decided.table.batches(
             decided.schema, columns, window=query.window, bad_rows=bad_rows
         )
-        return pa.RecordBatchReader.from_batches(schema, self._checked(batches, decided.table))
+        return pa.RecordBatchReader.from_batches(
+            schema, self._check_changes_at_end(batches, decided.table)
+        )
 
     def description(self, query: SourceQuery) -> Mapping[str, Any]:
-        decided = self._open(query)
+        decided = self._open_table(query)
         columns = {column.name: str(column.kind) for column in decided.schema.columns}
         return {
             "path": query.path or ".",
@@ -186,14 +190,14 @@ class FolderSnapshot:
         return connection
 
     def _columns(self, query: SourceQuery) -> list[Any]:
-        decided = self._open(query)
+        decided = self._open_table(query)
         all_names = [column.name for column in decided.schema.columns]
         if isinstance(decided.table, ParquetTable):
             self._refuse_unreadable(decided.table, query)
         names = list(query.columns) if query.columns is not None else all_names
         if query.window is not None:
-            chosen_columns(decided.schema, [query.window.column], table=decided.table.table)
-        return chosen_columns(decided.schema, names, table=decided.table.table)
+            find_columns(decided.schema, [query.window.column], table=decided.table.table)
+        return find_columns(decided.schema, names, table=decided.table.table)
 
     def _refuse_unreadable(self, table: ParquetTable, query: SourceQuery) -> None:
         """Refuse requested Parquet columns that cannot be read without loss."""
@@ -214,23 +218,27 @@ class FolderSnapshot:
             hint=hint,
         )
 
-    def _options(self, query: SourceQuery) -> FolderOptions:
+    def _table_options(self, query: SourceQuery) -> FolderOptions:
         return parse_options({**self._config.options, **query.options})
 
-    def _open(self, query: SourceQuery) -> _DecidedTable:
+    def _open_table(self, query: SourceQuery) -> _TableWithSchema:
         """Return the table of a query with its schema, which is inferred on first use."""
         table_options: dict[str, str] = {
             name: value
             for name, value in {**self._config.options, **query.options}.items()
             if name in NAMES
         }
-        key = decision_key(query.path, table_options)
+        key = schema_key(query.path, table_options)
         if key not in self._decided_tables:
-            _, table = self._table(query)
-            self._decided_tables[key] = _DecidedTable(table, self._decided(key, table, query))
+            _, table = self._find_table(query)
+            self._decided_tables[key] = _TableWithSchema(
+                table, self._load_or_infer_schema(key, table, query)
+            )
         return self._decided_tables[key]
 
-    def _decided(self, key: str, table: FolderTable, query: SourceQuery) -> TableSchema:
+    def _load_or_infer_schema(
+        self, key: str, table: FolderTable, query: SourceQuery
+    ) -> TableSchema:
         decisions = self._config.decisions
         stored_schema = None if decisions is None else decisions.get(key)
         if stored_schema is not None:
@@ -242,10 +250,10 @@ class FolderSnapshot:
         shown_table = {"path": query.path or ".", "dialect": dict(table.dialect())}
         return TableSchema.from_json(decisions.decide(key, {**shown_table, **schema.to_json()}))
 
-    def _table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
-        options = self._options(query)
-        folder_files = self._files(query, options)
-        declared = {name: _word(kind) for name, kind in options.dtypes.items()}
+    def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
+        options = self._table_options(query)
+        folder_files = self._select_files(query, options)
+        declared = {name: _dtype_name(kind) for name, kind in options.dtypes.items()}
         table = TableName(self._config.name, query.path, query.options, declared)
         if folder_files.format == "csv":
             return folder_files, CsvTable(folder_files, table, options)
@@ -255,19 +263,19 @@ class FolderSnapshot:
             )
         return folder_files, JsonTable(folder_files, table, options)
 
-    def _files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
+    def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
                 f"A folder has no {query}.",
                 hint="pass path='orders', or no path for the complete folder",
             )
-        files_root = locations.inside(self._root, query.path or ".")
+        files_root = locations.resolve_inside(self._root, query.path or ".")
         if files_root is None:
             raise InvalidArgument(
                 f"path={query.path!r} leads out of the source {self._config.name!r}.",
                 hint="register the other folder as a source of its own",
             )
-        statuses = self._below(files_root)
+        statuses = self._list_files(files_root)
         folder_files = split_by_format(
             statuses, root=self._root, files_root=files_root, options=options
         )
@@ -277,19 +285,19 @@ class FolderSnapshot:
         endings = sorted({ending for each in ENDINGS.values() for ending in each})
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
-            f"it has {listing(table_names)}.{_unread(statuses)}",
+            f"it has {listing(table_names)}.{_describe_unread(statuses)}",
             hint=did_you_mean(query.path or "", table_names, write="path={!r}")
             or f"names of files end in {listing(endings)}, and then in {listing(COMPRESSIONS)} "
             "if compressed",
         )
 
-    def _below(self, root: str) -> dict[str, FileStatus]:
+    def _list_files(self, root: str) -> dict[str, FileStatus]:
         if root == self._root:
             return self._statuses
         with locations.storage_errors(self._config):
-            return locations.below(root)
+            return locations.list_files(root)
 
-    def _checked(
+    def _check_changes_at_end(
         self, batches: Iterator[pa.RecordBatch], table: FolderTable
     ) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -307,12 +315,12 @@ class FolderSnapshot:
             )
 
 
-def _word(kind: pa.DataType) -> str:
+def _dtype_name(kind: pa.DataType) -> str:
     """Return the name of a type in the ``dtypes`` option."""
     return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
-def _unread(statuses: Mapping[str, FileStatus]) -> str:
+def _describe_unread(statuses: Mapping[str, FileStatus]) -> str:
     if not statuses:
         return ""
     names = [os.path.basename(path) for path in statuses]

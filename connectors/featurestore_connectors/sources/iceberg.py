@@ -28,7 +28,7 @@ from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
-from featurestore_connectors.sources.drivers import checked_url, one_line
+from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
 _OPTIONS = ("catalog", "warehouse")
@@ -59,7 +59,7 @@ class IcebergSource:
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
         self._is_table = self._uri.startswith(("/", "file:"))
         if not self._is_table and not self._uri.startswith("http"):
-            self._uri = _database(config, self._uri)
+            self._uri = _database_url(config, self._uri)
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
         """Open the catalog at snapshot id or time ``at``, or with the latest snapshots."""
@@ -71,7 +71,7 @@ class IcebergSource:
             path = locations.require_existing(
                 self._config, locations.local_path(self._config, prefix="iceberg")
             )
-            with _translated(self._config, None):
+            with _translate_errors(self._config, None):
                 table = iceberg_catalogs.load_table(path)
             return IcebergSnapshot(self._config, _SingleTable(table), at=at)
         secret = None
@@ -80,7 +80,7 @@ class IcebergSource:
         if self._uri.startswith("sqlite:"):
             file = self._uri.removeprefix("sqlite:").removeprefix("//")
             locations.require_existing(self._config, file.replace("//", "/", 1))
-        with _translated(self._config, secret):
+        with _translate_errors(self._config, secret):
             catalog = iceberg_catalogs.open_catalog(
                 self._uri,
                 name=self._config.options.get("catalog", "default"),
@@ -137,8 +137,8 @@ class IcebergSnapshot:
     def tables(self) -> Sequence[SourceTable]:
         if isinstance(self._catalog, _SingleTable):
             return [SourceTable(_SINGLE_TABLE)]
-        with _translated(self._config, self._secret):
-            return [SourceTable(name) for name in sorted(_tables_below(self._catalog, ()))]
+        with _translate_errors(self._config, self._secret):
+            return [SourceTable(name) for name in sorted(_nested_tables(self._catalog, ()))]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
         if isinstance(self._catalog, _SingleTable):
@@ -146,25 +146,27 @@ class IcebergSnapshot:
         return SourceQuery(table=table.name)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        open_table = self._open(query)
+        open_table = self._open_pinned(query)
         return [str(field.name) for field in open_table.schema.fields]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        source = self._rows(query)
+        source = self._rows_sql(query)
         return schema_of(
-            select_columns(duckdb_rows.columns_of(self._config, self._connection, source), query)
+            select_columns(
+                duckdb_rows.describe_columns(self._config, self._connection, source), query
+            )
         )
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return duckdb_rows.read(self._config, self._connection, self._rows(query), query)
+        return duckdb_rows.read(self._config, self._connection, self._rows_sql(query), query)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _rows(self, query: SourceQuery) -> str:
+    def _rows_sql(self, query: SourceQuery) -> str:
         """Return the SQL for the rows of a table at its snapshot."""
-        open_table = self._open(query)
-        with _translated(self._config, self._secret):
+        open_table = self._open_pinned(query)
+        with _translate_errors(self._config, self._secret):
             return iceberg_files.rows(
                 self._config,
                 self._connection,
@@ -174,7 +176,7 @@ class IcebergSnapshot:
                 query,
             )
 
-    def _open(self, query: SourceQuery) -> _OpenTable:
+    def _open_pinned(self, query: SourceQuery) -> _OpenTable:
         is_single_table = isinstance(self._catalog, _SingleTable)
         if (
             query.sql is not None
@@ -191,7 +193,7 @@ class IcebergSnapshot:
         return self._open_tables[name]
 
     def _open_table(self, name: str) -> _OpenTable:
-        table = self._load(name)
+        table = self._load_table(name)
         if isinstance(self._version, datetime):
             snapshot = table.snapshot_as_of_timestamp(to_micros(self._version) // 1000)
         elif self._version is not None:
@@ -211,12 +213,12 @@ class IcebergSnapshot:
         schema = table.schemas().get(snapshot.schema_id, table.schema())
         return _OpenTable(table, snapshot, schema)
 
-    def _load(self, name: str) -> Any:
+    def _load_table(self, name: str) -> Any:
         if isinstance(self._catalog, _SingleTable):
             return self._catalog.table
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        with _translated(self._config, self._secret):
+        with _translate_errors(self._config, self._secret):
             try:
                 return self._catalog.load_table(name)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
@@ -228,7 +230,7 @@ class IcebergSnapshot:
                 ) from error
 
 
-def _database(config: SourceConfig, uri: str) -> str:
+def _database_url(config: SourceConfig, uri: str) -> str:
     """Return the database URL of a SQL catalog after checking its driver options."""
     import sqlalchemy as sa
 
@@ -239,21 +241,21 @@ def _database(config: SourceConfig, uri: str) -> str:
             f"Source {config.name!r}: {config.uri!r} names no catalog.",
             hint="iceberg+sqlite:///catalog.db, iceberg+https://catalog, iceberg+/table/metadata.json",
         ) from error
-    checked = checked_url(config, url)
+    checked = secure_url(config, url)
     return uri if checked == url else checked.render_as_string(hide_password=False)
 
 
-def _tables_below(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
+def _nested_tables(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
     """Yield the tables in a namespace and its nested namespaces."""
     for child in catalog.list_namespaces(namespace):
         if len(child) > len(namespace):
             for identifier in catalog.list_tables(child):
                 yield ".".join(identifier)
-            yield from _tables_below(catalog, child)
+            yield from _nested_tables(catalog, child)
 
 
 @contextmanager
-def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
+def _translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]:
     """Convert pyiceberg exceptions to feature store errors."""
     try:
         yield
@@ -261,26 +263,26 @@ def _translated(config: SourceConfig, secret: str | None) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {one_line(str(error), secret)}",
+            f"Source {config.name!r}: a file of the table is gone: {to_single_line(str(error), secret)}",
             hint="was its snapshot expired while it was read?",
         ) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
         if isinstance(error, _METADATA_ERRORS) or "validation error" in str(error):
             raise SourceError(
                 f"Source {config.name!r}: the metadata are not those of an Iceberg table, or are "
-                f"damaged: {_reason(error, secret)}.",
+                f"damaged: {_short_message(error, secret)}.",
                 hint="iceberg+/path/to/table/metadata/....metadata.json is the file of one table",
             ) from None
         # Not chained: the message of the cause may contain the secret.
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be read: {one_line(str(error), secret)}",
+            f"Source {config.name!r} cannot be read: {to_single_line(str(error), secret)}",
             hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
         ) from None
 
 
-def _reason(error: Exception, secret: str | None) -> str:
+def _short_message(error: Exception, secret: str | None) -> str:
     """Return a short error message, without pydantic's boilerplate."""
-    text = _PYDANTIC_TEXT.sub(" ", one_line(str(error), secret))
+    text = _PYDANTIC_TEXT.sub(" ", to_single_line(str(error), secret))
     return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 
 

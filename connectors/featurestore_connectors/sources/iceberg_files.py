@@ -15,7 +15,7 @@ from featurestore.errors import SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.drivers import one_line
+from featurestore_connectors.sources.drivers import to_single_line
 
 _TYPES = {
     "boolean": "BOOLEAN",
@@ -48,22 +48,22 @@ def rows(
         UnsupportedType: A requested column has an unsupported type.
         SourceError: The files need a newer reader.
     """
-    fields = _readable(schema, query)
+    fields = _readable_fields(schema, query)
     if snapshot is None:
         return _empty_rows(fields)
     scan = table.scan(snapshot_id=snapshot.snapshot_id)
     if query.window is not None:
-        scan = scan.filter(_overlapping(schema, query.window))
+        scan = scan.filter(_window_filter(schema, query.window))
     paths, deletes = [], set()
-    for task in _tasks(config, scan):
-        paths.append(_path(config, task.file.file_path))
+    for task in _plan_files(config, scan):
+        paths.append(_local_path(config, task.file.file_path))
         for delete in task.delete_files:
             deletes.add(_delete_path(config, delete))
     if not paths:
         return _empty_rows(fields)
     _check_ids(config, connection, [*paths])
     columns = ", ".join(sqltext.quote(field.name) for field in fields)
-    source = f"{_parquet(paths)}, schema = {_schema_map(fields)}"
+    source = f"{_scan_parquet(paths)}, schema = {_schema_map(fields)}"
     if not deletes:
         return f"(SELECT {columns} FROM read_parquet({source})) AS rows"
     source += f", {_FILE} = true, {_NUMBER} = true"
@@ -73,12 +73,12 @@ def rows(
     )
     return (
         "(WITH deleted AS (SELECT regexp_replace(file_path, '^file:(//)?', '') AS file, pos "
-        f"FROM read_parquet({_parquet(sorted(deletes))})) "
+        f"FROM read_parquet({_scan_parquet(sorted(deletes))})) "
         f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({deleted_rows})) AS rows"
     )
 
 
-def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
+def _plan_files(config: SourceConfig, scan: Any) -> list[Any]:
     """Return the file scan tasks of a scan, with their delete files."""
     try:
         return list(scan.plan_files())
@@ -89,14 +89,14 @@ def _tasks(config: SourceConfig, scan: Any) -> list[Any]:
         ) from error
 
 
-def _readable(schema: Any, query: SourceQuery) -> list[Any]:
+def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
     """Return the readable fields; raise UnsupportedType if other fields are requested."""
     names = query.columns
     readable, unsupported = [], []
     for field in schema.fields:
         # Files that are older than a column with an initial default do not contain its values.
         has_default = getattr(field, "initial_default", None) is not None
-        if _type(field.field_type) is not None and not has_default:
+        if _duckdb_type(field.field_type) is not None and not has_default:
             readable.append(field)
         elif names is None or field.name in names:
             unsupported.append(f"{field.name!r} ({field.field_type})")
@@ -108,7 +108,7 @@ def _readable(schema: Any, query: SourceQuery) -> list[Any]:
     return readable
 
 
-def _type(kind: Any) -> str | None:
+def _duckdb_type(kind: Any) -> str | None:
     """Return the DuckDB type of an Iceberg type, or None if it is not supported."""
     text = str(kind)
     if text.startswith("decimal("):
@@ -116,7 +116,7 @@ def _type(kind: Any) -> str | None:
     if text.startswith("fixed["):
         return "BLOB"
     if text.startswith("list<"):
-        element = _type(kind.element_type)
+        element = _duckdb_type(kind.element_type)
         if element is not None and not element.endswith("]"):
             return f"{element}[]"
         return None
@@ -126,19 +126,19 @@ def _type(kind: Any) -> str | None:
 def _schema_map(fields: Sequence[Any]) -> str:
     entries = []
     for field in fields:
-        name, kind = sqltext.text(field.name), sqltext.text(str(_type(field.field_type)))
+        name, kind = sqltext.text(field.name), sqltext.text(str(_duckdb_type(field.field_type)))
         entries.append(f"{field.field_id}: {{name: {name}, type: {kind}, default_value: NULL}}")
     return f"MAP {{{', '.join(entries)}}}"
 
 
 def _empty_rows(fields: Sequence[Any]) -> str:
     columns = [
-        f"NULL::{_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
+        f"NULL::{_duckdb_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
     ]
     return f"(SELECT {', '.join(columns)} WHERE false) AS rows"
 
 
-def _overlapping(schema: Any, window: TimeRange) -> Any:
+def _window_filter(schema: Any, window: TimeRange) -> Any:
     """Return a filter that keeps all files with rows in a window; it may keep more files."""
     import pyiceberg.expressions
 
@@ -157,7 +157,7 @@ def _overlapping(schema: Any, window: TimeRange) -> Any:
 
 def _delete_path(config: SourceConfig, delete: Any) -> str:
     if str(delete.file_format).upper().endswith("PARQUET"):
-        return _path(config, delete.file_path)
+        return _local_path(config, delete.file_path)
     raise SourceError(
         f"Source {config.name!r}: the table has deletes of format {delete.file_format}, which "
         "cannot be read.",
@@ -170,14 +170,14 @@ def _check_ids(
 ) -> None:
     """Refuse files without field ids: their columns would have to be resolved by name."""
     text = (
-        f"SELECT file_name FROM parquet_schema({_parquet(paths)}) "
+        f"SELECT file_name FROM parquet_schema({_scan_parquet(paths)}) "
         "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
     )
     try:
         files_without_ids = connection.cursor().execute(text).fetchall()
     except duckdb.IOException as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {one_line(str(error), None)}",
+            f"Source {config.name!r}: a file of the table is gone: {to_single_line(str(error), None)}",
             hint="was its snapshot expired while it was read?",
         ) from error
     if files_without_ids:
@@ -188,7 +188,7 @@ def _check_ids(
         )
 
 
-def _parquet(paths: Sequence[str]) -> str:
+def _scan_parquet(paths: Sequence[str]) -> str:
     texts = []
     for path in paths:
         escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
@@ -196,7 +196,7 @@ def _parquet(paths: Sequence[str]) -> str:
     return f"[{', '.join(texts)}]"
 
 
-def _path(config: SourceConfig, location: str) -> str:
+def _local_path(config: SourceConfig, location: str) -> str:
     """Return the path of a local file; raise SourceError for a remote file."""
     path = location.removeprefix("file:")
     if path.startswith("//"):

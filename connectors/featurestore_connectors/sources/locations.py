@@ -137,7 +137,7 @@ def storage_errors(config: SourceConfig) -> Iterator[None]:
         ) from error
 
 
-def inside(root: str, path: str) -> str | None:
+def resolve_inside(root: str, path: str) -> str | None:
     """Resolve a path below a root, or return None if it is outside the root.
 
     Local symbolic links are followed.
@@ -153,19 +153,21 @@ def inside(root: str, path: str) -> str | None:
     return resolved
 
 
-def below(root: str) -> dict[str, FileStatus]:
+def list_files(root: str) -> dict[str, FileStatus]:
     """Return the non-hidden files at or below a path, sorted by path."""
     if files.is_file(root):
         return {root: files.status(root)}
     if storage_for(root).prefers_listing:
         listed = files.walk_with_status(root)
         start = len(root) + 1
-        return {path: each for path, each in listed if all(map(_is_shown, path[start:].split("/")))}
-    paths = files.walk(root, enter=_is_shown)
-    return {path: files.status(path) for path in paths if _is_shown(os.path.basename(path))}
+        return {
+            path: each for path, each in listed if all(map(_is_visible, path[start:].split("/")))
+        }
+    paths = files.walk(root, enter=_is_visible)
+    return {path: files.status(path) for path in paths if _is_visible(os.path.basename(path))}
 
 
-def _is_shown(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     return not name.startswith((".", "_"))
 
 
@@ -176,7 +178,7 @@ def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
 
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
     """Return whether previously listed files are unchanged; new files are ignored."""
-    present = below(root) if storage_for(root).prefers_listing else statuses(earlier)
+    present = list_files(root) if storage_for(root).prefers_listing else statuses(earlier)
     return all(present.get(path) == status for path, status in earlier.items())
 
 

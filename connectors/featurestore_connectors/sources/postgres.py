@@ -36,7 +36,7 @@ from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.drivers import (
     POSTGRES,
     check_options,
-    guard_batches,
+    convert_batch_errors,
     translate_errors,
 )
 from featurestore_connectors.sources.postgres_partitions import (
@@ -112,7 +112,7 @@ class PostgresSnapshot(TypedColumns):
         self._open: list[Any] = []
         self._shared: str | None = None
         try:
-            self._shared, self.identity, version = self._rows(self._connect(), _SNAPSHOT)[0]
+            self._shared, self.identity, version = self._run_query(self._connect(), _SNAPSHOT)[0]
         except BaseException:
             self.close()
             raise
@@ -120,7 +120,7 @@ class PostgresSnapshot(TypedColumns):
 
     def tables(self) -> Sequence[SourceTable]:
         tables = []
-        for schema, name, readable in self._rows(self._open[0], _TABLES):
+        for schema, name, readable in self._run_query(self._open[0], _TABLES):
             full_name = name if schema == "public" else f"{schema}.{name}"
             tables.append(SourceTable(full_name, bool(readable)))
         return tables
@@ -135,20 +135,22 @@ class PostgresSnapshot(TypedColumns):
             if column.axes is not None:
                 arrays.append(column.name)
                 expressions.append(column.axes)
-        text = sqltext.select(expressions, source=self._from(query), condition=_condition(query))
+        text = sqltext.select(
+            expressions, source=self._from_item(query), condition=_window_condition(query)
+        )
         batches = check_axes(self._batches(text), arrays)
         return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
         columns = self._columns(query)
-        source, options = self._from(query), self._config.options
+        source, options = self._from_item(query), self._config.options
         partitions = partition_rows(
             query,
             columns,
             partition_count=parse_partition_count(options) or 1,
             column=options.get("partition_column"),
             source=source,
-            rows=lambda text: self._rows(self._open[0], text),
+            rows=lambda text: self._run_query(self._open[0], text),
         )
         partitioned_read = PartitionedRead(
             self._config,
@@ -156,7 +158,7 @@ class PostgresSnapshot(TypedColumns):
             str(self._shared),
             select_columns(columns, query),
             source,
-            _condition(query),
+            _window_condition(query),
             partitions,
         )
         return partitioned_read.stage(engine, directory)
@@ -172,9 +174,7 @@ class PostgresSnapshot(TypedColumns):
         except ImportError as error:
             raise missing_extra("adbc-driver-postgresql", "sources") from error
         with translate_errors(self._config, secret=self._secret):
-            connection = dbapi.connect(
-                _with_secret(self._config.uri, self._secret), autocommit=True
-            )
+            connection = dbapi.connect(_add_secret(self._config.uri, self._secret), autocommit=True)
             self._open.append(connection)
             begin = ["SET TIME ZONE 'UTC'", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
             if self._shared is not None:
@@ -184,7 +184,7 @@ class PostgresSnapshot(TypedColumns):
                     cursor.execute(statement)
         return connection
 
-    def _rows(self, connection: Any, text: str) -> list[Any]:
+    def _run_query(self, connection: Any, text: str) -> list[Any]:
         with translate_errors(self._config, secret=self._secret), connection.cursor() as cursor:
             cursor.execute(text)
             return list(cursor.fetchall())
@@ -205,9 +205,9 @@ class PostgresSnapshot(TypedColumns):
                 cursor.execute(text)
                 yield from cursor.fetch_record_batch()
 
-        yield from guard_batches(self._config, batches(), secret=self._secret, close=close)
+        yield from convert_batch_errors(self._config, batches(), secret=self._secret, close=close)
 
-    def _from(self, query: SourceQuery) -> str:
+    def _from_item(self, query: SourceQuery) -> str:
         if query.table is not None:
             return sqltext.table_name(query.table)
         if query.sql is not None:
@@ -217,9 +217,9 @@ class PostgresSnapshot(TypedColumns):
         )
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
-        text = f"SELECT * FROM {self._from(query)}"
+        text = f"SELECT * FROM {self._from_item(query)}"
         try:
-            driver_schema = self._described(text)
+            driver_schema = self._describe_query(text)
         except SourceTableNotFound as error:
             table_names = [each.name for each in self.tables()]
             hint = None
@@ -228,9 +228,9 @@ class PostgresSnapshot(TypedColumns):
             raise SourceTableNotFound(
                 f"{error.message} It has {listing(table_names, limit=50)}.", hint=hint
             ) from error
-        return list(map(_column, driver_schema))
+        return list(map(_to_source_column, driver_schema))
 
-    def _described(self, text: str) -> pa.Schema:
+    def _describe_query(self, text: str) -> pa.Schema:
         """Return the schema of a query; a savepoint protects the snapshot from query errors."""
         with (
             translate_errors(self._config, secret=self._secret),
@@ -243,7 +243,7 @@ class PostgresSnapshot(TypedColumns):
                 cursor.execute("ROLLBACK TO SAVEPOINT described")
 
 
-def _condition(query: SourceQuery) -> str | None:
+def _window_condition(query: SourceQuery) -> str | None:
     window = query.window
     if window is None:
         return None
@@ -252,7 +252,7 @@ def _condition(query: SourceQuery) -> str | None:
     return sqltext.within(window, column=sqltext.quote(window.column), start=start, end=end)
 
 
-def _column(field: pa.Field) -> SourceColumn:
+def _to_source_column(field: pa.Field) -> SourceColumn:
     """Return the source column of a field, based on the driver's type metadata."""
     metadata = field.metadata or {}
     native = metadata.get(b"POSTGRESQL:type", b"").decode()
@@ -260,9 +260,15 @@ def _column(field: pa.Field) -> SourceColumn:
     if native in _AS_TEXT:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
-        kind = _decimal(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
+        kind = _decimal_type(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
         description = native if kind is not None else "numeric without digits, or with more than 38"
-        return SourceColumn(field.name, name, kind, description, way_out=_way_out(native, name))
+        return SourceColumn(
+            field.name,
+            name,
+            kind,
+            description,
+            readable_expression=_readable_expression(native, name),
+        )
     if native.startswith("_"):
         is_plain = native[1:] in _ARRAY_ITEMS
         return SourceColumn(
@@ -270,7 +276,7 @@ def _column(field: pa.Field) -> SourceColumn:
             name,
             feature_type(field.type) if is_plain else None,
             f"{native[1:]}[]",
-            way_out=f"{name}::text[]",
+            readable_expression=f"{name}::text[]",
             axes=f"array_ndims({name})",
         )
     storage_type = field.type
@@ -280,14 +286,16 @@ def _column(field: pa.Field) -> SourceColumn:
     is_opaque = b"ADBC:postgresql:typname" in metadata
     if is_opaque or native in ("money", "oid"):
         kind = None
-    return SourceColumn(field.name, name, kind, native, way_out=_way_out(native, name))
+    return SourceColumn(
+        field.name, name, kind, native, readable_expression=_readable_expression(native, name)
+    )
 
 
-def _way_out(native: str, name: str) -> str:
+def _readable_expression(native: str, name: str) -> str:
     return _CASTS.get(native, "{}::text").format(name)
 
 
-def _decimal(typmod: int) -> pa.DataType | None:
+def _decimal_type(typmod: int) -> pa.DataType | None:
     """Return the decimal type of a type modifier, or None if unbounded or over 38 digits."""
     if typmod < _TYPMOD_OFFSET:
         return None
@@ -300,7 +308,7 @@ def _decimal(typmod: int) -> pa.DataType | None:
     return pa.decimal128(precision, scale)
 
 
-def _with_secret(uri: str, secret: str | None) -> str:
+def _add_secret(uri: str, secret: str | None) -> str:
     """Return the URI for the driver, with the password and a connection timeout."""
     url = urlsplit(uri)
     options = dict(parse_qsl(url.query))

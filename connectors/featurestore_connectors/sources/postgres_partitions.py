@@ -30,7 +30,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.drivers import one_line
+from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import SourceColumn, schema_of
 
 OPTIONS = ("partitions", "partition_column")
@@ -138,11 +138,11 @@ def partition_rows(
         return Partitions(None, ["true"])
     for each in columns:
         if each.name == column:
-            bounds = rows(_bounds(each, partition_count, source))[0]
+            bounds = rows(_bounds_query(each, partition_count, source))[0]
             literals = [
                 f"{sqltext.text(bound)}::{each.native}" for bound in bounds if bound is not None
             ]
-            return Partitions(sqltext.quote(each.name), _between(literals))
+            return Partitions(sqltext.quote(each.name), _range_conditions(literals))
     if query.table is None:
         return Partitions(None, ["true"])
     page_counts = rows(_PAGES.format(sqltext.text(sqltext.table_name(query.table))))
@@ -152,10 +152,10 @@ def partition_rows(
     first_pages = sorted(
         {pages * number // partition_count for number in range(1, partition_count)} - {0}
     )
-    return Partitions("ctid", _between([f"'({page},0)'::tid" for page in first_pages]))
+    return Partitions("ctid", _range_conditions([f"'({page},0)'::tid" for page in first_pages]))
 
 
-def _bounds(column: SourceColumn, partition_count: int, source: str) -> str:
+def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> str:
     """Return the query for equally spaced partition bounds of a column."""
     name, kind = sqltext.quote(column.name), column.kind
     minimum, maximum = f"min({name})", f"max({name})"
@@ -176,7 +176,7 @@ def _bounds(column: SourceColumn, partition_count: int, source: str) -> str:
     return f"SELECT {', '.join(values)} FROM {source}"
 
 
-def _between(literals: Sequence[str]) -> list[str]:
+def _range_conditions(literals: Sequence[str]) -> list[str]:
     """Return the partition conditions before, between and after sorted bounds."""
     if not literals:
         return ["true"]
@@ -207,18 +207,18 @@ class PartitionedRead:
             UnsupportedType: A value does not fit its type. The message includes the column.
             SourceError: Any other server error.
         """
-        rows = engine.adopt(self._frame(_session(engine)))
+        rows = engine.adopt(self._frame(_session_with_driver(engine)))
         assert rows is not None
         try:
             staged = engine.stage(rows, directory)
         except EngineError as error:
-            raise _failure(self.config, error, self.secret) from None
+            raise _convert_error(self.config, error, self.secret) from None
         return replace(staged, schema=schema_of(self.columns))
 
     def _frame(self, session: Any) -> Any:
         from pyspark.errors import PySparkException
 
-        url, settings = _address(self.config)
+        url, settings = _jdbc_address(self.config)
         if self.secret is not None:
             settings["password"] = self.secret
         settings |= {
@@ -240,7 +240,7 @@ class PartitionedRead:
                 properties=settings,
             )
         except PySparkException as error:
-            raise _failure(self.config, error, self.secret) from None
+            raise _convert_error(self.config, error, self.secret) from None
         received = [
             _received_column(frame[f"c{number}"], column)
             for number, column in enumerate(self.columns)
@@ -303,9 +303,9 @@ def _raise_at_marker(frame_column: Any, marker: object, column: SourceColumn, no
     )
 
 
-def _failure(config: SourceConfig, error: Exception, secret: str | None) -> FeatureStoreError:
+def _convert_error(config: SourceConfig, error: Exception, secret: str | None) -> FeatureStoreError:
     """Convert an executor or server error, without the secret."""
-    message = one_line(str(error), secret)
+    message = to_single_line(str(error), secret)
     _, separator, payload = message.partition(_MARK)
     if not separator:
         return SourceError(
@@ -325,7 +325,7 @@ def _failure(config: SourceConfig, error: Exception, secret: str | None) -> Feat
     )
 
 
-def _address(config: SourceConfig) -> tuple[str, dict[str, str]]:
+def _jdbc_address(config: SourceConfig) -> tuple[str, dict[str, str]]:
     """Return the JDBC URL of a source, and its user as connection properties."""
     partitions = urlsplit(config.uri)
     options = {_RENAMED.get(name, name): value for name, value in parse_qsl(partitions.query)}
@@ -343,7 +343,7 @@ def _address(config: SourceConfig) -> tuple[str, dict[str, str]]:
     return f"jdbc:postgresql://{netloc}/{database}?{urlencode(options)}", user
 
 
-def _session(engine: Engine) -> Any:
+def _session_with_driver(engine: Engine) -> Any:
     """Return the engine's Spark session after checking that it has the JDBC driver."""
     from py4j.protocol import Py4JJavaError
 

@@ -31,7 +31,7 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
-from featurestore_connectors.sources.drivers import checked_url, one_line
+from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.sqlalchemy_rows import (
     BATCH_ROWS,
     QueryColumn,
@@ -94,7 +94,7 @@ class SQLAlchemySnapshot(TypedColumns):
         self._running: RunningQuery | None = None
         self._closed = False
         self._number = 0  # that MySQL gives a connection
-        self._connection = self._connected(url)
+        self._connection = self._connect(url)
         try:
             self._begin()
         except BaseException:
@@ -108,7 +108,7 @@ class SQLAlchemySnapshot(TypedColumns):
     def tables(self) -> Sequence[SourceTable]:
         import sqlalchemy as sa
 
-        with self._free():
+        with self._free_connection():
             inspector = sa.inspect(self._connection)
             names = [*inspector.get_table_names(), *inspector.get_view_names()]
         return [SourceTable(name) for name in sorted(set(names))]
@@ -120,11 +120,11 @@ class SQLAlchemySnapshot(TypedColumns):
         condition = None
         if query.window is not None:
             columns_by_name = {column.name: column for column in columns}
-            condition = self._condition(query.window, columns_by_name[query.window.column])
+            condition = self._window_condition(query.window, columns_by_name[query.window.column])
         expressions = [
             f"{column.expression} AS {self._quote(column.name)}" for column in selected_columns
         ]
-        text = sqltext.select(expressions, source=self._from(query), condition=condition)
+        text = sqltext.select(expressions, source=self._from_item(query), condition=condition)
         batches = cast_batches(self._batches(text, selected_columns), schema)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -153,7 +153,7 @@ class SQLAlchemySnapshot(TypedColumns):
     def _dialect(self) -> Any:
         return self._connection.dialect
 
-    def _connected(self, url: sa.URL) -> sa.Connection:
+    def _connect(self, url: sa.URL) -> sa.Connection:
         import sqlalchemy as sa
         from sqlalchemy.pool import NullPool
 
@@ -162,15 +162,15 @@ class SQLAlchemySnapshot(TypedColumns):
         try:
             engine = sa.create_engine(url, poolclass=NullPool)
         except (ImportError, sa.exc.NoSuchModuleError) as error:
-            raise _missing_driver(self._config, url, error) from error
-        with self._translated(connecting=True):
+            raise _missing_driver_error(self._config, url, error) from error
+        with self._translate_errors(connecting=True):
             connection = engine.connect()
             # Pass queries to the driver unchanged: percent signs and colons belong to the user's
             # SQL.
             return connection.execution_options(no_parameters=True, max_row_buffer=BATCH_ROWS)
 
     def _begin(self) -> None:
-        with self._translated(connecting=True):
+        with self._translate_errors(connecting=True):
             try:
                 levels = self._dialect.get_isolation_level_values(self._connection.connection)
             except NotImplementedError:
@@ -181,8 +181,8 @@ class SQLAlchemySnapshot(TypedColumns):
                     break
             if self._dialect.name in _MYSQL:
                 self._connection.exec_driver_sql("SET time_zone = '+00:00'")
-                one_line = self._connection.exec_driver_sql("SELECT connection_id()")
-                self._number = one_line.scalar_one()
+                to_single_line = self._connection.exec_driver_sql("SELECT connection_id()")
+                self._number = to_single_line.scalar_one()
                 self._connection.exec_driver_sql(
                     "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
                 )
@@ -192,24 +192,24 @@ class SQLAlchemySnapshot(TypedColumns):
                 self._connection.execute(sa.select(sa.literal(1)))  # the first read begins it
 
     @contextlib.contextmanager
-    def _free(self) -> Iterator[None]:
+    def _free_connection(self) -> Iterator[None]:
         """Free the connection for another query, and convert its errors."""
         with self._lock:
             if self._running is not None:
                 self._running.spool()
                 self._running = None
-            with self._translated():
+            with self._translate_errors():
                 yield
 
     def _batches(self, text: str, columns: Sequence[SourceColumn]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query, which starts with the first batch."""
-        with self._free():
+        with self._free_connection():
             streamed = self._connection.execution_options(stream_results=True)
             running = RunningQuery(streamed.exec_driver_sql(text), columns, self._lock)
         self._running = running
         batches = running.batches()
         while True:
-            with self._translated():
+            with self._translate_errors():
                 batch = next(batches, None)
             if batch is None:
                 break
@@ -217,7 +217,7 @@ class SQLAlchemySnapshot(TypedColumns):
         if self._running is running:
             self._running = None
 
-    def _from(self, query: SourceQuery) -> str:
+    def _from_item(self, query: SourceQuery) -> str:
         if query.table is not None:
             schema, table = self._split_name(query.table)
             quoted = self._quote(table)
@@ -238,21 +238,21 @@ class SQLAlchemySnapshot(TypedColumns):
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None:
-            return self._reflected(query.table)
+            return self._reflect_columns(query.table)
         if self._dialect.name not in _MYSQL and query.sql is not None:
             raise InvalidArgument(
                 f"Source {self._config.name!r}: {self._dialect.name} does not report the types of a "
                 "query's columns without loss; those of tables and views are known.",
                 hint="create view ... as select ... in the database, then table='...'",
             )
-        return self._described(self._from(query))
+        return self._describe_query(self._from_item(query))
 
-    def _reflected(self, table: str) -> list[SourceColumn]:
+    def _reflect_columns(self, table: str) -> list[SourceColumn]:
         import sqlalchemy as sa
 
         schema, name = self._split_name(table)
         try:
-            with self._free(), warnings.catch_warnings():
+            with self._free_connection(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", sa.exc.SAWarning)  # types that it does not know
                 reflected = sa.inspect(self._connection).get_columns(name, schema=schema)
         except sa.exc.NoSuchTableError:
@@ -273,17 +273,17 @@ class SQLAlchemySnapshot(TypedColumns):
             each["name"] for each in reflected if isinstance(each["type"], sa.types.NullType)
         ]
         if unknown and self._dialect.name in _MYSQL:
-            source = f"(SELECT * FROM {self._from(SourceQuery(table=table))}) AS query"
-            described_columns = {column.name: column for column in self._described(source)}
+            source = f"(SELECT * FROM {self._from_item(SourceQuery(table=table))}) AS query"
+            described_columns = {column.name: column for column in self._describe_query(source)}
             columns = [
                 described_columns[each.name] if each.name in unknown else each for each in columns
             ]
         return columns
 
-    def _described(self, source: str) -> list[SourceColumn]:
+    def _describe_query(self, source: str) -> list[SourceColumn]:
         """Return the columns of a MySQL query from its metadata, without fetching rows."""
         empty_join = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
-        with self._free():
+        with self._free_connection():
             result = self._connection.exec_driver_sql(
                 f"SELECT {self._quote('query')}.* {empty_join}"
             )
@@ -299,7 +299,7 @@ class SQLAlchemySnapshot(TypedColumns):
             columns.append(described_column(query_column, quoted=self._quote(each[0])))
         return columns
 
-    def _condition(self, window: TimeRange, column: SourceColumn) -> str:
+    def _window_condition(self, window: TimeRange, column: SourceColumn) -> str:
         start, end = self._literal(window.start, column), self._literal(window.end, column)
         return sqltext.within(window, column=self._quote(column.name), start=start, end=end)
 
@@ -325,7 +325,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return quoted
 
     @contextlib.contextmanager
-    def _translated(self, *, connecting: bool = False) -> Iterator[None]:
+    def _translate_errors(self, *, connecting: bool = False) -> Iterator[None]:
         """Convert SQLAlchemy and driver errors in the block to feature store errors."""
         import sqlalchemy as sa
 
@@ -335,13 +335,13 @@ class SQLAlchemySnapshot(TypedColumns):
             raise
         except sa.exc.DBAPIError as error:
             # Not chained: the message of the cause may contain the secret.
-            raise self._error(error, connecting=connecting) from None
+            raise self._convert_error(error, connecting=connecting) from None
         except (sa.exc.SQLAlchemyError, OSError) as error:
-            message = one_line(str(error), self._secret)
+            message = to_single_line(str(error), self._secret)
             raise SourceError(f"Source {self._config.name!r}: {message}") from None
 
-    def _error(self, error: sa.exc.DBAPIError, *, connecting: bool) -> FeatureStoreError:
-        message = one_line(str(error.orig), self._secret)
+    def _convert_error(self, error: sa.exc.DBAPIError, *, connecting: bool) -> FeatureStoreError:
+        message = to_single_line(str(error.orig), self._secret)
         subject = f"Source {self._config.name!r}"
         arguments = getattr(error.orig, "args", ())
         number = arguments[0] if arguments else None
@@ -391,13 +391,13 @@ def _url(config: SourceConfig) -> sa.URL:
             "A URI with a secret needs a user.", hint=f"{backend}://user@host/database"
         )
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
-    url = checked_url(config, url)
+    url = secure_url(config, url)
     if backend in _MYSQL and "connect_timeout" not in url.query:
         url = url.update_query_dict({"connect_timeout": _CONNECT_SECONDS})
     return url
 
 
-def _missing_driver(config: SourceConfig, url: sa.URL, error: Exception) -> FeatureStoreError:
+def _missing_driver_error(config: SourceConfig, url: sa.URL, error: Exception) -> FeatureStoreError:
     if url.get_backend_name() in _MYSQL and url.get_driver_name() == "pymysql":
         return missing_extra("pymysql", "mysql")
     return SourceUnavailable(

@@ -94,7 +94,7 @@ def reflected_column(
 ) -> SourceColumn:
     """Return the source column of a table column with a reflected type."""
     is_mysql = dialect.name in ("mysql", "mariadb")
-    native = _native(kind, dialect)
+    native = _native_type_name(kind, dialect)
     kind_or_none = _reflected_type(kind, native, is_mysql=is_mysql)
     if not is_mysql:
         return SourceColumn(name, quoted, kind_or_none, native)
@@ -133,10 +133,10 @@ def _mysql_column(
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
     way_out = _CASTS.get(word, "CAST({} AS CHAR)").format(quoted)
-    return SourceColumn(name, expression, kind, native, way_out=way_out)
+    return SourceColumn(name, expression, kind, native, readable_expression=way_out)
 
 
-def _native(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
+def _native_type_name(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
     """Return the database's name of a type."""
     from sqlalchemy.exc import CompileError
     from sqlalchemy.types import NullType
@@ -184,20 +184,20 @@ def is_zoned(column: SourceColumn) -> bool:
     return "WITH TIME ZONE" in column.native or "DATETIMEOFFSET" in column.native
 
 
-def converter(column: SourceColumn) -> Callable[[object], object] | None:
+def value_converter(column: SourceColumn) -> Callable[[object], object] | None:
     """Return a function that converts column values for Arrow, or None if none is needed."""
     if column.kind is not None and pa.types.is_string(column.kind):
-        return _as_text
+        return _to_text
     if column.kind is not None and pa.types.is_decimal(column.kind):
-        return _as_decimal
+        return _to_decimal
     return None
 
 
-def _as_text(value: object) -> object:
+def _to_text(value: object) -> object:
     return value if value is None or isinstance(value, str) else str(value)
 
 
-def _as_decimal(value: object) -> object:
+def _to_decimal(value: object) -> object:
     return Decimal(value) if isinstance(value, int) else value
 
 
@@ -208,7 +208,7 @@ class RunningQuery:
         self._columns = columns
         self._lock = lock
         self._result: Any = result
-        self._batches: Iterator[pa.RecordBatch] = self._fetched(result)
+        self._batches: Iterator[pa.RecordBatch] = self._fetch_batches(result)
         self._failure: FeatureStoreError | None = None
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -242,7 +242,7 @@ class RunningQuery:
             writer.close()
         file.seek(0)
         self._result = None
-        self._batches = _from_file(file, empty=writer is None)
+        self._batches = _read_spool(file, empty=writer is None)
 
     def end(self) -> None:
         """Discard the remaining rows."""
@@ -250,7 +250,7 @@ class RunningQuery:
             self._result.close()
             self._result = None
 
-    def _fetched(self, result: Any) -> Iterator[pa.RecordBatch]:
+    def _fetch_batches(self, result: Any) -> Iterator[pa.RecordBatch]:
         names = [column.name for column in self._columns]
         for rows in result.partitions(BATCH_ROWS):
             values_by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
@@ -259,26 +259,26 @@ class RunningQuery:
         self._result = None
 
 
-def _from_file(file: Any, *, empty: bool) -> Iterator[pa.RecordBatch]:
+def _read_spool(file: Any, *, empty: bool) -> Iterator[pa.RecordBatch]:
     with file:
         if not empty:
             yield from pa.ipc.open_stream(file)
 
 
 def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
-    convert = converter(column)
+    convert = value_converter(column)
     converted = values if convert is None else list(map(convert, values))
     try:
         return pa.array(converted, column.kind)
     except _WRONG as error:
         raise UnsupportedType(
             f"Column {column.name!r} ({column.native}) has a value that is not {column.kind}: "
-            f"{str(_first_wrong(converted, column))[:_SHOWN]!r}.",
+            f"{str(_first_invalid(converted, column))[:_SHOWN]!r}.",
             hint="columns=[...] with the others leaves it out; sql= or a view can cast it",
         ) from error
 
 
-def _first_wrong(values: Sequence[Any], column: SourceColumn) -> Any:
+def _first_invalid(values: Sequence[Any], column: SourceColumn) -> Any:
     for value in values:
         try:
             pa.array([value], column.kind)

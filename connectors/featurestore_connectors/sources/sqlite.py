@@ -30,7 +30,7 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations, sqltext
-from featurestore_connectors.sources.drivers import guard_batches, translate_errors
+from featurestore_connectors.sources.drivers import convert_batch_errors, translate_errors
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
     TypedColumns,
@@ -109,17 +109,17 @@ class SQLiteSnapshot(TypedColumns):
         if window is not None:
             columns_by_name = {column.name: column for column in columns}
             read_columns.append(columns_by_name[window.column])
-            condition = _condition(window)
+            condition = _window_condition(window)
         samples, expressions = [], []
         for number, column in enumerate(read_columns):
             samples.append(f"{_SAMPLES[column.native]} AS {sqltext.quote(f'c{number}')}")
             expressions.append(column.expression)
-        rows = sqltext.select(expressions, source=self._from(query), condition=condition)
+        rows = sqltext.select(expressions, source=self._from_item(query), condition=condition)
         batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
         typed = cast_batches(_parse_batches(batches, read_columns), schema_of(read_columns))
         if window is not None:
             typed = _filter_window(typed, window)
-        return pa.RecordBatchReader.from_batches(schema, _first_columns(typed, schema))
+        return pa.RecordBatchReader.from_batches(schema, _select_first_columns(typed, schema))
 
     def close(self) -> None:
         if not self._closed:
@@ -138,11 +138,13 @@ class SQLiteSnapshot(TypedColumns):
             cursor.execute(text)
             reader = cursor.fetch_record_batch()
         first = True
-        for batch in guard_batches(self._config, iter(reader), secret=None, close=cursor.close):
+        for batch in convert_batch_errors(
+            self._config, iter(reader), secret=None, close=cursor.close
+        ):
             yield batch.slice(1) if first else batch
             first = False
 
-    def _from(self, query: SourceQuery) -> str:
+    def _from_item(self, query: SourceQuery) -> str:
         if query.table is not None:
             return sqltext.table_name(query.table, [each.name for each in self.tables()])
         if query.sql is not None:
@@ -154,9 +156,9 @@ class SQLiteSnapshot(TypedColumns):
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None:
             self._check_table(query.table)
-        source = self._from(query)
-        names = self._names(f"SELECT * FROM {source} LIMIT 0")
-        declared = self._declared(query.table or self._view(source))
+        source = self._from_item(query)
+        names = self._column_names(f"SELECT * FROM {source} LIMIT 0")
+        declared = self._declared_types(query.table or self._create_view(source))
         expressions = []
         for name in names:
             kind = f"nullif(typeof({sqltext.quote(name)}), 'null')"
@@ -165,10 +167,12 @@ class SQLiteSnapshot(TypedColumns):
         columns = []
         for number, name in enumerate(names):
             first, last = storage_classes[2 * number : 2 * number + 2]
-            columns.append(_column(name, _ColumnStorage(declared.get(name, ""), first, last)))
+            columns.append(
+                _to_source_column(name, _ColumnStorage(declared.get(name, ""), first, last))
+            )
         return columns
 
-    def _names(self, text: str) -> list[str]:
+    def _column_names(self, text: str) -> list[str]:
         with translate_errors(self._config), self._connection.cursor() as cursor:
             cursor.execute(text)
             return list(cursor.fetch_arrow_table().schema.names)
@@ -182,20 +186,20 @@ class SQLiteSnapshot(TypedColumns):
                 hint=did_you_mean(table, table_names, write="table={!r}"),
             )
 
-    def _view(self, source: str) -> str:
+    def _create_view(self, source: str) -> str:
         """Create a temporary view, which exposes the declared column types, and return its name."""
         self._views += 1
         name = f"__fs_view_{self._views}"
         self._execute(f"CREATE TEMP VIEW {sqltext.quote(name)} AS SELECT * FROM {source}")
         return name
 
-    def _declared(self, table: str) -> dict[str, str]:
+    def _declared_types(self, table: str) -> dict[str, str]:
         """Return the declared type of each column."""
         table_info = self._execute(f"PRAGMA table_info({sqltext.quote(table)})")
         return {str(row[1]): str(row[2] or "").upper() for row in table_info}
 
 
-def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
+def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
     """Return a column with the type of its values; the declared type decides if several fit."""
     quoted = sqltext.quote(name)
     storage_classes = {storage.first, storage.last} - {None}
@@ -204,12 +208,18 @@ def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
         storage_classes = {"real"}
     if len(storage_classes) > 1:
         native = f"values of types {listing(sorted(map(str, storage_classes)))}"
-        return SourceColumn(name, quoted, None, native, way_out=f"cast({quoted} as text)")
-    by_declaration = _by_declaration(storage.declared)
+        return SourceColumn(
+            name, quoted, None, native, readable_expression=f"cast({quoted} as text)"
+        )
+    by_declaration = _parse_declared_type(storage.declared)
     if not storage_classes:
         if by_declaration is None:
             return SourceColumn(
-                name, quoted, None, "all values are null", way_out=f"cast({quoted} as real)"
+                name,
+                quoted,
+                None,
+                "all values are null",
+                readable_expression=f"cast({quoted} as real)",
             )
         storage_class, kind = by_declaration
         return SourceColumn(name, quoted, kind, storage_class)
@@ -224,7 +234,7 @@ def _column(name: str, storage: _ColumnStorage) -> SourceColumn:
     return SourceColumn(name, quoted, kind, storage_class)
 
 
-def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
+def _parse_declared_type(declared: str) -> tuple[str, pa.DataType] | None:
     """Return the storage class and feature type of a declared type.
 
     SQLite stores dates and times as text, and booleans as integers
@@ -247,18 +257,18 @@ def _by_declaration(declared: str) -> tuple[str, pa.DataType] | None:
     return None
 
 
-def _condition(window: TimeRange) -> str:
+def _window_condition(window: TimeRange) -> str:
     """Return a condition that holds for all rows of a window, and for some rows near its bounds.
 
     SQLite compares times in milliseconds, so the batches are filtered by the exact bounds.
     """
     time = _SQLITE_TIME.format(sqltext.quote(window.column))
-    start = _SQLITE_TIME.format(sqltext.text(_plain(window.start - _TIME_STEP)))
-    end = _SQLITE_TIME.format(sqltext.text(_plain(window.end + _TIME_STEP)))
+    start = _SQLITE_TIME.format(sqltext.text(_format_time(window.start - _TIME_STEP)))
+    end = _SQLITE_TIME.format(sqltext.text(_format_time(window.end + _TIME_STEP)))
     return f"{time} BETWEEN {start} AND {end}"
 
 
-def _plain(value: datetime) -> str:
+def _format_time(value: datetime) -> str:
     return sqltext.utc_text(value).removesuffix("+00:00")
 
 
@@ -268,13 +278,13 @@ def _parse_batches(
     """Yield batches with strings parsed to dates and times."""
     for batch in batches:
         arrays = [
-            _parsed_array(column, array)
+            _parse_array(column, array)
             for column, array in zip(columns, batch.columns, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
+def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     kind = column.kind
     if kind == pa.bool_():
         has_invalid = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
@@ -286,7 +296,7 @@ def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     try:
         if pat.is_date(kind):
             return array.cast(pa.date32())
-        return _times(array)
+        return _parse_times(array)
     except pa.ArrowInvalid as error:
         raise UnsupportedType(
             f"Column {column.name!r} has text that is not a time: {error}.",
@@ -294,7 +304,7 @@ def _parsed_array(column: SourceColumn, array: pa.Array) -> pa.Array:
         ) from error
 
 
-def _times(array: pa.Array) -> pa.Array:
+def _parse_times(array: pa.Array) -> pa.Array:
     """Parse strings to times; times without a zone are in UTC, as in SQLite."""
     has_zone = pc.match_substring_regex(array, _WITH_ZONE)
     nothing = pa.scalar(None, pa.string())
@@ -317,7 +327,7 @@ def _filter_window(
         yield batch.filter(inside)
 
 
-def _first_columns(
+def _select_first_columns(
     batches: Iterator[pa.RecordBatch], schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:

@@ -40,7 +40,7 @@ class SourceColumn:
     expression: str
     kind: pa.DataType | None
     native: str = ""
-    way_out: str | None = None
+    readable_expression: str | None = None
     axes: str | None = None
 
 
@@ -64,18 +64,18 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
             or "was the column dropped or renamed at the source?",
         )
     selected = [columns_by_name[name] for name in names]
-    _refuse([column for column in selected if column.kind is None], query)
+    _refuse_unreadable([column for column in selected if column.kind is None], query)
     return selected
 
 
-def _refuse(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
+def _refuse_unreadable(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
     if not columns:
         return
     refused = [f"{column.name!r} ({column.native})" for column in columns]
     casts = [
-        f"{column.way_out} AS {quote(column.name)}"
+        f"{column.readable_expression} AS {quote(column.name)}"
         for column in columns
-        if column.way_out is not None
+        if column.readable_expression is not None
     ]
     hint = "columns=[...] with the others leaves them out"
     if casts:
@@ -150,10 +150,12 @@ def check_times(array: pa.Array, name: str) -> None:
 
 def _check_bounds(array: pa.Array, name: str) -> None:
     if pat.is_date(array.type):
-        low, high = _bounds(array.view(pa.int32() if pat.is_date32(array.type) else pa.int64()))
+        low, high = _bounds_query(
+            array.view(pa.int32() if pat.is_date32(array.type) else pa.int64())
+        )
         unit = 1 if pat.is_date32(array.type) else 86_400_000
     else:
-        low, high = _bounds(array.view(pa.int64()))
+        low, high = _bounds_query(array.view(pa.int64()))
         unit = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[array.type.unit]
     if low is None or high is None:
         return
@@ -164,7 +166,7 @@ def _check_bounds(array: pa.Array, name: str) -> None:
         )
 
 
-def _bounds(array: pa.Array) -> tuple[int | None, int | None]:
+def _bounds_query(array: pa.Array) -> tuple[int | None, int | None]:
     extremes = pc.min_max(array)
     return extremes["min"].as_py(), extremes["max"].as_py()
 

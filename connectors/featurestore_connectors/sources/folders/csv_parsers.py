@@ -25,7 +25,11 @@ from pyarrow import csv as arrow_csv
 from featurestore.errors import FeatureStoreError
 from featurestore.plugins.source import BadRow
 from featurestore_connectors.sources.folders.listing import FolderFile
-from featurestore_connectors.sources.folders.tables import BadRows, start_of, unreadable
+from featurestore_connectors.sources.folders.tables import (
+    BadRows,
+    truncate_text,
+    unreadable_file_error,
+)
 
 _LONGEST = 2**31 - 1
 # Arrow reads many blocks ahead. A record that is longer than a block is parsed again with the next
@@ -52,7 +56,7 @@ class CsvDialect:
     comment: str = ""
 
 
-class CsvTexts:
+class CsvFileParser:
     """The fields of a CSV file as strings. Empty unquoted fields are null."""
 
     def __init__(self, file: FolderFile, dialect: CsvDialect, bad_rows: BadRows) -> None:
@@ -66,7 +70,7 @@ class CsvTexts:
         try:
             batch = next(self._blocks(None, None), None)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            self._refuse(error, None)
+            self._raise_parse_error(error, None)
         if batch is None or batch.num_rows == 0:
             return None
         return [column[0].as_py() or "" for column in batch.columns]
@@ -84,11 +88,11 @@ class CsvTexts:
         try:
             for batch in self._blocks(width, columns):
                 if has_header and batch.num_rows:
-                    batch, has_header = _without_first(batch), False
+                    batch, has_header = _drop_first_row(batch), False
                 if batch.num_rows:
                     yield batch
         except (pa.ArrowException, OSError, UnicodeDecodeError, InvalidCsv) as error:
-            self._refuse(error, width)
+            self._raise_parse_error(error, width)
         if self._ragged:
             self._report_ragged(width)
 
@@ -126,7 +130,7 @@ class CsvTexts:
             newlines_in_values=bool(dialect.quote or dialect.escape),
             ignore_empty_lines=width != 1,
             # Without a known width only the first record is needed.
-            invalid_row_handler=_skip if width is None else self._skip_or_fail,
+            invalid_row_handler=_skip_row if width is None else self._skip_or_fail,
         )
         yielded = 0
         for size in _BLOCK_BYTES:
@@ -178,7 +182,7 @@ class CsvTexts:
         """Return a UTF-8 stream of the file without skipped lines."""
         dialect = self.dialect
         if dialect.skip_rows or dialect.comment:
-            return pa.PythonFile(_KeptLines(self.file, dialect), mode="r")
+            return pa.PythonFile(_SelectedLines(self.file, dialect), mode="r")
         stream = self.file.open()
         if dialect.encoding != "utf-8":
             stream = pa.transcoding_input_stream(stream, dialect.encoding, "utf-8")
@@ -197,15 +201,15 @@ class CsvTexts:
                 call = self._bad_rows.table.call(skip_rows=line - 1)
                 hint = f"{call} takes line {line} as the header, where it is one"
             text = self.dialect.delimiter.join(fields)
-            reason = f"{_fields(len(fields))} where the first line has {width}"
-            row = BadRow(self.file.name, line, None, f"{reason}: {start_of(text)!r}", text)
+            reason = f"{_count_phrase(len(fields))} where the first line has {width}"
+            row = BadRow(self.file.name, line, None, f"{reason}: {truncate_text(text)!r}", text)
             self._bad_rows.add(row, hint=hint)
 
     def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
         try:
             yield from data_records(self.file, self.dialect, width=width)
         except InvalidCsv as error:
-            raise self._bad_rows.table.refusal(
+            raise self._bad_rows.table.invalid_file_error(
                 f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
             ) from None
 
@@ -213,41 +217,41 @@ class CsvTexts:
         call = self._bad_rows.table.call(quote="")
         return f"{call} reads quotes as any other sign"
 
-    def _refuse(self, error: Exception, width: int | None) -> NoReturn:
+    def _raise_parse_error(self, error: Exception, width: int | None) -> NoReturn:
         """Raise an error with the number of the line that Arrow's parser rejected."""
         table = self._bad_rows.table
         if isinstance(error, FeatureStoreError):
             raise error
         if isinstance(error, OSError):
-            raise unreadable(self.file, table, error) from error
+            raise unreadable_file_error(self.file, table, error) from error
         if isinstance(error, InvalidCsv):
-            raise table.refusal(
+            raise table.invalid_file_error(
                 f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
             ) from None
         if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
             line = undecodable_line(self.file, self.dialect)
             position = "" if line is None else f" line {line}"
-            raise table.refusal(
+            raise table.invalid_file_error(
                 f"{self.file.name}{position}: the bytes are not {self.dialect.encoding}.",
                 hint=f"{table.call(encoding='latin-1')} reads every byte",
             ) from None
         if width is not None:
             self._report_ragged(width)
         if "straddling" in str(error):
-            raise table.refusal(
+            raise table.invalid_file_error(
                 f"{self.file.name}: a record has more than {_BLOCK_BYTES[-1]} bytes."
             )
-        raise table.refusal(f"{self.file.name}: {error}.") from error
+        raise table.invalid_file_error(f"{self.file.name}: {error}.") from error
 
 
-def _without_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _drop_first_row(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a copy of a batch without its first row; Arrow 14 fails on slices of strings."""
     mask = np.ones(batch.num_rows, dtype=bool)
     mask[0] = False
     return batch.filter(pa.array(mask))
 
 
-def _skip(row: arrow_csv.InvalidRow) -> str:
+def _skip_row(row: arrow_csv.InvalidRow) -> str:
     return "skip"
 
 
@@ -255,7 +259,7 @@ def _can_be_header(fields: Sequence[str]) -> bool:
     return all(field[:1].isalpha() for field in fields) and len(set(fields)) == len(fields)
 
 
-def _fields(count: int) -> str:
+def _count_phrase(count: int) -> str:
     return "1 field" if count == 1 else f"{count} fields"
 
 
@@ -298,7 +302,7 @@ class PlainQuotes:
         self._last = int(data[-1])
 
 
-class _KeptLines(io.RawIOBase):
+class _SelectedLines(io.RawIOBase):
     """A UTF-8 stream of a file's lines, without skipped lines and comments."""
 
     def __init__(self, file: FolderFile, dialect: CsvDialect) -> None:
@@ -355,14 +359,14 @@ class Lines:
                 break
         if self.first is None:
             self.first = self.number
-        self._is_quoted ^= self._toggles(line)
+        self._is_quoted ^= self._toggles_quote(line)
         return line
 
     def _is_comment(self, line: str) -> bool:
         mark = self._dialect.comment
         return bool(mark) and not self._is_quoted and line.startswith(mark)
 
-    def _toggles(self, line: str) -> bool:
+    def _toggles_quote(self, line: str) -> bool:
         quote, escape = self._dialect.quote, self._dialect.escape
         if not quote or quote not in line:
             return False
@@ -424,11 +428,11 @@ def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[s
             except StopIteration:
                 return
             except csv.Error as error:
-                raise InvalidCsv(lines.first or lines.number, _reason(str(error))) from None
+                raise InvalidCsv(lines.first or lines.number, _short_message(str(error))) from None
             yield lines.first or lines.number, fields
 
 
-def _reason(message: str) -> str:
+def _short_message(message: str) -> str:
     if "unexpected end" in message:
         return "a quote is opened and never closed"
     if "expected after" in message:
@@ -447,12 +451,12 @@ def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
             *lines, remainder = (remainder + chunk).split(b"\n")
             for each in lines:
                 number += 1
-                if not _decodes(each, dialect.encoding):
+                if not _is_decodable(each, dialect.encoding):
                     return number
-    return None if _decodes(remainder, dialect.encoding) else number + 1
+    return None if _is_decodable(remainder, dialect.encoding) else number + 1
 
 
-def _decodes(line: bytes, encoding: str) -> bool:
+def _is_decodable(line: bytes, encoding: str) -> bool:
     try:
         line.decode(encoding)
     except UnicodeDecodeError:

@@ -11,7 +11,7 @@ from featurestore.arrow.text_values import arrow_type, parse_texts
 from featurestore.errors import InvalidArgument
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.csv_parsers import CsvDialect, CsvTexts
+from featurestore_connectors.sources.folders.csv_parsers import CsvDialect, CsvFileParser
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
 from featurestore_connectors.sources.folders.tables import (
@@ -22,8 +22,8 @@ from featurestore_connectors.sources.folders.tables import (
     check_declared,
     check_names,
     compare_names,
-    rules_of,
-    without_rows,
+    drop_rows,
+    text_rules,
 )
 
 # Delimiters to suggest if the header has a single column and no delimiter is configured.
@@ -73,36 +73,36 @@ class CsvTable(FolderTable):
 
     def columns(self) -> list[Column]:
         scans: dict[str, TextScan] = {}
-        expected = self._scanned(scans)
+        expected = self._scan_files(scans)
         if not expected:
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} is empty: it has no header.",
                 hint=f"{self.table.call(header=False, names=['column_1'])} names the columns",
             )
         partitions = self.folder_files.partitions
         check_declared([*expected, *partitions], self.table, self.options)
-        return [self._column(name, scans) for name in expected]
+        return [self._build_column(name, scans) for name in expected]
 
-    def _scanned(self, scans: dict[str, TextScan]) -> list[str]:
+    def _scan_files(self, scans: dict[str, TextScan]) -> list[str]:
         """Read all files, update the scans of undeclared columns, and return all column names."""
         bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
         expected = list(self.options.names)
         first = "names="
         for file in self.folder_files.files:
-            names = self._names(file, bad_rows)
+            names = self._read_column_names(file, bad_rows)
             if names is None:
                 continue
             if not expected:
                 expected, first = list(names), file.name
-            self._compare(file, names, expected, first)
+            self._compare_header(file, names, expected, first)
             expected += [name for name in names if name not in expected]
             for name in names:
                 if name not in self.options.dtypes and name not in scans:
                     scans[name] = TextScan(self.options.rules(name))
             numbers = [number for number, name in enumerate(names) if name in scans]
-            for batch in self._texts(file, bad_rows).batches(len(names), numbers or [0]):
+            for batch in self._file_parser(file, bad_rows).batches(len(names), numbers or [0]):
                 for index, number in enumerate(numbers):
-                    scans[names[number]].update(self._nulled(batch.column(index)))
+                    scans[names[number]].update(self._replace_null_values(batch.column(index)))
         return expected
 
     def rows(
@@ -114,21 +114,23 @@ class CsvTable(FolderTable):
         window: TimeRange | None,
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
-        names = self._names(file, bad_rows)
+        names = self._read_column_names(file, bad_rows)
         if names is None:
             return
-        self._compare(file, names, [each.name for each in schema.in_files], "the files before")
+        self._compare_header(
+            file, names, [each.name for each in schema.in_files], "the files before"
+        )
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
-        texts = self._texts(file, bad_rows)
+        texts = self._file_parser(file, bad_rows)
         ours: dict[int, tuple[str, str]] = {}
         start = 0
         for batch in texts.batches(len(names), numbers or [0]):
             arrays = {}
             wrong: list[int] = []
             for index, column in enumerate(inside):
-                values = self._nulled(batch.column(index))
-                array, reasons = parse_texts(values, column.kind, rules_of(column, self.options))
+                values = self._replace_null_values(batch.column(index))
+                array, reasons = parse_texts(values, column.kind, text_rules(column, self.options))
                 arrays[column.name] = array
                 wrong += reasons
                 for row, reason in reasons.items():
@@ -139,12 +141,12 @@ class CsvTable(FolderTable):
                 if column.name not in arrays:
                     arrays[column.name] = pa.nulls(batch.num_rows, column.kind)
             start += batch.num_rows
-            yield without_rows(_batch(arrays, columns, batch.num_rows), wrong)
-        self._report(texts, len(names), ours, bad_rows)
+            yield drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
+        self._report_bad_rows(texts, len(names), ours, bad_rows)
 
-    def _report(
+    def _report_bad_rows(
         self,
-        texts: CsvTexts,
+        texts: CsvFileParser,
         width: int,
         reasons: Mapping[int, tuple[str, str]],
         bad_rows: BadRows,
@@ -163,12 +165,12 @@ class CsvTable(FolderTable):
                 hint = f"{self.table.call(timestamp_precision='us')} rounds them"
             bad_rows.add(BadRow(texts.file.name, line, column, reason, text), hint=hint)
 
-    def _texts(self, file: FolderFile, bad_rows: BadRows) -> CsvTexts:
-        return CsvTexts(file, self._dialect, bad_rows)
+    def _file_parser(self, file: FolderFile, bad_rows: BadRows) -> CsvFileParser:
+        return CsvFileParser(file, self._dialect, bad_rows)
 
-    def _names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
+    def _read_column_names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
         """Return the column names of a file, or None if it has no lines."""
-        first = self._texts(file, bad_rows).first_record()
+        first = self._file_parser(file, bad_rows).first_record()
         if first is None:
             return None
         if self.options.header:
@@ -176,7 +178,7 @@ class CsvTable(FolderTable):
             return first
         names = list(self.options.names)
         if len(first) != len(names):
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{file.name}: the first line has {len(first)} fields, and names= has "
                 f"{len(names)} columns.",
                 hint="names= and delimiter= are those of all files",
@@ -184,25 +186,25 @@ class CsvTable(FolderTable):
         check_names(names, self.table, file)
         return names
 
-    def _compare(
+    def _compare_header(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], first: str
     ) -> None:
         if len(names) == 1 and self.options.delimiter is None:
             for sign in _OTHER_DELIMITERS:
                 if sign in names[0]:
-                    raise self.table.refusal(
+                    raise self.table.invalid_file_error(
                         f"{file.name} line 1: the header is one column, {names[0]!r}.",
                         hint=f"{self.table.call(delimiter=sign)} separates it",
                     )
         compare_names(file, names, expected, first=first, table=self.table, options=self.options)
 
-    def _nulled(self, texts: pa.Array) -> pa.Array:
+    def _replace_null_values(self, texts: pa.Array) -> pa.Array:
         if not self.options.null_values:
             return texts
         words = pa.array(self.options.null_values, pa.string())
         return pc.if_else(pc.is_in(texts, words), pa.scalar(None, pa.string()), texts)
 
-    def _column(self, name: str, scans: Mapping[str, TextScan]) -> Column:
+    def _build_column(self, name: str, scans: Mapping[str, TextScan]) -> Column:
         if name in self.options.dtypes:
             return Column(name, self.options.dtypes[name], is_declared=True)
         meaning = scans[name].meaning if name in scans else "string"

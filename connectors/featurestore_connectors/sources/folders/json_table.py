@@ -24,9 +24,9 @@ from featurestore_connectors.sources.folders.tables import (
     FolderTable,
     TableSchema,
     check_declared,
-    rules_of,
-    unreadable,
-    without_rows,
+    drop_rows,
+    text_rules,
+    unreadable_file_error,
 )
 
 _BATCH_ROWS = 16_384
@@ -50,14 +50,14 @@ class JsonTable(FolderTable):
         names: dict[str, None] = {}
         count = 0
         for file in self.folder_files.files:
-            for batch in self._objects(file, exact=False):
-                good = self._without_bad(file, batch, bad_rows)
+            for batch in self._read_objects(file, exact=False):
+                good = self._drop_bad_lines(file, batch, bad_rows)
                 count += len(good.objects)
                 for members in good.objects:
                     if not members.keys() <= names.keys():
                         names |= dict.fromkeys(members)
                 scan.update_members(
-                    [self._undeclared(members) for members in good.objects],
+                    [self._undeclared_members(members) for members in good.objects],
                     good.lines,
                     file.name,
                     rules,
@@ -73,7 +73,7 @@ class JsonTable(FolderTable):
                 kind = member.kind(self.table, name, name)
                 columns.append(Column(name, kind, member.meaning))
         if not columns:
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} has no objects: its columns are not known.",
                 hint=f"{self.table.call(dtypes={'id': 'int64'})} declares them",
             )
@@ -100,27 +100,27 @@ class JsonTable(FolderTable):
             texts_of_values=declared,
             only_known=True,
             rules=self.options.rules(""),
-            rules_of={column.name: rules_of(column, self.options) for column in in_files},
+            rules_of={column.name: text_rules(column, self.options) for column in in_files},
         )
-        for batch, arrays, wrong in self._parsed(file, parser):
+        for batch, arrays, wrong in self._parse_columns(file, parser):
             for row in sorted(wrong):
-                self._report(file, batch, row, wrong[row], bad_rows)
+                self._report_bad_row(file, batch, row, wrong[row], bad_rows)
             column_arrays = [arrays[column.name] for column in columns] or [
                 pa.nulls(len(batch.lines))
             ]
             names = [column.name for column in columns] or [""]
-            yield without_rows(pa.RecordBatch.from_arrays(column_arrays, names), list(wrong))
+            yield drop_rows(pa.RecordBatch.from_arrays(column_arrays, names), list(wrong))
 
-    def _parsed(
+    def _parse_columns(
         self, file: FolderFile, parser: JsonColumns
     ) -> Iterator[tuple[JsonObjects, dict[str, pa.Array], dict[int, str]]]:
         """Yield objects, their columns, and the errors of invalid rows by row number."""
         if self.folder_files.format == "json":
-            for batch in self._objects(file, exact=parser.is_exact):
+            for batch in self._read_objects(file, exact=parser.is_exact):
                 arrays, reasons = parser.convert(batch.objects)
                 yield batch, arrays, reasons
             return
-        for batch in self._readable(file, texts_of_lines(file, self.table)):
+        for batch in self._convert_read_errors(file, read_lines(file, self.table)):
             arrays, why = parser.decode(batch.texts)
             wrong = {row: reason for row, reason in enumerate(why) if reason is not None}
             for row, reason in enumerate(batch.reasons):
@@ -128,19 +128,23 @@ class JsonTable(FolderTable):
                     wrong[row] = reason
             yield batch, arrays, wrong
 
-    def _objects(self, file: FolderFile, *, exact: bool) -> Iterator[JsonObjects]:
-        read = objects_of_document if self.folder_files.format == "json" else objects_of_lines
-        yield from self._readable(file, read(file, self.table, exact=exact))
+    def _read_objects(self, file: FolderFile, *, exact: bool) -> Iterator[JsonObjects]:
+        read = parse_document if self.folder_files.format == "json" else parse_lines
+        yield from self._convert_read_errors(file, read(file, self.table, exact=exact))
 
-    def _readable(self, file: FolderFile, batches: Iterator[JsonObjects]) -> Iterator[JsonObjects]:
+    def _convert_read_errors(
+        self, file: FolderFile, batches: Iterator[JsonObjects]
+    ) -> Iterator[JsonObjects]:
         try:
             yield from batches
         except FeatureStoreError:
             raise
         except (OSError, pa.ArrowException) as error:
-            raise unreadable(file, self.table, error) from error
+            raise unreadable_file_error(file, self.table, error) from error
 
-    def _without_bad(self, file: FolderFile, batch: JsonObjects, bad_rows: BadRows) -> JsonObjects:
+    def _drop_bad_lines(
+        self, file: FolderFile, batch: JsonObjects, bad_rows: BadRows
+    ) -> JsonObjects:
         """Return a batch without the lines that are not JSON objects."""
         if not any(batch.reasons):
             return batch
@@ -150,10 +154,10 @@ class JsonTable(FolderTable):
                 good.objects.append(batch.objects[row])
                 good.lines.append(batch.lines[row])
             else:
-                self._report(file, batch, row, reason, bad_rows)
+                self._report_bad_row(file, batch, row, reason, bad_rows)
         return good
 
-    def _report(
+    def _report_bad_row(
         self, file: FolderFile, batch: JsonObjects, row: int, reason: str, bad_rows: BadRows
     ) -> None:
         hint = None
@@ -163,7 +167,7 @@ class JsonTable(FolderTable):
             hint = f"{self.table.call(format='json')} reads documents of several lines, and arrays"
         bad_rows.add(BadRow(file.name, batch.lines[row], None, reason, batch.texts[row]), hint=hint)
 
-    def _undeclared(self, members: dict[str, object]) -> dict[str, object]:
+    def _undeclared_members(self, members: dict[str, object]) -> dict[str, object]:
         declared = self.options.dtypes
         if not declared:
             return members
@@ -180,14 +184,14 @@ class JsonObjects:
     texts: list[str]
 
 
-def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
+def read_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
     """Yield the non-empty lines of a file, without parsed objects.
 
     Raises:
         InvalidSourceFile: A line is too long. The message includes its number.
     """
     batch = JsonObjects([], [], [], [])
-    for number, line in _lines(file, table):
+    for number, line in _numbered_lines(file, table):
         reason = None
         try:
             text = line.decode()
@@ -204,13 +208,13 @@ def texts_of_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
     yield batch
 
 
-def objects_of_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:
+def parse_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:
     """Yield the objects of a file with one object per line; empty lines are skipped.
 
     Raises:
         InvalidSourceFile: A line is too long. The message includes its number.
     """
-    for batch in texts_of_lines(file, table):
+    for batch in read_lines(file, table):
         for row, text in enumerate(batch.texts):
             value: dict[str, Any] = {}
             if batch.reasons[row] is None:
@@ -219,7 +223,7 @@ def objects_of_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iter
         yield batch
 
 
-def _lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
+def _numbered_lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
     number = 0
     with file.open() as stream:
         chunk: bytes = stream.read(_CHUNK_BYTES)
@@ -230,7 +234,7 @@ def _lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
                 number += 1
                 yield number, line
             if len(remainder) > _LONGEST_RECORD:
-                raise table.refusal(
+                raise table.invalid_file_error(
                     f"{file.name} line {number + 1} has more than {_LONGEST_RECORD} bytes."
                 )
             chunk = stream.read(_CHUNK_BYTES)
@@ -238,9 +242,7 @@ def _lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
         yield number + 1, remainder
 
 
-def objects_of_document(
-    file: FolderFile, table: TableName, *, exact: bool
-) -> Iterator[JsonObjects]:
+def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:
     """Yield the objects of a JSON array, or of consecutive objects that may span lines.
 
     Raises:
@@ -260,7 +262,9 @@ def objects_of_document(
                     batch = JsonObjects([], [], [], [])
     except UnicodeDecodeError:
         line_number = undecodable_line(file, CsvDialect())
-        raise table.refusal(f"{file.name} line {line_number}: the bytes are not UTF-8.") from None
+        raise table.invalid_file_error(
+            f"{file.name} line {line_number}: the bytes are not UTF-8."
+        ) from None
     yield batch
 
 
@@ -280,22 +284,22 @@ class _Document:
         """Yield the first line number and the members of each object."""
         if self._peek() != "[":
             while self._peek():
-                yield self._object()
+                yield self._parse_object()
             return
         self._advance(self._position + 1)
         if self._peek() != "]":
-            yield self._object()
+            yield self._parse_object()
             while self._peek() == ",":
                 self._advance(self._position + 1)
                 self._peek()
-                yield self._object()
+                yield self._parse_object()
         if self._peek() != "]":
-            raise self._refusal("the array is not closed")
+            raise self._error("the array is not closed")
         self._advance(self._position + 1)
         if self._peek():
-            raise self._refusal("text follows the array")
+            raise self._error("text follows the array")
 
-    def _object(self) -> tuple[int, dict[str, Any]]:
+    def _parse_object(self) -> tuple[int, dict[str, Any]]:
         line = self._line
         while True:
             try:
@@ -304,11 +308,9 @@ class _Document:
             except JsonError as error:
                 is_long = len(self._text) - self._position > _LONGEST_RECORD
                 if is_long or not self._read_more():
-                    raise self._refusal(
-                        f"the record that begins here is not JSON: {error}"
-                    ) from None
+                    raise self._error(f"the record that begins here is not JSON: {error}") from None
         if not isinstance(value, dict):
-            raise self._refusal(
+            raise self._error(
                 f"the record that begins here is {json_type_name(value)}, not an object"
             )
         self._advance(end)
@@ -338,5 +340,5 @@ class _Document:
         self._text += more
         return bool(more)
 
-    def _refusal(self, reason: str) -> InvalidSourceFile:
-        return self._table.refusal(f"{self._name} line {self._line}: {reason}.")
+    def _error(self, reason: str) -> InvalidSourceFile:
+        return self._table.invalid_file_error(f"{self._name} line {self._line}: {reason}.")

@@ -80,7 +80,7 @@ class FolderFiles:
         return {file.path: file.status for file in self.files}
 
 
-def has_known_ending(path: str) -> bool:
+def has_known_extension(path: str) -> bool:
     """Return whether a file name has the extension of a supported format."""
     return _formats_of(path, None) != ()
 
@@ -103,9 +103,9 @@ def split_by_format(
             # path= names this file and format= its format, so the extension is irrelevant.
             formats = (options.format,)
         if not formats:
-            unread.append(_below(root, path))
+            unread.append(_relative_path(root, path))
             continue
-        files_by_format.setdefault(formats[0], []).append(_file(path, status, root))
+        files_by_format.setdefault(formats[0], []).append(_folder_file(path, status, root))
     if not files_by_format:
         return None
     if len(files_by_format) > 1:
@@ -121,7 +121,7 @@ def split_by_format(
 
 
 def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
-    ending, compression = endings_of(path)
+    ending, compression = split_extensions(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
     if compression is not None and "parquet" in formats:
         return ()
@@ -130,10 +130,10 @@ def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
     return (required_format,) if required_format in formats else ()
 
 
-def endings_of(path: str) -> tuple[str, str | None]:
+def split_extensions(path: str) -> tuple[str, str | None]:
     """Return the lowercase extension of a file name, and its compression.
 
-    >>> endings_of("/data/Orders.CSV.gz"), endings_of("orders.tsv")
+    >>> split_extensions("/data/Orders.CSV.gz"), split_extensions("orders.tsv")
     (('.csv', 'gzip'), ('.tsv', None))
     """
     stem, ending = posixpath.splitext(posixpath.basename(path).lower())
@@ -142,9 +142,9 @@ def endings_of(path: str) -> tuple[str, str | None]:
     return posixpath.splitext(stem)[1], COMPRESSIONS[ending]
 
 
-def _file(path: str, status: FileStatus, root: str) -> FolderFile:
-    name = _below(root, path)
-    ending, compression = endings_of(path)
+def _folder_file(path: str, status: FileStatus, root: str) -> FolderFile:
+    name = _relative_path(root, path)
+    ending, compression = split_extensions(path)
     partitions = []
     for folder in name.split("/")[:-1]:
         key, separator, value = folder.partition("=")
@@ -154,7 +154,7 @@ def _file(path: str, status: FileStatus, root: str) -> FolderFile:
     return FolderFile(path, name, status, ending, compression, tuple(partitions))
 
 
-def _below(root: str, path: str) -> str:
+def _relative_path(root: str, path: str) -> str:
     return path[len(root) :].lstrip("/") or posixpath.basename(path)
 
 
@@ -164,10 +164,10 @@ def _check_partitions(folder_files: FolderFiles) -> None:
         if file.keys != first.keys:
             raise InvalidArgument(
                 f"{first.name!r} and {file.name!r} are below folders of other keys: "
-                f"{_keys(first)} and {_keys(file)}.",
+                f"{_partition_path(first)} and {_partition_path(file)}.",
                 hint="path='...' reads the files of one kind of folder",
             )
 
 
-def _keys(file: FolderFile) -> str:
+def _partition_path(file: FolderFile) -> str:
     return listing([f"{key}=" for key in file.keys])

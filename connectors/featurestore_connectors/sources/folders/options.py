@@ -123,7 +123,7 @@ class TableName:
         arguments += [f"{name}={value!r}" for name, value in merged.items()]
         return f"read_source({', '.join(arguments)})"
 
-    def refusal(self, message: str, *, hint: str | None = None) -> InvalidSourceFile:
+    def invalid_file_error(self, message: str, *, hint: str | None = None) -> InvalidSourceFile:
         """Return an InvalidSourceFile error with the name of the source."""
         return InvalidSourceFile(f"Source {self.source!r}: {message}", hint=hint)
 
@@ -175,7 +175,7 @@ def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
         )
 
 
-def _one_of(*choices: str) -> Callable[[str, str], str]:
+def _choice_parser(*choices: str) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
         if text in choices:
             return text
@@ -187,7 +187,7 @@ def _one_of(*choices: str) -> Callable[[str, str], str]:
     return parse
 
 
-def _sign(name: str, text: str) -> str:
+def _parse_character(name: str, text: str) -> str:
     """Parse a single ASCII character; ``tab`` means a tab."""
     text = {r"\t": "\t", "tab": "\t"}.get(text, text)
     if len(text) == 1 and text.isascii() and text not in "\r\n\0":
@@ -195,31 +195,31 @@ def _sign(name: str, text: str) -> str:
     raise InvalidArgument(f"{name}={text!r} is not one ASCII sign.", hint=f"{name}=';'")
 
 
-def _sign_or_none(name: str, text: str) -> str:
-    return "" if text == "" else _sign(name, text)
+def _parse_optional_character(name: str, text: str) -> str:
+    return "" if text == "" else _parse_character(name, text)
 
 
-def _boolean(name: str, text: str) -> bool:
+def _parse_boolean(name: str, text: str) -> bool:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     raise InvalidArgument(f"{name}={text!r} is not true or false.", hint=f"{name}=False")
 
 
-def _count(name: str, text: str) -> int:
+def _parse_count(name: str, text: str) -> int:
     if text.isdecimal():
         return int(text)
     raise InvalidArgument(f"{name}={text!r} is not a number of lines.", hint=f"{name}=1")
 
 
-def _texts(name: str, text: str) -> tuple[str, ...]:
-    value = _json(text) if text.startswith("[") else [text]
+def _parse_strings(name: str, text: str) -> tuple[str, ...]:
+    value = _parse_json(text) if text.startswith("[") else [text]
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise InvalidArgument(f"{name}={text} is not a list of strings.", hint=f"{name}=['a', 'b']")
 
 
-def _mapping(name: str, text: str) -> dict[str, str]:
-    value = _json(text)
+def _parse_mapping(name: str, text: str) -> dict[str, str]:
+    value = _parse_json(text)
     if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return value
     raise InvalidArgument(
@@ -227,14 +227,14 @@ def _mapping(name: str, text: str) -> dict[str, str]:
     )
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return parse_json(text)
     except JsonError:
         return None
 
 
-def _encoding(name: str, text: str) -> str:
+def _parse_encoding(name: str, text: str) -> str:
     try:
         return codecs.lookup(text).name
     except LookupError:
@@ -243,8 +243,8 @@ def _encoding(name: str, text: str) -> str:
         ) from None
 
 
-def _formats(name: str, text: str) -> dict[str, str]:
-    by_column = _mapping(name, text) if text.startswith("{") else {"": text}
+def _parse_formats(name: str, text: str) -> dict[str, str]:
+    by_column = _parse_mapping(name, text) if text.startswith("{") else {"": text}
     for pattern in by_column.values():
         try:
             check_format(pattern)
@@ -253,11 +253,13 @@ def _formats(name: str, text: str) -> dict[str, str]:
     return by_column
 
 
-def _types(name: str, text: str) -> dict[str, pa.DataType]:
-    return {column: _type(column, word) for column, word in _mapping(name, text).items()}
+def _parse_types(name: str, text: str) -> dict[str, pa.DataType]:
+    return {
+        column: _parse_type(column, word) for column, word in _parse_mapping(name, text).items()
+    }
 
 
-def _type(column: str, word: str) -> pa.DataType:
+def _parse_type(column: str, word: str) -> pa.DataType:
     decimal = _DECIMAL.fullmatch(word)
     if decimal is not None and 1 <= int(decimal[1]) <= 38 and int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))
@@ -271,21 +273,21 @@ def _type(column: str, word: str) -> pa.DataType:
 
 
 _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
-    "format": _one_of(*ENDINGS),
-    "delimiter": _sign,
-    "quote": _sign_or_none,
-    "escape": _sign_or_none,
-    "header": _boolean,
-    "names": _texts,
-    "encoding": _encoding,
-    "decimal": _sign,
-    "thousands": _sign_or_none,
-    "null_values": _texts,
-    "date_format": _formats,
-    "timestamp_format": _formats,
-    "dtypes": _types,
-    "skip_rows": _count,
-    "comment": _sign_or_none,
-    "on_bad_rows": _one_of("error", "quarantine"),
-    "timestamp_precision": _one_of("us"),
+    "format": _choice_parser(*ENDINGS),
+    "delimiter": _parse_character,
+    "quote": _parse_optional_character,
+    "escape": _parse_optional_character,
+    "header": _parse_boolean,
+    "names": _parse_strings,
+    "encoding": _parse_encoding,
+    "decimal": _parse_character,
+    "thousands": _parse_optional_character,
+    "null_values": _parse_strings,
+    "date_format": _parse_formats,
+    "timestamp_format": _parse_formats,
+    "dtypes": _parse_types,
+    "skip_rows": _parse_count,
+    "comment": _parse_optional_character,
+    "on_bad_rows": _choice_parser("error", "quarantine"),
+    "timestamp_precision": _choice_parser("us"),
 }

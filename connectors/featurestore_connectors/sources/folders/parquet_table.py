@@ -61,7 +61,7 @@ class ParquetTable(FolderTable):
         merged: dict[str, SourceColumn] = {}
         first: dict[str, str] = {}
         for file in self.folder_files.files:
-            columns = self._described(file)
+            columns = self._describe_columns(file)
             if merged:
                 compare_names(
                     file,
@@ -75,7 +75,9 @@ class ParquetTable(FolderTable):
                 first.setdefault(column.name, file.name)
                 earlier = merged.setdefault(column.name, column)
                 if earlier.kind != column.kind:
-                    merged[column.name] = self._widened(earlier, column, file, first[column.name])
+                    merged[column.name] = self._widen_column(
+                        earlier, column, file, first[column.name]
+                    )
         return list(merged.values())
 
     def columns(self) -> list[Column]:
@@ -98,7 +100,7 @@ class ParquetTable(FolderTable):
         window: TimeRange | None,
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
-        described = {column.name: column for column in self._described(file)}
+        described = {column.name: column for column in self._describe_columns(file)}
         names = [name for name, each in described.items() if each.kind or _is_null(each)]
         compare_names(
             file,
@@ -117,23 +119,25 @@ class ParquetTable(FolderTable):
         try:
             for batch in self._batches(file, inside, described, window):
                 count += batch.num_rows
-                yield self._typed(batch, columns, file)
+                yield self._cast_batch(batch, columns, file)
         except UnsupportedType as error:
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{file.name}: {error.message}", hint=self._times_hint(schema, error)
             ) from error
         except SourceError as error:
             # Arrow can read some files that DuckDB cannot.
             if count or "orrupt" in error.message:
-                raise self.table.refusal(f"{file.name}: {error.message}") from error
-            for batch in self._by_arrow(file, inside):
-                yield self._typed(batch, columns, file)
+                raise self.table.invalid_file_error(f"{file.name}: {error.message}") from error
+            for batch in self._read_with_arrow(file, inside):
+                yield self._cast_batch(batch, columns, file)
 
-    def _described(self, file: FolderFile) -> list[SourceColumn]:
+    def _describe_columns(self, file: FolderFile) -> list[SourceColumn]:
         """Return the columns of a file as reported by DuckDB, or by Arrow if DuckDB fails."""
         schema = self._arrow_schema(file)
         try:
-            columns = duckdb_rows.columns_of(self._config, self._connection, _source(file))
+            columns = duckdb_rows.describe_columns(
+                self._config, self._connection, _scan_expression(file)
+            )
         except FeatureStoreError:
             if schema is None:
                 raise
@@ -158,7 +162,7 @@ class ParquetTable(FolderTable):
         except (pa.ArrowException, OSError):
             return None
 
-    def _widened(
+    def _widen_column(
         self, earlier: SourceColumn, column: SourceColumn, file: FolderFile, first: str
     ) -> SourceColumn:
         """Return a column of the narrowest type that holds the values of both columns."""
@@ -166,12 +170,12 @@ class ParquetTable(FolderTable):
             return earlier
         if _is_null(earlier):
             return column
-        wider = _wider(earlier.kind, column.kind)
+        wider = _common_type(earlier.kind, column.kind)
         if wider is None:
             kinds = (
                 f"{earlier.kind or earlier.native} in {first} and {column.kind or column.native}"
             )
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"column {column.name!r} is {kinds} in {file.name}.",
                 hint=f"{self.table.call(dtypes={column.name: 'string'})} reads it as text, where "
                 "the values can be cast",
@@ -200,11 +204,11 @@ class ParquetTable(FolderTable):
             schema = self._arrow_schema(file)
             kinds = [] if schema is None else [field.type for field in schema]
             if any(pat.is_timestamp(kind) and kind.unit == "ns" for kind in kinds):
-                yield from self._by_arrow(file, names)
+                yield from self._read_with_arrow(file, names)
                 return
-        yield from self._by_duckdb(file, names, described, window)
+        yield from self._read_with_duckdb(file, names, described, window)
 
-    def _by_duckdb(
+    def _read_with_duckdb(
         self,
         file: FolderFile,
         names: Sequence[str],
@@ -216,9 +220,9 @@ class ParquetTable(FolderTable):
         query = SourceQuery(columns=tuple(names), window=window)
         if not names:
             query = SourceQuery(columns=tuple(list(described)[:1]), window=window)
-        yield from duckdb_rows.read(self._config, self._connection, _source(file), query)
+        yield from duckdb_rows.read(self._config, self._connection, _scan_expression(file), query)
 
-    def _by_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _read_with_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         try:
             parquet_file = parquet.ParquetFile(files.open_ranges(file.path))
             missing = parquet_file.metadata.num_rows
@@ -231,11 +235,11 @@ class ParquetTable(FolderTable):
                 raise OSError(f"{missing} of its rows are missing")
         except (pa.ArrowException, OSError) as error:
             first_line = str(error).strip().split("\n")[0][:_SHOWN]
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{file.name} is damaged, or not Parquet: {first_line}."
             ) from error
 
-    def _typed(
+    def _cast_batch(
         self, batch: pa.RecordBatch, columns: Sequence[Column], file: FolderFile
     ) -> pa.RecordBatch:
         """Return the columns in the types of the table; columns missing from the file are null."""
@@ -258,13 +262,15 @@ class ParquetTable(FolderTable):
         try:
             return cast_batch(pa.RecordBatch.from_arrays(arrays, names), fields)
         except UnsupportedType as error:
-            raise self.table.refusal(f"{file.name}: {error.message}", hint=error.hint) from error
+            raise self.table.invalid_file_error(
+                f"{file.name}: {error.message}", hint=error.hint
+            ) from error
 
     def _check_digits(self, array: pa.Array, name: str, file: FolderFile) -> None:
         try:
             array.validate(full=True)
         except pa.ArrowInvalid as error:
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{file.name}: column {name!r} has decimals of more digits than its type "
                 f"{array.type}: {error}."
             ) from error
@@ -275,13 +281,13 @@ def _is_null(column: SourceColumn) -> bool:
     return column.kind is None and column.native.strip('"').upper() == "NULL"
 
 
-def _source(file: FolderFile) -> str:
+def _scan_expression(file: FolderFile) -> str:
     # Escape *, ? and [, which DuckDB treats as wildcards in paths.
     escaped = file.path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
     return f"read_parquet([{sqltext.text(escaped)}], hive_partitioning = false)"
 
 
-def _wider(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
+def _common_type(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:
     """Return the narrowest type that holds all values of both types, or None."""
     if first is None or second is None:
         return None

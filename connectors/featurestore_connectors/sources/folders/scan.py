@@ -146,15 +146,17 @@ class JsonScan:
             return pa.uint64()
         if len(kinds) == 1 and kinds != {int}:
             (only,) = kinds
-            return self._single(only, table, path, column)
+            return self._type_of_single_kind(only, table, path, column)
         if not kinds:
             return pa.string()
-        raise table.refusal(
+        raise table.invalid_file_error(
             f"column {path!r} is {self._kind_locations(kinds)}.",
-            hint=f"{table.call(dtypes={column: _text_type(path)})} reads the values as text",
+            hint=f"{table.call(dtypes={column: _string_dtype(path)})} reads the values as text",
         )
 
-    def _single(self, only: type, table: TableName, path: str, column: str) -> pa.DataType:
+    def _type_of_single_kind(
+        self, only: type, table: TableName, path: str, column: str
+    ) -> pa.DataType:
         if only is bool:
             return pa.bool_()
         if only is float:
@@ -169,7 +171,7 @@ class JsonScan:
             for name, scan in self.members.items()
         ]
         if len(fields) > _MANY_NAMES or not fields:
-            raise table.refusal(
+            raise table.invalid_file_error(
                 f"column {path!r} has objects of {len(fields)} names, which is not a struct.",
                 hint=f"{table.call(dtypes={column: 'string'})} reads them as text",
             )
@@ -206,7 +208,7 @@ def _is_exact(value: int) -> bool:
         return False
 
 
-def _text_type(path: str) -> str:
+def _string_dtype(path: str) -> str:
     """Return the type name in ``dtypes`` that reads the values at a path as strings."""
     depth = path.count("[]") if "." not in path else 0
     return "list<" * depth + "string" + ">" * depth

@@ -152,13 +152,13 @@ class FolderTable(ABC):
                 batch_in_order = pa.RecordBatch.from_arrays(
                     arrays, [column.name for column in needed]
                 )
-                rows = _within(batch_in_order, window)
+                rows = _filter_window(batch_in_order, window)
                 yield pa.RecordBatch.from_arrays(
                     [rows.column(name) for name in fields.names], schema=fields
                 )
 
 
-def _within(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
+def _filter_window(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
     if window is None:
         return batch
     times = batch.column(window.column)
@@ -192,7 +192,7 @@ class BadRows:
         """
         if not self.quarantines:
             column = "" if row.column is None else f", column {row.column!r}"
-            raise self.table.refusal(
+            raise self.table.invalid_file_error(
                 f"{row.file} line {row.line}{column}: {row.reason}.",
                 hint=hint
                 or f"{self.table.call(on_bad_rows='quarantine')} leaves such rows out and counts "
@@ -203,7 +203,7 @@ class BadRows:
             self.rows.append(row)
 
 
-def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
+def drop_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     """Return a batch without the rows with these indices."""
     if not rows:
         return batch
@@ -212,23 +212,25 @@ def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     return batch.filter(pa.array(mask))
 
 
-def start_of(text: str) -> str:
+def truncate_text(text: str) -> str:
     """Return the beginning of a line, for error messages."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def unreadable(file: FolderFile, table: TableName, error: Exception) -> InvalidSourceFile:
+def unreadable_file_error(
+    file: FolderFile, table: TableName, error: Exception
+) -> InvalidSourceFile:
     """Return the error for a file that cannot be read or decompressed."""
-    return table.refusal(f"{file.name} cannot be read, or is damaged: {error}.")
+    return table.invalid_file_error(f"{file.name} cannot be read, or is damaged: {error}.")
 
 
-def decision_key(path: str | None, options: Mapping[str, str]) -> str:
+def schema_key(path: str | None, options: Mapping[str, str]) -> str:
     """Return the key under which a table schema is stored: its path and its options."""
     text = json.dumps([(path or ".").strip("/"), dict(sorted(options.items()))])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def rules_of(column: Column, options: FolderOptions) -> TextRules:
+def text_rules(column: Column, options: FolderOptions) -> TextRules:
     """Return the rules that parse the strings of a column."""
     rules = options.rules(column.name, declared=column.is_declared)
     zone = {"timestamp": False, "timestamp with zone": True}.get(column.meaning)
@@ -240,7 +242,7 @@ def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, lin
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         renamed = [f"column_{number}" for number in range(1, len(names) + 1)]
-        raise table.refusal(
+        raise table.invalid_file_error(
             f"{file.name} line {line}: the columns {listing(duplicates)} are there more than once.",
             hint=f"{table.call(header=False, skip_rows=line, names=renamed)} names them anew",
         )
@@ -270,7 +272,7 @@ def compare_names(
     if missing:
         differences.append(f"lacks the columns {listing(missing)}")
     declared = dict.fromkeys([*extra, *missing], "string")
-    raise table.refusal(
+    raise table.invalid_file_error(
         f"{file.name} {' and '.join(differences)}, unlike {first}.",
         hint=f"{table.call(dtypes=declared)} declares them, and they are null where a file lacks "
         "them",
@@ -288,7 +290,7 @@ def check_declared(column_names: Sequence[str], table: TableName, options: Folde
             )
 
 
-def chosen_columns(schema: TableSchema, names: Sequence[str], *, table: TableName) -> list[Column]:
+def find_columns(schema: TableSchema, names: Sequence[str], *, table: TableName) -> list[Column]:
     """Return the columns with these names.
 
     Raises:
@@ -316,7 +318,7 @@ def partition_columns(
     columns = []
     for number, key in enumerate(folder_files.partitions):
         if key in in_files:
-            raise table.refusal(
+            raise table.invalid_file_error(
                 f"{folder_files.files[0].name} has the column {key!r}, and its folder {key}=... has it too.",
                 hint="remove the column from the files, or rename the folders",
             )
@@ -341,10 +343,10 @@ def partition_value(
     """
     text = dict(file.partitions).get(column.name)
     values, reasons = parse_texts(
-        pa.array([text], pa.string()), column.kind, rules_of(column, options)
+        pa.array([text], pa.string()), column.kind, text_rules(column, options)
     )
     if reasons:
-        raise table.refusal(
+        raise table.invalid_file_error(
             f"folder {column.name}= of {file.name}: {reasons[0]}.",
             hint=f"{table.call(dtypes={column.name: 'string'})} reads the column as text",
         )

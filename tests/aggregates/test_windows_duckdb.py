@@ -29,6 +29,6 @@ class TestDuckDBWhereRowsMaySpill(TestDuckDB):
             return batch
 
         monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
-        monkeypatch.setattr(windows, "_same", counting)
+        monkeypatch.setattr(windows, "_identity", counting)
         yield
         assert passed

@@ -13,7 +13,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from featurestore_connectors.duckdb_delta.failures import interruptible
+from featurestore_connectors.duckdb_delta.failures import interrupt_on_signal
 
 PROGRAM = """
 import os, signal, sys, threading, time, warnings
@@ -100,8 +100,8 @@ def test_ctrl_c_does_not_end_later_queries() -> None:
     with duckdb.connect() as connection:
         sys.setswitchinterval(10)  # the watching thread is late: it gets its turn in the next query
         for _ in range(5):
-            with contextlib.suppress(KeyboardInterrupt), interruptible(connection):
+            with contextlib.suppress(KeyboardInterrupt), interrupt_on_signal(connection):
                 os.kill(os.getpid(), signal.SIGINT)
-            with interruptible(connection):
+            with interrupt_on_signal(connection):
                 slow = "select sum(a.range * b.range) from range(20000) a, range(10000) b"
                 assert connection.execute(slow).fetchone() is not None

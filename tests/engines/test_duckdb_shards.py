@@ -97,7 +97,7 @@ def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_rows_are_not_loaded_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shards, "_load", None)
+    monkeypatch.setattr(shards, "_load_rows", None)
     monkeypatch.setattr(shards, "_max_memory", lambda _: 100_000)
     check_all_are_written(table().select(["shard", "first", "second"]), row_count=ROWS)
 

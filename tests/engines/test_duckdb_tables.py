@@ -367,7 +367,7 @@ def test_transaction_committed_meanwhile_is_skipped(
     path = new_table(engine, tmp_path)
     other = DuckDBEngine()
     same = TableWrite("append", transaction=("etl", 1))
-    put, puts = commits._put, []
+    put, puts = commits._publish_commit, []
 
     def outrun(*given: object) -> bool:
         puts.append(given)
@@ -375,7 +375,7 @@ def test_transaction_committed_meanwhile_is_skipped(
             other.set_properties(path, {"a": "b"})
         return put(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(commits, "_put", outrun)
+    monkeypatch.setattr(commits, "_publish_commit", outrun)
     monkeypatch.setattr(time, "sleep", lambda _: write(other, path, some(1), same))
     assert write(engine, path, some(1), same) is None
     assert ids(engine, path) == [1]
@@ -395,7 +395,7 @@ def test_concurrent_widening_rewrites_rows(
     path = new_table(engine, tmp_path, schema=prices(narrow).schema, partition_by=partition_by)
     write(engine, path, prices(narrow, "1.25"))
     other = DuckDBEngine()
-    put, puts = commits._put, []
+    put, puts = commits._publish_commit, []
 
     def outrun(*given: object) -> bool:
         puts.append(given)
@@ -403,7 +403,7 @@ def test_concurrent_widening_rewrites_rows(
             other.widen_columns(path, pa.schema([("price", wide)]))
         return put(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(commits, "_put", outrun)
+    monkeypatch.setattr(commits, "_publish_commit", outrun)
     window = TimeRange("t", NOON, NOON + timedelta(days=1)) if mode == "replace" else None
     key = ("price",) if mode == "upsert" else ()
     write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]

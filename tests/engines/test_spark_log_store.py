@@ -139,13 +139,13 @@ def test_error_after_commit_is_a_warning(
 ) -> None:
     from py4j.protocol import Py4JNetworkError
 
-    save = tables._save
+    save = tables._save_rows
 
     def save_and_break(*arguments: Any, **options: Any) -> None:
         save(*arguments, **options)
         raise Py4JNetworkError("the answer was lost")
 
-    monkeypatch.setattr(tables, "_save", save_and_break)
+    monkeypatch.setattr(tables, "_save_rows", save_and_break)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.warns(PublicationWarning, match="Version 1 of .* landed, and then: .*lost"):
         assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) == 1
@@ -155,13 +155,13 @@ def test_error_after_commit_is_a_warning(
 def test_interrupt_after_commit_keeps_commit(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = tables._save
+    save = tables._save_rows
 
     def save_and_interrupt(*arguments: Any, **options: Any) -> None:
         save(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tables, "_save", save_and_interrupt)
+    monkeypatch.setattr(tables, "_save_rows", save_and_interrupt)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(KeyboardInterrupt):
         engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
@@ -176,7 +176,7 @@ def test_error_before_commit_fails_the_write(
     def break_off(*arguments: Any, **options: Any) -> None:
         raise Py4JNetworkError("the answer was lost")
 
-    monkeypatch.setattr(tables, "_save", break_off)
+    monkeypatch.setattr(tables, "_save_rows", break_off)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(EngineError, match="the answer was lost"):
         engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))

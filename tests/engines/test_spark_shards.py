@@ -9,7 +9,7 @@ import pyspark.sql.functions as sf
 import pytest
 
 from featurestore_connectors.spark_delta import SparkEngine
-from featurestore_connectors.spark_delta.shards import spread
+from featurestore_connectors.spark_delta.shards import repartition_by_shard
 
 
 @pytest.mark.parametrize("shard_count", [1, 3, 8, 100])
@@ -19,7 +19,7 @@ def test_partition_count_is_at_most_shard_count(spark: Any, shard_count: int) ->
     given = engine.from_arrow(
         pa.table({"shard": pa.array(range(shard_count), pa.int32())}).to_reader()
     )
-    frame = spread(given, "shard", shard_count)
+    frame = repartition_by_shard(given, "shard", shard_count)
     partitions = min(shard_count, most)
     assert frame.rdd.getNumPartitions() == partitions
     found = frame.select("shard", sf.spark_partition_id()).collect()

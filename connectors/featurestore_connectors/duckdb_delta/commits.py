@@ -93,7 +93,7 @@ def create(
     """Write commit 0; raise FileExistsError if the table exists."""
     log = os.path.join(path, LOG_FOLDER)
     make_directory(log, durable=durable)
-    info = _info(
+    info = _commit_info(
         "CREATE TABLE",
         {"partitionBy": json.dumps(metadata["partitionColumns"])},
         {"operation": "create", **commit_metadata},
@@ -104,7 +104,7 @@ def create(
         {"metaData": dict(metadata)},
     ]
     with Publication(durable=durable) as publication:
-        if is_delta_table(path) or not _put(path, 0, actions, publication):
+        if is_delta_table(path) or not _publish_commit(path, 0, actions, publication):
             raise FileExistsError(f"A Delta table exists at {path}.")
 
 
@@ -125,17 +125,17 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     if state.holds(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
-    actions = list(_actions(state, change))
+    actions = list(_build_actions(state, change))
     while True:
         version += 1
-        if _put(state.path, version, actions, publication):
+        if _publish_commit(state.path, version, actions, publication):
             with warn_after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version, durable=publication.durable)
             return version
         _check_conflicts(change, read_commit(commit_path(state.path, version)))
 
 
-def with_retries(
+def retry_commits(
     path: str, attempt: Callable[[Snapshot], int | None], *, state: Snapshot | None = None
 ) -> int | None:
     """Call ``attempt`` with the latest snapshot until it commits, with exponential backoff.
@@ -199,7 +199,7 @@ def changed_metadata(
     }
 
 
-def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
+def add_missing_columns(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
     """Return a storage schema with the missing columns of ``added`` appended."""
     if added is None:
         return schema
@@ -210,7 +210,7 @@ def wider_schema(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema:
 
 def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
     """Return the metadata of a table with added columns, or None if it has all of them."""
-    schema = wider_schema(state.schema, added)
+    schema = add_missing_columns(state.schema, added)
     if schema.names == state.schema.names:
         return None
     return changed_metadata(state, schema=schema)
@@ -223,7 +223,7 @@ def schema_string(schema: pa.Schema) -> str:
     return str(Schema.from_arrow(schema).to_json())
 
 
-def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
+def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     rows = sum(file.rows for file in change.adds)
     metrics = {
         "numFiles": len(change.adds),
@@ -233,7 +233,7 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
         "numOutputBytes": sum(file.bytes for file in change.adds),
     }
     blind = not change.reads and not change.removes and change.metadata is None
-    yield _info(
+    yield _commit_info(
         change.operation,
         change.parameters,
         change.commit_metadata,
@@ -243,19 +243,19 @@ def _actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
     )
     if change.transaction is not None:
         app, number = change.transaction
-        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now()}}
+        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now_millis()}}
     for app, (_, number) in change.offsets.items():
-        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now()}}
+        yield {"txn": {"appId": app, "version": number, "lastUpdated": _now_millis()}}
     if change.metadata is not None:
         yield {"metaData": dict(change.metadata)}
-    now = _now()
+    now = _now_millis()
     for old in change.removes:
-        yield {"remove": _remove(state, old, now=now, data_change=change.data_change)}
+        yield {"remove": _remove_action(state, old, now=now, data_change=change.data_change)}
     for new in change.adds:
-        yield {"add": _add(state, new, now=now, data_change=change.data_change)}
+        yield {"add": _add_action(state, new, now=now, data_change=change.data_change)}
 
 
-def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
+def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
         "path": quote(file.path.removeprefix(os.path.join(state.path, "")), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
@@ -266,7 +266,9 @@ def _add(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict
     }
 
 
-def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> dict[str, Any]:
+def _remove_action(
+    state: Snapshot, file: DataFile, *, now: int, data_change: bool
+) -> dict[str, Any]:
     return {
         "path": file.log_path,
         "deletionTimestamp": now,
@@ -276,7 +278,7 @@ def _remove(state: Snapshot, file: DataFile, *, now: int, data_change: bool) -> 
     }
 
 
-def _info(
+def _commit_info(
     operation: str,
     parameters: Mapping[str, Any],
     commit_metadata: Mapping[str, Any],
@@ -294,7 +296,7 @@ def _info(
     info: dict[str, Any] = {
         # A unique id lets a writer recognize its own commit if the storage response was lost.
         "txnId": str(uuid.uuid4()),
-        "timestamp": _now(),
+        "timestamp": _now_millis(),
         "operation": operation,
         "operationParameters": texts,
         "isolationLevel": "Serializable",
@@ -308,11 +310,11 @@ def _info(
     return {"commitInfo": info}
 
 
-def _now() -> int:
+def _now_millis() -> int:
     return to_micros(utc_now()) // 1000
 
 
-def _put(
+def _publish_commit(
     path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
 ) -> bool:
     """Publish a commit file; return False if the version exists."""

@@ -37,7 +37,7 @@ from featurestore_connectors.duckdb_delta import (
     tables,
 )
 from featurestore_connectors.duckdb_delta.relations import UserSql
-from featurestore_connectors.duckdb_delta.session import Database, building, query_of
+from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -150,7 +150,7 @@ class DuckDBEngine:
         batches = streams.buffered_batches(relation)
         if batches is not None:
             return sum(batch.num_rows for batch in batches)
-        with building():
+        with relation_lock():
             row_count = relation.native.aggregate("count(*)")
         return int(self.database.rows(query_of(row_count))[0][0])
 
@@ -158,7 +158,7 @@ class DuckDBEngine:
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
         source = streams.MappedStream(self.database, relation, function, schema)
-        return streams.mapped(self.database, source, single_use=relation.single_use)
+        return streams.mapped_relation(self.database, source, single_use=relation.single_use)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
         return streams.aggregate(self.database, relation, accumulator, threads=accumulator.threads)
@@ -178,7 +178,7 @@ class DuckDBEngine:
 
     def stage(self, relation: Relation, directory: str) -> Relation:
         storage_types = storage_schema(relation.schema)
-        with building():
+        with relation_lock():
             rows = relation.native.project(
                 sqltext.casts(storage_types, sqltext.types_of(relation.schema))
             )
@@ -187,7 +187,7 @@ class DuckDBEngine:
         streams.start_recording(self.database, relation)
         staged_files = files.stage(self.database, query_of(rows), folder, schema=storage_types)
         from_item = (
-            files.parquet(storage_types, [file.path for file in staged_files])
+            files.parquet_scan(storage_types, [file.path for file in staged_files])
             if staged_files
             else f"({sqltext.empty(storage_types)})"
         )

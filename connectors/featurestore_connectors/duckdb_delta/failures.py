@@ -79,7 +79,7 @@ def capture_errors() -> Iterator[None]:
         raise RuntimeError(f"{error} [raised in Python #{number}]") from error
 
 
-def recall(message: str) -> BaseException | None:
+def recall_exception(message: str) -> BaseException | None:
     """Return the stored exception or the interrupt that a message refers to."""
     mark = _MARK.search(message)
     if mark is not None:
@@ -90,39 +90,39 @@ def recall(message: str) -> BaseException | None:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Convert DuckDB errors to feature store errors."""
     try:
         yield
     except (duckdb.Error, RuntimeError) as error:
         # Prefer the original exception of a Python function or stream inside the query.
-        raised = recall(str(error))
+        raised = recall_exception(str(error))
         if raised is not None:
             raise raised from None
         if isinstance(error, duckdb.Error):
-            raise _translation(error) from error
+            raise _translate(error) from error
         raise
 
 
-def error_of_stream(message: str) -> FeatureStoreError:
+def translate_stream_error(message: str) -> FeatureStoreError:
     """Translate the error message of a query that failed while its Arrow stream was read.
 
     Arrow propagates only DuckDB's message, which starts with the kind of error.
     """
     if message.startswith("Out of Memory Error"):
-        return _translation(duckdb.OutOfMemoryException(message))
+        return _translate(duckdb.OutOfMemoryException(message))
     if message.startswith("IO Error"):
-        return _translation(duckdb.IOException(message))
-    return _translation(duckdb.Error(message))
+        return _translate(duckdb.IOException(message))
+    return _translate(duckdb.Error(message))
 
 
-def _translation(error: duckdb.Error) -> FeatureStoreError:
-    message = _unwrapped(str(error))
+def _translate(error: duckdb.Error) -> FeatureStoreError:
+    message = _unwrap_json(str(error))
     refusal = parse_refusal(message)
     if refusal is not None:
         return refusal
     lowered = message.lower()
-    if _mentions(lowered, _DISK_FULL):
+    if _contains_any(lowered, _DISK_FULL):
         return StorageError(
             f"The disk is full: {message}",
             hint="free disk space and repeat; the table is unchanged",
@@ -149,21 +149,21 @@ def _translation(error: duckdb.Error) -> FeatureStoreError:
     vacuum_error = None if file_match is None else vacuumed_file(file_match[1])
     if vacuum_error is not None:
         return vacuum_error
-    if _mentions(lowered, _DAMAGED) and ".parquet" in lowered:
+    if _contains_any(lowered, _DAMAGED) and ".parquet" in lowered:
         return TableDamaged(
             f"A data file cannot be read: {message}",
             hint="restore it, or read an older Delta version",
         )
-    if isinstance(error, duckdb.IOException) or _mentions(lowered, _DAMAGED):
+    if isinstance(error, duckdb.IOException) or _contains_any(lowered, _DAMAGED):
         return StorageError(f"DuckDB could not read or write: {message}")
     return EngineError(f"DuckDB failed: {message}")
 
 
-def _mentions(message: str, signs: tuple[str, ...]) -> bool:
+def _contains_any(message: str, signs: tuple[str, ...]) -> bool:
     return any(sign in message for sign in signs)
 
 
-def _unwrapped(message: str) -> str:
+def _unwrap_json(message: str) -> str:
     """Extract the message from the JSON that wraps errors of background writes."""
     inner = _INNER_MESSAGE.search(message)
     if inner is None:
@@ -172,14 +172,14 @@ def _unwrapped(message: str) -> str:
 
 
 @contextlib.contextmanager
-def interruptible(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def interrupt_on_signal(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     """Let Ctrl-C interrupt the query that runs in the block.
 
     Only the main thread is interrupted, as in Python. Nothing is interrupted if the application has
     its own SIGINT handler.
     """
     if threading.current_thread() is not threading.main_thread():
-        with _computing(connection):
+        with _register_connection(connection):
             yield
         return
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -206,11 +206,11 @@ def watch_source(source: object) -> None:
     """Let Ctrl-C also interrupt the connection from which the running query reads."""
     watch = _WATCHES.get(os.getpid())
     if watch is not None and isinstance(source, duckdb.DuckDBPyConnection):
-        watch.reading(source)
+        watch.add_source(source)
 
 
 @contextlib.contextmanager
-def _computing(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+def _register_connection(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
     own_connections = _COMPUTING.setdefault(threading.get_ident(), [])
     own_connections.append(connection)
     try:
@@ -251,7 +251,7 @@ class _Watch:
                 signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
                 self._read_signals()
 
-    def reading(self, source: duckdb.DuckDBPyConnection) -> None:
+    def add_source(self, source: duckdb.DuckDBPyConnection) -> None:
         """Also interrupt a connection from which the query reads."""
         self._sources.append(source)
 

@@ -31,7 +31,7 @@ from featurestore.storage import files as storage
 from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
-from featurestore_connectors.duckdb_delta.failures import interruptible
+from featurestore_connectors.duckdb_delta.failures import interrupt_on_signal
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.duckdb_delta.session import Database
 
@@ -68,7 +68,7 @@ class NewFile:
 
 
 @contextlib.contextmanager
-def scratch(path: str) -> Iterator[str]:
+def scratch_folder(path: str) -> Iterator[str]:
     """Yield an empty folder on the table's file system, and remove it on exit.
 
     For a table at a URI, the folder is local.
@@ -130,11 +130,11 @@ def write(
         options.append(f"FILE_SIZE_BYTES '{_FILE_BYTES}'")
     with database.cursor() as cursor:
         target = sqltext.text(folder)
-        with interruptible(cursor):
+        with interrupt_on_signal(cursor):
             copy_result = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
             file_rows = copy_result.fetchall()
     new_files = [_new_file(row, schema, partition_by) for row in file_rows if row[1]]
-    return sorted(new_files, key=lambda file: (os.path.dirname(file.path), _number(file.path)))
+    return sorted(new_files, key=lambda file: (os.path.dirname(file.path), _file_number(file.path)))
 
 
 def _new_file(row: Sequence[Any], schema: pa.Schema, partition_by: Sequence[str]) -> NewFile:
@@ -146,7 +146,7 @@ def _new_file(row: Sequence[Any], schema: pa.Schema, partition_by: Sequence[str]
     return NewFile(path, size, rows, _statistics(rows, columns, stored_fields), partition)
 
 
-def _number(path: str) -> int:
+def _file_number(path: str) -> int:
     return int(os.path.basename(path).removeprefix("part-").removesuffix(".parquet"))
 
 
@@ -183,8 +183,8 @@ def _statistics(
             or column_statistics.get("min_is_exact") != "true"
         ):
             continue
-        low = _bound(column_statistics.get("min"), column.type)
-        high = _bound(column_statistics.get("max"), column.type)
+        low = _to_json_bound(column_statistics.get("min"), column.type)
+        high = _to_json_bound(column_statistics.get("max"), column.type)
         if low is not None and high is not None:
             minimum[column.name], maximum[column.name] = low, high
     return json.dumps(
@@ -192,7 +192,7 @@ def _statistics(
     )
 
 
-def _bound(text: str | None, kind: pa.DataType) -> Any:
+def _to_json_bound(text: str | None, kind: pa.DataType) -> Any:
     """Return a bound as in Delta's JSON, or None if the type or value has no bound."""
     if text is None or pat.is_binary(kind) or pat.is_boolean(kind):
         return None
@@ -224,7 +224,7 @@ def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> 
     """Write the rows of a query to a new staging folder, local or remote."""
     if storage_for(folder).is_local:
         return write(database, query, folder, schema=schema)
-    with scratch(folder) as local:
+    with scratch_folder(folder) as local:
         local_files = write(database, query, os.path.join(local, "rows"), schema=schema)
         staged_files = []
         moves = []
@@ -260,7 +260,7 @@ def move_into_table(
             continue
         try:
             make_directory(directory, durable=publication.durable)
-            _link(file.path, target)
+            _link_or_copy(file.path, target)
         except OSError as error:
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     if not is_local:
@@ -268,7 +268,7 @@ def move_into_table(
     return table_files
 
 
-def _link(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
@@ -289,16 +289,16 @@ def read_table(
     snapshot = read_snapshot(path, version)
     check_files(snapshot)
     target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    return relation(database.bind(_select(snapshot, target_schema)), target_schema)
+    return relation(database.bind(_version_query(snapshot, target_schema)), target_schema)
 
 
-def _select(snapshot: Snapshot, target: pa.Schema) -> str:
+def _version_query(snapshot: Snapshot, target: pa.Schema) -> str:
     """Return a query for columns of a version; missing columns are null."""
     if not snapshot.files:
         return sqltext.empty(target)
     stored_schema = _select_fields(snapshot.schema, set(target.names))
     columns = sqltext.casts(target, sqltext.types_of(stored_schema))
-    return f"SELECT {columns} FROM {_from_files(snapshot, snapshot.files, stored_schema)}"
+    return f"SELECT {columns} FROM {_scan_files(snapshot, snapshot.files, stored_schema)}"
 
 
 def read_positions(
@@ -315,7 +315,7 @@ def read_positions(
     if not snapshot.files:
         return relation(database.bind(sqltext.empty(schema_with_position)), schema_with_position)
     stored_schema = _select_fields(snapshot.schema, set(target_schema.names))
-    source = _from_files(
+    source = _scan_files(
         snapshot, snapshot.files, stored_schema, more=[f"{_POSITION} AS {POSITION}"]
     )
     casts = sqltext.casts(
@@ -326,15 +326,15 @@ def read_positions(
 
 def scan_all(snapshot: Snapshot, files: Sequence[DataFile | NewFile]) -> str:
     """Return a FROM item with the stored columns of files, and ``FILE``."""
-    return _from_files(snapshot, files, snapshot.schema)
+    return _scan_files(snapshot, files, snapshot.schema)
 
 
-def parquet(schema: pa.Schema, paths: Sequence[str]) -> str:
+def parquet_scan(schema: pa.Schema, paths: Sequence[str]) -> str:
     """Return a FROM item with the columns of a schema from Parquet files, and ``FILE``."""
     return _read_parquet(dict(zip(schema.names, schema.names, strict=True)), schema, paths)
 
 
-def _from_files(
+def _scan_files(
     snapshot: Snapshot,
     files: Sequence[DataFile | NewFile],
     stored_schema: pa.Schema,
@@ -350,14 +350,16 @@ def _from_files(
         stored_schema, set(stored_schema.names).difference(snapshot.partition_by)
     )
     if len(in_files) == len(stored_schema) and not more:
-        return parquet(stored_schema, paths)
+        return parquet_scan(stored_schema, paths)
     aliases: dict[str, str] = {}
     projections = []
     for name in stored_schema.names:
         quoted = sqltext.quote(name)
         if name in snapshot.partition_by:
-            values = _values([file.partition.get(name) for file in files])
-            value = _typed(f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored_schema.field(name).type)
+            values = _list_literal([file.partition.get(name) for file in files])
+            value = _cast_partition_value(
+                f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored_schema.field(name).type
+            )
             projections.append(f"{value} AS {quoted}")
             continue
         aliases[name] = name
@@ -389,7 +391,7 @@ def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[st
     return f"read_parquet({sqltext.file_list(paths)}, {options})"
 
 
-def _values(texts: Iterable[str | None]) -> str:
+def _list_literal(texts: Iterable[str | None]) -> str:
     """Return strings as a DuckDB list literal."""
     literals = []
     for text in texts:
@@ -400,7 +402,7 @@ def _values(texts: Iterable[str | None]) -> str:
     return f"[{', '.join(literals)}]::VARCHAR[]"
 
 
-def _typed(text: str, kind: pa.DataType) -> str:
+def _cast_partition_value(text: str, kind: pa.DataType) -> str:
     """Cast a partition value to the column type; binary values are stored as strings."""
     if pat.is_binary(kind):
         return f"encode({text})"

@@ -90,19 +90,19 @@ def _row_id_bytes(plan: FeaturePlan) -> int:
 
 def _is_supported(plan: FeaturePlan) -> bool:
     """Return whether both sides have row ids and the last row of a key matches."""
-    if not plan.joins or not (plan.left_source is not None or _in_memory(plan)):
+    if not plan.joins or not (plan.left_source is not None or _has_labels_in_memory(plan)):
         return False
     if _hides_row_ids(plan.left_schema):
         return False
     for side in feature_sides(plan):
-        if not side.last_eligible_row_wins or point_in_time.looks_up_keys(side):
+        if not side.last_eligible_row_wins or point_in_time.should_look_up_keys(side):
             return False
         if _hides_row_ids(side.spec.schema):
             return False
     return True
 
 
-def _in_memory(plan: FeaturePlan) -> bool:
+def _has_labels_in_memory(plan: FeaturePlan) -> bool:
     """Return whether the labels are the caller's in-memory rows, in order."""
     return plan.keep_order and plan.left_plan is None and plan.left_query is None
 
@@ -138,7 +138,7 @@ class LateMaterialization(MappedStream):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the joined rows in label order."""
         plan, labels = self._plan, self._label_columns()
-        label_ids = (_row_ids(batch) for batch in self._in_order(labels(())))
+        label_ids = (_row_ids(batch) for batch in self._read_in_order(labels(())))
         starts = chunk_starts(label_ids, bytes_per_label=sum(map(_bytes_per_match, plan.joins)))
         with ExitStack() as stack:
             spools = []
@@ -146,8 +146,8 @@ class LateMaterialization(MappedStream):
                 schema = _schema_of_features(join)
                 spool = FeatureSpool(self._database.scratch, schema, starts)
                 spools.append(stack.enter_context(closing(spool)))
-                self._fetch(join, labels, spool)
-            yield from self._joined(labels, spools, starts)
+                self._spool_features(join, labels, spool)
+            yield from self._join_features(labels, spools, starts)
 
     def _label_columns(self) -> ColumnsWithIds:
         if self._plan.left_source is not None:
@@ -156,17 +156,17 @@ class LateMaterialization(MappedStream):
         table = pa.Table.from_batches(batches_of(self._database, labels), schema=labels.schema)
         return partial(_columns_in_memory, self._database, table)
 
-    def _fetch(self, join: Join, labels: ColumnsWithIds, spool: FeatureSpool) -> None:
+    def _spool_features(self, join: Join, labels: ColumnsWithIds, spool: FeatureSpool) -> None:
         """Read the matching rows in file order and spool their features."""
         rows = _columns_with_ids(self._database, join.source, spool.names)
-        pairs = _MatchedPairs(batches_of(self._database, self._pairs(join, labels)))
-        for batch in self._in_order(rows):
+        pairs = _MatchedPairs(batches_of(self._database, self._match_labels(join, labels)))
+        for batch in self._read_in_order(rows):
             row_ids = _row_ids(batch)
-            label_ids, matched_ids = pairs.up_to(row_ids[-1])
+            label_ids, matched_ids = pairs.take_up_to(row_ids[-1])
             if len(label_ids):
                 spool.add(label_ids, batch, np.searchsorted(row_ids, matched_ids))
 
-    def _pairs(self, join: Join, labels: ColumnsWithIds) -> Relation:
+    def _match_labels(self, join: Join, labels: ColumnsWithIds) -> Relation:
         """Return the ids of labels and their matching rows, ordered by row id."""
         plan = self._plan
         columns = (POSITION, _MATCH)
@@ -190,12 +190,12 @@ class LateMaterialization(MappedStream):
         query = f"SELECT * FROM ({point_in_time.query_of_plan(narrow)}) ORDER BY {_MATCH}"
         return self._engine.sql(query, tables=tables, parameters={})
 
-    def _joined(
+    def _join_features(
         self, labels: ColumnsWithIds, spools: Sequence[FeatureSpool], starts: Int64s
     ) -> Iterator[pa.RecordBatch]:
         columns = dict.fromkeys(output.column for output in self._plan.left_outputs)
         current, chunks = -1, list[FeatureChunk]()
-        for batch in self._in_order(labels(list(columns))):
+        for batch in self._read_in_order(labels(list(columns))):
             boundaries = np.searchsorted(_row_ids(batch), starts).tolist()
             for chunk, (first, last) in enumerate(pairwise([0, *boundaries, batch.num_rows])):
                 if first == last:
@@ -204,9 +204,9 @@ class LateMaterialization(MappedStream):
                     chunks.clear()
                     chunks += [spool.read_chunk(chunk) for spool in spools]
                     current = chunk
-                yield self._rows(batch.slice(first, last - first), chunks)
+                yield self._attach_features(batch.slice(first, last - first), chunks)
 
-    def _in_order(self, relation: Relation) -> Iterator[pa.RecordBatch]:
+    def _read_in_order(self, relation: Relation) -> Iterator[pa.RecordBatch]:
         """Yield rows and check that row ids ascend, as binary search requires."""
         last = -1
         for batch in batches_of(self._database, relation):
@@ -218,7 +218,9 @@ class LateMaterialization(MappedStream):
             last = int(row_ids[-1])
             yield batch
 
-    def _rows(self, labels: pa.RecordBatch, chunks: Sequence[FeatureChunk]) -> pa.RecordBatch:
+    def _attach_features(
+        self, labels: pa.RecordBatch, chunks: Sequence[FeatureChunk]
+    ) -> pa.RecordBatch:
         """Return labels with their features."""
         plan, label_ids = self._plan, _row_ids(labels)
         values = {output.name: labels.column(output.column) for output in plan.left_outputs}
@@ -243,7 +245,7 @@ class _MatchedPairs:
         self._batches = batches
         self._labels = self._rows = np.empty(0, dtype=np.int64)
 
-    def up_to(self, last_row: int) -> tuple[Int64s, Int64s]:
+    def take_up_to(self, last_row: int) -> tuple[Int64s, Int64s]:
         """Return the next pairs whose row id is at most ``last_row``."""
         labels, rows = [], []
         while True:
@@ -256,7 +258,7 @@ class _MatchedPairs:
             batch = next(self._batches, None)
             if batch is None:
                 break
-            self._labels, self._rows = map(_numbers, batch.columns)
+            self._labels, self._rows = map(_to_int64, batch.columns)
         return np.concatenate(labels), np.concatenate(rows)
 
 
@@ -298,10 +300,10 @@ def _key_and_time(plan: FeaturePlan, join: Join) -> list[str]:
 
 
 def _row_ids(batch: pa.RecordBatch) -> Int64s:
-    return _numbers(batch.column(POSITION))
+    return _to_int64(batch.column(POSITION))
 
 
-def _numbers(column: pa.Array) -> Int64s:
+def _to_int64(column: pa.Array) -> Int64s:
     return column.to_numpy()
 
 

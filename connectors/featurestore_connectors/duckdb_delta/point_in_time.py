@@ -62,7 +62,7 @@ def query_of_plan(plan: FeaturePlan) -> str:
         common_tables.append(f"{_NUMBERED_LABELS} AS MATERIALIZED ({numbered})")
     for side in sides:
         common_tables.append(f"{side.name} AS ({side.query()})")
-    query = _select(plan, sides)
+    query = _join_query(plan, sides)
     if common_tables:
         query = f"WITH {', '.join(common_tables)} {query}"
     return query
@@ -73,7 +73,7 @@ def table_of_side(side: FeatureSide) -> str:
     return f"fs_source_{side.number}"
 
 
-def looks_up_keys(side: FeatureSide) -> bool:
+def should_look_up_keys(side: FeatureSide) -> bool:
     """Return whether a semi-join on the labels' keys costs less than sorting all rows."""
     labels, rows = side.plan.left_rows, side.join.source.rows
     return labels is not None and rows is not None and labels * _SEMI_JOIN_RATIO <= rows
@@ -97,9 +97,9 @@ def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
     )
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
-        return pa.list_(pa.field("item", _plain(kind.value_type)))
+        return pa.list_(pa.field("item", _plain_type(kind.value_type)))
     if pat.is_struct(kind):
         fields = map(kind.field, range(kind.num_fields))
         return pa.struct(list(map(plain_field, fields)))
@@ -108,17 +108,17 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def plain_field(field: pa.Field) -> pa.Field:
     """Return a field without fixed-size lists."""
-    return field.with_type(_plain(field.type))
+    return field.with_type(_plain_type(field.type))
 
 
-def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
+def _join_query(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
     """Return the query that joins the prepared feature sides to the labels."""
     values = {}
     for output in plan.left_outputs:
         values[output.name] = f"l.{quote(output.column)}"
     conditions = []
     for side in sides:
-        fresh = side.is_fresh()
+        fresh = side.ttl_condition()
         for index, output in enumerate(side.rule.join.outputs):
             value = f"{side.name}.o{index}"
             if fresh is not None:
@@ -130,7 +130,7 @@ def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
     labels = LABELS
     if _needs_numbered_labels(sides):
         labels = _NUMBERED_LABELS
-    joins = " ".join([side.joined() for side in sides])
+    joins = " ".join([side.join_clause() for side in sides])
     query = f"SELECT {columns} FROM {labels} AS l {joins}"
     if conditions:
         query += f" WHERE {' AND '.join(conditions)}"
@@ -141,7 +141,7 @@ def _select(plan: FeaturePlan, sides: list[_SideQuery]) -> str:
 
 def _needs_numbered_labels(sides: list[_SideQuery]) -> bool:
     """Return whether the query reads the labels before the final join."""
-    return any(looks_up_keys(side.rule) or side.rule.needs_running_maximum for side in sides)
+    return any(should_look_up_keys(side.rule) or side.rule.needs_running_maximum for side in sides)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class _SideQuery:
         return table_of_side(self.rule)
 
     @property
-    def tied(self) -> str:
+    def tied_table(self) -> str:
         """The table with the hashes of rows that tie on keys and times."""
         return f"fs_tied_{self.rule.number}"
 
@@ -186,11 +186,11 @@ class _SideQuery:
         if self.rule.is_unique:
             return {self.source: read}
         all_rows = read_source(engine, source, list(source.spec.schema.names))
-        return {self.source: read, self.tied: self._hashed(engine, all_rows)}
+        return {self.source: read, self.tied_table: self._hash_tied_rows(engine, all_rows)}
 
     def query(self) -> str:
         """Return the query of candidate rows, at most one per key and time, or one per label."""
-        rows = self._untied()
+        rows = self._break_ties()
         keys = list(self.rule.keys)
         if self.rule.join.event_time is None:
             return rows
@@ -198,14 +198,14 @@ class _SideQuery:
         if self.rule.join.created_time is not None:
             created.append("created DESC NULLS LAST")
         if self.plan.fixed_time is not None:
-            return _first(rows, keys, ["event DESC", *created])
+            return _first_rows_query(rows, keys, ["event DESC", *created])
         if self.rule.needs_running_maximum:
-            return self._latest_eligible(rows)
+            return self._latest_eligible_query(rows)
         if created:
-            return _first(rows, [*keys, "event"], created)
+            return _first_rows_query(rows, [*keys, "event"], created)
         return rows
 
-    def joined(self) -> str:
+    def join_clause(self) -> str:
         """Return the join of the candidate rows to the labels."""
         kind = "LEFT JOIN"
         if self.plan.how == "inner":
@@ -233,38 +233,38 @@ class _SideQuery:
             f"{table}.{quote(label_column)}", label_type, self.rule.spec.schema.field(key).type
         )
 
-    def is_fresh(self) -> str | None:
+    def ttl_condition(self) -> str | None:
         """Return the condition that the matching row is within the TTL, or None without a TTL."""
         if self.rule.join.ttl is None:
             return None
         age = f"epoch_us({label_time(self.plan)}) - epoch_us({self.name}.event)"
         return f"{age} <= {self.rule.join.ttl // timedelta(microseconds=1)}"
 
-    def _time(self, column: str, *, table: str = "") -> str:
+    def _time_expression(self, column: str, *, table: str = "") -> str:
         return timestamp(f"{table}{quote(column)}", self.rule.spec.schema.field(column).type)
 
-    def _rows(self, table: str, *, more: str = "", every_key: bool = False) -> str:
+    def _candidate_query(self, table: str, *, more: str = "", every_key: bool = False) -> str:
         """Return the query of rows that can match a label, with short column names."""
         columns, conditions = [], []
         for name, (_, key) in zip(self.rule.keys, self.rule.join.on, strict=True):
             columns.append(f"{quote(key)} AS {name}")
             conditions.append(f"{quote(key)} IS NOT NULL")
         for role, column in self.rule.times:
-            columns.append(f"{self._time(column)} AS {role}")
+            columns.append(f"{self._time_expression(column)} AS {role}")
             if role in self.rule.eligibility_times:
                 conditions.append(f"{quote(column)} IS NOT NULL")
-                conditions += self._time_limits(self._time(column), role)
+                conditions += self._time_limits(self._time_expression(column), role)
         for index, output in enumerate(self.rule.join.outputs):
             columns.append(f"{quote(output.column)} AS o{index}")
         origin = table
         if not every_key:
-            origin = self._met(table)
+            origin = self._restrict_to_label_keys(table)
         where = " AND ".join(conditions)
         return f"SELECT {', '.join(columns)}{more} FROM {origin} WHERE {where}"
 
-    def _met(self, table: str) -> str:
+    def _restrict_to_label_keys(self, table: str) -> str:
         """Return the table, restricted to the labels' keys if the semi-join is worthwhile."""
-        if table != self.source or not looks_up_keys(self.rule):
+        if table != self.source or not should_look_up_keys(self.rule):
             return table
         matches = [
             f"s.{quote(key)} = {self._label_key(label_column, key, table='f')}"
@@ -278,19 +278,19 @@ class _SideQuery:
         fixed, ttl = self.plan.fixed_time, self.rule.join.ttl
         if fixed is None:
             return []
-        conditions = [f"{time} <= {_constant(fixed)}"]
+        conditions = [f"{time} <= {_time_literal(fixed)}"]
         if role == "event" and ttl is not None:
             oldest = fixed - min(ttl, fixed - datetime.min.replace(tzinfo=UTC))
-            conditions.append(f"{time} >= {_constant(oldest)}")
+            conditions.append(f"{time} >= {_time_literal(oldest)}")
         return conditions
 
-    def _untied(self) -> str:
+    def _break_ties(self) -> str:
         """Return the query of the rows, with only the greatest hash among tied rows."""
-        rows = self._rows(self.source)
+        rows = self._candidate_query(self.source)
         if self.rule.is_unique:
             return rows
-        tied = self._rows(self.tied, more=f", {quote(TIE)} AS tie")
-        greatest = _first("SELECT * FROM tied", self.tie_columns, ["tie DESC"])
+        tied = self._candidate_query(self.tied_table, more=f", {quote(TIE)} AS tie")
+        greatest = _first_rows_query("SELECT * FROM tied", self.tie_columns, ["tie DESC"])
         row_columns = ", ".join([f"s.{column}" for column in self.tie_columns])
         tied_columns = ", ".join(self.tie_columns)
         return (
@@ -299,16 +299,16 @@ class _SideQuery:
             f"UNION ALL SELECT * EXCLUDE (tie) FROM ({greatest})"
         )
 
-    def _shared(self) -> str:
+    def _tied_hashes_query(self) -> str:
         """Return the query of DuckDB's hashes of keys and times that occur more than once.
 
         Hashes need less memory than keys and times. A collision only adds rows to the tie-break.
         """
-        rows = self._rows(self.source, every_key=True)
+        rows = self._candidate_query(self.source, every_key=True)
         shared = f"hash({', '.join(self.tie_columns)}) AS shared"
         return f"SELECT {shared} FROM ({rows}) GROUP BY shared HAVING count(*) > 1"
 
-    def _latest_eligible(self, rows: str) -> str:
+    def _latest_eligible_query(self, rows: str) -> str:
         """Return the query of the latest row that is eligible for each label, by label number.
 
         Rows precede labels with the same time, since the frame of the running maximum includes
@@ -320,12 +320,12 @@ class _SideQuery:
             f"make_timestamptz((best & {_HALF - 1})::BIGINT - {_SHIFT}) AS created "
             f"FROM (SELECT {keys}, number, max(best) OVER (PARTITION BY {keys} ORDER BY since) AS "
             "best "
-            f"FROM ({self._rows_and_labels()})) WHERE number IS NOT NULL AND best IS NOT NULL"
+            f"FROM ({self._union_query()})) WHERE number IS NOT NULL AND best IS NOT NULL"
         )
         is_same_row = " AND ".join([f"s.{column} = f.{column}" for column in self.tie_columns])
         return f"SELECT f.number, s.* FROM ({latest_rows}) f JOIN ({rows}) s ON {is_same_row}"
 
-    def _rows_and_labels(self) -> str:
+    def _union_query(self) -> str:
         """Return the union of rows and labels, with keys, time, and the rows' packed times."""
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligibility_times)})"
@@ -339,20 +339,20 @@ class _SideQuery:
         present.append(f"{time} IS NOT NULL")
         return (
             f"SELECT {keys}, {since} AS since, {best} AS best, NULL::BIGINT AS number "
-            f"FROM ({self._rows(self.source)}) UNION ALL "
+            f"FROM ({self._candidate_query(self.source)}) UNION ALL "
             f"SELECT {', '.join(key_columns)}, {time}, NULL, l.{_NUMBER} FROM {_NUMBERED_LABELS} l "
             f"WHERE {' AND '.join(present)}"
         )
 
-    def _hashed(self, engine: Engine, all_rows: Relation) -> Relation:
+    def _hash_tied_rows(self, engine: Engine, all_rows: Relation) -> Relation:
         """Return the tied rows with their hashes; other rows are not hashed."""
         schema = self.rule.spec.schema
         values = [f"s.{quote(key)}" for _, key in self.rule.join.on]
         for _, time in self.rule.times:
-            values.append(self._time(time, table="s."))
+            values.append(self._time_expression(time, table="s."))
         query = (
             f"SELECT {names(schema.names, table='s')} FROM {self.source} s "
-            f"SEMI JOIN ({self._shared()}) t ON hash({', '.join(values)}) = t.shared"
+            f"SEMI JOIN ({self._tied_hashes_query()}) t ON hash({', '.join(values)}) = t.shared"
         )
         tied_rows = engine.sql(query, tables={self.source: all_rows}, parameters={})
         fields = [plain_field(schema.field(name)) for name in self.rule.columns]
@@ -364,12 +364,12 @@ class _SideQuery:
 def label_time(plan: FeaturePlan) -> str:
     """Return the SQL of the label time: a column of the table ``l`` or a constant."""
     if plan.fixed_time is not None:
-        return _constant(plan.fixed_time)
+        return _time_literal(plan.fixed_time)
     column = label_time_column(plan)
     return timestamp(f"l.{quote(column)}", plan.left_schema.field(column).type)
 
 
-def _first(rows: str, columns: list[str], order: list[str]) -> str:
+def _first_rows_query(rows: str, columns: list[str], order: list[str]) -> str:
     """Return the query of the first row for each combination of values in ``columns``."""
     window = f"(PARTITION BY {', '.join(columns)} ORDER BY {', '.join(order)})"
     # Not row_number() = 1: DuckDB rewrites it to an aggregate over sort keys, where -0.0 equals
@@ -384,5 +384,5 @@ def timestamp(value: str, kind: pa.DataType) -> str:
     return value
 
 
-def _constant(time: datetime) -> str:
+def _time_literal(time: datetime) -> str:
     return f"make_timestamptz({to_micros(time)}::BIGINT)"

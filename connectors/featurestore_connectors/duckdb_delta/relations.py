@@ -25,8 +25,8 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore_connectors.duckdb_delta import sqltext, streams
-from featurestore_connectors.duckdb_delta.failures import translated, watch_source
-from featurestore_connectors.duckdb_delta.session import Database, building, query_of
+from featurestore_connectors.duckdb_delta.failures import translate_errors, watch_source
+from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 ENGINE = "duckdb"
 # The row number column for row comparisons. Feature names cannot start with this prefix.
@@ -61,16 +61,16 @@ def adopt(database: Database, frame: object) -> Relation | None:
     """Return a relation over a user's DuckDB relation, or None for other frames."""
     if not isinstance(frame, duckdb.DuckDBPyRelation):
         return None
-    with building():
+    with relation_lock():
         rows: duckdb.DuckDBPyRelation = cast_to_storable_types(frame)
     try:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
         # The frame belongs to another database, so it is streamed at every read.
         native = database.connection.from_arrow(_ForeignRelation(rows))
-    with building():
+    with relation_lock():
         arrow_schema = rows.limit(0).to_arrow_table().schema
-        return of_feature_types(native, arrow_schema, [str(kind) for kind in rows.types])
+        return cast_to_features(native, arrow_schema, [str(kind) for kind in rows.types])
 
 
 class _ForeignRelation:
@@ -87,12 +87,12 @@ class _ForeignRelation:
         return streams.source(self.schema, iter(reader)).__arrow_c_stream__()
 
 
-def of_feature_types(
+def cast_to_features(
     native: duckdb.DuckDBPyRelation, arrow_schema: pa.Schema, types: Sequence[str]
 ) -> Relation:
     """Cast the columns of a native relation to feature types; ``types`` are their DuckDB types."""
     schema = feature_schema(arrow_schema, language="duckdb")
-    _warn_of_naive_times(arrow_schema)
+    _warn_about_naive_times(arrow_schema)
     columns = []
     for field, native_type in zip(schema, types, strict=True):
         name, feature_type = sqltext.quote(field.name), sqltext.column_type(field.type)
@@ -101,7 +101,7 @@ def of_feature_types(
     return relation(native.project(", ".join(columns)), schema)
 
 
-def _warn_of_naive_times(schema: pa.Schema) -> None:
+def _warn_about_naive_times(schema: pa.Schema) -> None:
     naive_columns = [
         field.name for field in schema if pat.is_timestamp(field.type) and field.type.tz is None
     ]
@@ -114,7 +114,7 @@ def _warn_of_naive_times(schema: pa.Schema) -> None:
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:
     """Read Parquet files and, recursively, folders; columns are matched by name."""
-    patterns = [sqltext.text(_pattern(path)) for path in paths]
+    patterns = [sqltext.text(_glob_pattern(path)) for path in paths]
     file_list = ", ".join(patterns)
     native = database.bind(f"SELECT * FROM read_parquet([{file_list}], union_by_name=true)")
     adopted = adopt(database, native)
@@ -123,7 +123,7 @@ def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | 
     return cast(adopted, schema)
 
 
-def _pattern(path: str) -> str:
+def _glob_pattern(path: str) -> str:
     """Return the glob pattern of a Parquet file, or of all files in a folder."""
     escaped = sqltext.literal_path(path)
     if storage.is_directory(path):
@@ -139,7 +139,7 @@ def cast(rows: Relation, schema: pa.Schema) -> Relation:
     """Cast a relation to the columns and types of a schema; missing columns are null."""
     if rows.schema == schema:
         return rows
-    with building():
+    with relation_lock():
         native = rows.native.project(sqltext.casts(schema, sqltext.types_of(rows.schema)))
     return relation(native, schema, single_use=rows.single_use)
 
@@ -151,14 +151,14 @@ def select(rows: Relation, columns: Mapping[str, str]) -> Relation:
     for name, column in columns.items():
         fields.append(rows.schema.field(column).with_name(name))
         projections.append(f"{sqltext.quote(column)} AS {sqltext.quote(name)}")
-    with building():
+    with relation_lock():
         native = rows.native.project(", ".join(projections))
     return relation(native, pa.schema(fields), single_use=rows.single_use)
 
 
 def filter_rows(rows: Relation, predicate: str) -> Relation:
     """Filter rows by a SQL predicate."""
-    with building():
+    with relation_lock():
         return relation(rows.native.filter(predicate), rows.schema, single_use=rows.single_use)
 
 
@@ -243,7 +243,7 @@ class UserSql:
             InvalidSql: The query is invalid, or not a single SELECT over the tables.
         """
         try:
-            return self._bound(query, tables, dict(parameters))
+            return self._bind_query(query, tables, dict(parameters))
         except InvalidSql as error:
             hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
             raise InvalidSql(error.message, hint=hint) from error
@@ -253,10 +253,10 @@ class UserSql:
         if self._connection is not None:
             self._connection.close()
 
-    def _bound(
+    def _bind_query(
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
     ) -> Relation:
-        with translated(), self._open().cursor() as cursor:
+        with translate_errors(), self._open().cursor() as cursor:
             statements = cursor.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 raise InvalidSql(
@@ -270,10 +270,10 @@ class UserSql:
             result = cast_to_storable_types(result)
             types = [str(kind) for kind in result.types]
             schema = result.to_arrow_table().schema
-        rows = _Rows(self, query, tables, parameters, schema)
-        with building():
+        rows = _ResultStream(self, query, tables, parameters, schema)
+        with relation_lock():
             native = self._database.connection.from_arrow(rows)
-            typed_rows = of_feature_types(native, schema, types)
+            typed_rows = cast_to_features(native, schema, types)
         single_use = any(table.single_use for table in tables.values())
         return relation(typed_rows.native, typed_rows.schema, single_use=single_use)
 
@@ -281,9 +281,9 @@ class UserSql:
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
     ) -> Iterator[pa.RecordBatch]:
         """Run a query and yield its rows as batches."""
-        with translated(), self._open().cursor() as cursor:
+        with translate_errors(), self._open().cursor() as cursor:
             for name, table in tables.items():
-                cursor.register(name, _Table(self._database, table))
+                cursor.register(name, _TableStream(self._database, table))
             watch_source(cursor)
             yield from cast_to_storable_types(
                 cursor.sql(query, params=parameters or None)
@@ -299,7 +299,7 @@ class UserSql:
             return self._connection
 
 
-class _Table:
+class _TableStream:
     """A relation of the engine as an Arrow source for a user query."""
 
     def __init__(self, database: Database, relation: Relation) -> None:
@@ -312,7 +312,7 @@ class _Table:
         return streams.source(self.schema, batches).__arrow_c_stream__()
 
 
-class _Rows:
+class _ResultStream:
     """The rows of a user query as an Arrow source for the engine."""
 
     def __init__(

@@ -48,7 +48,7 @@ class _AffectedFiles:
         return sum(file.rows for file in self.files)
 
     @property
-    def staying(self) -> int:
+    def remaining_rows(self) -> int:
         return self.rows - self.outgoing
 
 
@@ -63,21 +63,21 @@ def upsert(
     """Replace rows by key with the rows of ``source``, and remove rows with keys of ``deletes``."""
     if not write.key:
         raise InvalidArgument("An upsert needs its key columns.")
-    _check_unique(database, _source(state, source, write), write.key)
+    _check_unique(database, _source_query(state, source, write), write.key)
 
     def attempt(state: Snapshot) -> int:
-        rows = _source(state, source, write)
+        rows = _source_query(state, source, write)
         keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
         if deletes:
             columns = pa.schema([state.schema.field(name) for name in write.key])
-            deleted = files.parquet(columns, [file.path for file in deletes])
+            deleted = files.parquet_scan(columns, [file.path for file in deletes])
             keys += f" UNION ALL SELECT {sqltext.names(write.key)} FROM {deleted}"
-        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_same_key(write.key)})"
-        candidates = _overlapping(state, _bounds(database, f"({keys})", write.key, state))
+        outgoing = f"EXISTS (SELECT 1 FROM ({keys}) AS source WHERE {_key_condition(write.key)})"
+        candidates = _overlapping_files(state, _key_bounds(database, f"({keys})", write.key, state))
         affected = _find_affected(database, state, candidates, outgoing)
-        return _replaced(database, state, affected, outgoing, write, rows=rows)
+        return _replace_rows(database, state, affected, outgoing, write, rows=rows)
 
-    return commits.with_retries(state.path, attempt, state=state)
+    return commits.retry_commits(state.path, attempt, state=state)
 
 
 def replace(
@@ -87,23 +87,23 @@ def replace(
     window = write.replace
     if window is None:
         raise InvalidArgument("Mode 'replace' needs a time range.")
-    _check_inside(database, state, source, write, window)
-    source_schema = commits.wider_schema(state.schema, write.add_columns)
+    _check_rows_in_range(database, state, source, write, window)
+    source_schema = commits.add_missing_columns(state.schema, write.add_columns)
 
     def attempt(state: Snapshot) -> int:
-        rows = _source(state, source, write)
+        rows = _source_query(state, source, write)
         outgoing = range_condition(window)
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
-        affected = _find_affected(database, state, _overlapping(state, ranges), outgoing)
-        schema = commits.wider_schema(state.schema, write.add_columns)
-        if affected.staying or state.partition_by or schema != source_schema:
-            return _replaced(database, state, affected, outgoing, write, rows=rows)
+        affected = _find_affected(database, state, _overlapping_files(state, ranges), outgoing)
+        schema = commits.add_missing_columns(state.schema, write.add_columns)
+        if affected.remaining_rows or state.partition_by or schema != source_schema:
+            return _replace_rows(database, state, affected, outgoing, write, rows=rows)
         # No rows of the old files remain, so the source files are added without a rewrite.
         with Publication(durable=database.durable) as publication:
             new = files.move_into_table(source, state.path, publication)
-            return commits.commit(state, _replacement(state, affected, write, new), publication)
+            return commits.commit(state, _build_change(state, affected, write, new), publication)
 
-    return commits.with_retries(state.path, attempt, state=state)
+    return commits.retry_commits(state.path, attempt, state=state)
 
 
 def delete(
@@ -117,19 +117,19 @@ def delete(
         if not affected.files:
             return None
         with Publication(durable=database.durable) as publication:
-            new = _rewritten(database, state, affected, f"({predicate})", publication)
+            new = _rewrite_files(database, state, affected, f"({predicate})", publication)
             change = Change(
                 operation="DELETE",
                 parameters={"predicate": predicate},
                 adds=new,
                 removes=affected.files,
                 commit_metadata={"operation": "delete", **commit_metadata},
-                copied_rows=affected.staying,
+                copied_rows=affected.remaining_rows,
                 reads=True,
             )
             return commits.commit(state, change, publication)
 
-    return commits.with_retries(path, attempt)
+    return commits.retry_commits(path, attempt)
 
 
 def compact(database: Database, path: str, *, below: int | None = None) -> int | None:
@@ -137,11 +137,11 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
     check_writable(path, read_snapshot(path).protocol)
 
     def attempt(state: Snapshot) -> int | None:
-        small = _smaller_than(_SMALL_BYTES if below is None else below, state)
+        small = _small_files(_SMALL_BYTES if below is None else below, state)
         if not small:
             return None
         with Publication(durable=database.durable) as publication:
-            new = _rewritten(database, state, _AffectedFiles(small, 0), "false", publication)
+            new = _rewrite_files(database, state, _AffectedFiles(small, 0), "false", publication)
             change = Change(
                 operation="OPTIMIZE",
                 parameters={"predicate": "[]"},
@@ -154,7 +154,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
             )
             return commits.commit(state, change, publication)
 
-    return commits.with_retries(path, attempt)
+    return commits.retry_commits(path, attempt)
 
 
 def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | None:
@@ -167,7 +167,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
             return None
         check_files(state, state.files)
         with Publication(durable=database.durable) as publication:
-            new = _rewritten(
+            new = _rewrite_files(
                 database, state, _AffectedFiles(state.files, 0), "false", publication, schema=schema
             )
             change = Change(
@@ -183,10 +183,10 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
             )
             return commits.commit(state, change, publication)
 
-    return commits.with_retries(path, attempt)
+    return commits.retry_commits(path, attempt)
 
 
-def _replaced(
+def _replace_rows(
     database: Database,
     state: Snapshot,
     affected: _AffectedFiles,
@@ -196,14 +196,14 @@ def _replaced(
     rows: str,
 ) -> int:
     with Publication(durable=database.durable) as publication:
-        schema = commits.wider_schema(state.schema, write.add_columns)
-        new = _rewritten(
+        schema = commits.add_missing_columns(state.schema, write.add_columns)
+        new = _rewrite_files(
             database, state, affected, outgoing, publication, incoming=rows, schema=schema
         )
-        return commits.commit(state, _replacement(state, affected, write, new), publication)
+        return commits.commit(state, _build_change(state, affected, write, new), publication)
 
 
-def _replacement(
+def _build_change(
     state: Snapshot, affected: _AffectedFiles, write: TableWrite, new: Sequence[NewFile]
 ) -> Change:
     operation = "WRITE"
@@ -219,12 +219,12 @@ def _replacement(
         commit_metadata={"operation": write.mode, **write.commit_metadata},
         transaction=write.transaction,
         offsets=write.offsets,
-        copied_rows=affected.staying,
+        copied_rows=affected.remaining_rows,
         reads=True,
     )
 
 
-def _rewritten(
+def _rewrite_files(
     database: Database,
     state: Snapshot,
     affected: _AffectedFiles,
@@ -240,7 +240,7 @@ def _rewritten(
     """
     schema = schema or state.schema
     selects = []
-    if affected.staying:
+    if affected.remaining_rows:
         stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
         old_files = files.scan_all(state, affected.files)
         selects.append(
@@ -250,7 +250,7 @@ def _rewritten(
         selects.append(f"SELECT {sqltext.names(schema.names)} FROM {incoming} AS source")
     if not selects:
         return []
-    with files.scratch(state.path) as scratch:
+    with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         query = " UNION ALL ".join(selects)
         new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
@@ -273,13 +273,13 @@ def _find_affected(
     return _AffectedFiles(tuple(affected_files), sum(outgoing_rows.values()))
 
 
-def _same_key(key: Sequence[str]) -> str:
+def _key_condition(key: Sequence[str]) -> str:
     """Return the join condition on the key; null keys never match."""
     names = map(sqltext.quote, key)
     return " AND ".join([f"target.{name} = source.{name}" for name in names])
 
 
-def _check_inside(
+def _check_rows_in_range(
     database: Database,
     state: Snapshot,
     source: Sequence[NewFile],
@@ -288,7 +288,7 @@ def _check_inside(
 ) -> None:
     if all(_is_inside(file, window) for file in source):
         return
-    rows = _source(state, source, write)
+    rows = _source_query(state, source, write)
     time = sqltext.quote(window.column)
     ((outside, first, last),) = database.rows(
         f"SELECT count(*), min({time}), max({time}) FROM {rows} "
@@ -336,15 +336,15 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         )
 
 
-def _source(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:
+def _source_query(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:
     """Return a FROM item for the incoming rows, with all columns of the resulting table."""
-    schema = commits.wider_schema(state.schema, write.add_columns)
+    schema = commits.add_missing_columns(state.schema, write.add_columns)
     if not source:
         return f"({sqltext.empty(schema)})"
-    return files.parquet(schema, [file.path for file in source])
+    return files.parquet_scan(schema, [file.path for file in source])
 
 
-def _bounds(
+def _key_bounds(
     database: Database, rows: str, key: Sequence[str], state: Snapshot
 ) -> dict[str, tuple[int, int]]:
     """Return the minimum and maximum ordinals of key columns that have file statistics."""
@@ -352,7 +352,7 @@ def _bounds(
     for name in key:
         kind = state.schema.field(name).type if name in state.schema.names else None
         if kind is not None and has_bounds(kind):
-            expressions[name] = _ordinal(sqltext.quote(name), kind)
+            expressions[name] = _ordinal_expression(sqltext.quote(name), kind)
     if not expressions:
         return {}
     aggregates = []
@@ -366,14 +366,16 @@ def _bounds(
     return ranges
 
 
-def _ordinal(column: str, kind: pa.DataType) -> str:
+def _ordinal_expression(column: str, kind: pa.DataType) -> str:
     """Return the SQL for the ordinal of a column: microseconds, days or the integer itself."""
     if pat.is_timestamp(kind):
         return f"epoch_us({column})"
     return f"({column} - DATE '1970-01-01')" if pat.is_date(kind) else column
 
 
-def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tuple[DataFile, ...]:
+def _overlapping_files(
+    state: Snapshot, ranges: Mapping[str, tuple[int, int]]
+) -> tuple[DataFile, ...]:
     """Return the files that may contain rows within all ranges, based on statistics in the log."""
     may_match = np.ones(len(state.files), dtype=np.bool_)
     for column, (minimum, maximum) in ranges.items():
@@ -383,7 +385,7 @@ def _overlapping(state: Snapshot, ranges: Mapping[str, tuple[int, int]]) -> tupl
     return tuple(state.files[number] for number in np.flatnonzero(may_match))
 
 
-def _smaller_than(size: int, state: Snapshot) -> tuple[DataFile, ...]:
+def _small_files(size: int, state: Snapshot) -> tuple[DataFile, ...]:
     """Return the files below a size, for partitions that have at least two such files."""
     groups: dict[tuple[Any, ...], list[DataFile]] = {}
     for file in state.files:

@@ -19,7 +19,11 @@ from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.runtime import usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
-from featurestore_connectors.duckdb_delta.failures import capture_errors, interruptible, translated
+from featurestore_connectors.duckdb_delta.failures import (
+    capture_errors,
+    interrupt_on_signal,
+    translate_errors,
+)
 
 _BUILDING = threading.RLock()
 _SETTINGS = {
@@ -101,7 +105,7 @@ class Database:
                 self._open_connection.close()
 
     @contextlib.contextmanager
-    def sparing(self, limit: int) -> Iterator[None]:
+    def limit_memory(self, limit: int) -> Iterator[None]:
         """Limit DuckDB's memory to ``limit`` bytes within the block, so that it spills sooner.
 
         A limit set by the user is not changed.
@@ -130,7 +134,7 @@ class Database:
         finally:
             cursor.close()
 
-    def _read_uris(self) -> None:
+    def _register_file_systems(self) -> None:
         """Register file systems for URIs once the process has opened a remote storage."""
         if not self._reads_uris and has_connections():
             with _BUILDING:
@@ -147,14 +151,14 @@ class Database:
         parameters: Mapping[str, Any] | None = None,
     ) -> duckdb.DuckDBPyRelation:
         """Return a lazy relation for a query over named relations, with bound parameters."""
-        self._read_uris()
-        with building():
+        self._register_file_systems()
+        with relation_lock():
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 raise InvalidSql(
                     "The query is not one SELECT.", hint="a query reads tables and changes nothing"
                 )
-            bound = self._lookup(query, tables or {}, dict(parameters or {}))
+            bound = self._bind_tables(query, tables or {}, dict(parameters or {}))
             if not parameters:
                 return bound
             # A relation over the result has the parameter values in its SQL, so any cursor can run
@@ -168,9 +172,9 @@ class Database:
             duckdb.InvalidInputException: ``frame`` belongs to another database.
         """
         with _BUILDING:
-            return self._lookup("SELECT * FROM frame", {"frame": frame}, {})
+            return self._bind_tables("SELECT * FROM frame", {"frame": frame}, {})
 
-    def _lookup(
+    def _bind_tables(
         self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
     ) -> duckdb.DuckDBPyRelation:
         # DuckDB resolves unknown table names from local variables of the calling frame, so eval
@@ -184,8 +188,8 @@ class Database:
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Yield a cursor for one execution, and translate DuckDB errors."""
-        with translated():
-            self._read_uris()
+        with translate_errors():
+            self._register_file_systems()
             cursor = self.connection.cursor()
             try:
                 yield cursor
@@ -194,7 +198,7 @@ class Database:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Run a statement and return all result rows."""
-        with self.cursor() as cursor, interruptible(cursor):
+        with self.cursor() as cursor, interrupt_on_signal(cursor):
             return list(cursor.execute(query).fetchall())
 
 
@@ -215,15 +219,15 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:
     """Return the SQL text of a relation, which any cursor can run."""
-    with building():
+    with relation_lock():
         return str(native.sql_query())
 
 
 @contextlib.contextmanager
-def building() -> Iterator[None]:
+def relation_lock() -> Iterator[None]:
     """Serialize the construction of relations, since the connection rejects concurrent calls.
 
     Queries must not be run inside the block.
     """
-    with _BUILDING, translated():
+    with _BUILDING, translate_errors():
         yield

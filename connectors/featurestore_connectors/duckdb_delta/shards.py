@@ -25,7 +25,7 @@ from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
 from featurestore_connectors.duckdb_delta.relations import relation
-from featurestore_connectors.duckdb_delta.session import Database, building
+from featurestore_connectors.duckdb_delta.session import Database, relation_lock
 from featurestore_connectors.duckdb_delta.streams import (
     batches_of,
     check_columns,
@@ -63,28 +63,28 @@ def write_shards(
 ) -> list[Result]:
     """Call ``write`` with the sorted rows of each shard; return the results by shard number."""
     check_columns(rows.schema, [shard, *order])
-    memory = _memory(database, rows.schema, order, row_count)
+    memory = _available_memory(database, rows.schema, order, row_count)
     has_large = any(map(is_large, rows.schema.types))
     large = LargeColumns()
     try:
         if memory or has_large:
             loaded = InMemoryShards(large, shard=shard, order=order)
             with ThreadPoolExecutor(max(threads, 1)) as pool:
-                oversized = _load(database, rows, loaded, pool, memory=memory)
+                oversized = _load_rows(database, rows, loaded, pool, memory=memory)
             if oversized is None:
                 return _write_in_memory(loaded, write, threads)
             rows = oversized
         sort_keys = [f"{sqltext.quote(name)} ASC NULLS FIRST" for name in (shard, *order)]
-        with building():
+        with relation_lock():
             ordered = rows.native.order(", ".join(sort_keys))
         batches = stream(database, relation(ordered, rows.schema))
         runs = (
             run
             for batch in batches
             for complete_batch in large.reattach(batch)
-            for run in _runs(complete_batch, shard)
+            for run in _split_by_shard(complete_batch, shard)
         )
-        with database.sparing(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
+        with database.limit_memory(max(_SORT_BYTES, _SORT_BYTES_PER_THREAD * threads)):
             if threads <= 1:
                 # Skip rows that ``write`` did not consume.
                 return [
@@ -96,7 +96,7 @@ def write_shards(
         large.close()
 
 
-def _memory(
+def _available_memory(
     database: Database, schema: pa.Schema, order: Sequence[str], row_count: int | None
 ) -> int:
     """Return the maximum bytes of rows to sort in memory, or 0 if DuckDB must sort them.
@@ -122,7 +122,7 @@ def _max_memory(database: Database) -> int:
     return max(_MEMORY_BYTES, int(database.memory_limit * _MEMORY_FRACTION))
 
 
-def _load(
+def _load_rows(
     database: Database,
     rows: Relation,
     loaded: InMemoryShards,
@@ -171,14 +171,14 @@ def _write_in_memory(
         except BaseException:
             stopped.set()
             raise
-    return _results_of(results)
+    return _collect_results(results)
 
 
 class _StoppedError(Exception):
     """Another shard or the input failed. Raised in writers so that they do not truncate a shard."""
 
 
-class _Waiting:
+class _BoundedQueues:
     """Bounded queues between the reader and the writers; the reader blocks when they are full."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class _Waiting:
 def _write_in_parallel(
     runs: Iterator[tuple[int, pa.RecordBatch]], write: ShardFunction[Result], threads: int
 ) -> list[Result]:
-    waiting = _Waiting()
+    waiting = _BoundedQueues()
     results: list[Future[Result]] = []
     queue: deque[pa.RecordBatch | None] = deque()
     current: int | None = None
@@ -250,10 +250,10 @@ def _write_in_parallel(
         except BaseException:
             waiting.stop()
             raise
-    return _results_of(results)
+    return _collect_results(results)
 
 
-def _results_of(futures: Sequence[Future[Result]]) -> list[Result]:
+def _collect_results(futures: Sequence[Future[Result]]) -> list[Result]:
     for future in futures:
         error = future.exception()
         if error is not None and not isinstance(error, _StoppedError):
@@ -288,7 +288,7 @@ class InMemoryShards:
         small_columns = self.large.detach_large(batch)
         self.schema = small_columns.schema
         self._bytes += small_columns.nbytes
-        self._batches.append(pool.submit(_grouped, small_columns, self._shard))
+        self._batches.append(pool.submit(_sort_by_shard, small_columns, self._shard))
 
     def spool(self, directory: str) -> None:
         """Move large columns, if any, from memory to a file."""
@@ -298,7 +298,7 @@ class InMemoryShards:
     def numbers(self) -> list[int]:
         """Return the numbers of the non-empty shards; call it after the last ``add``."""
         for grouped in self._batches:
-            for number, batch in _runs(grouped.result(), self._shard):
+            for number, batch in _split_by_shard(grouped.result(), self._shard):
                 self._shard_batches.setdefault(number, []).append(batch)
         self._batches.clear()
         return sorted(self._shard_batches)
@@ -306,10 +306,12 @@ class InMemoryShards:
     def take(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yield the sorted rows of a shard and release their memory."""
         batches = self._shard_batches.pop(number)
-        keys = [_column(batches, self.schema.get_field_index(name)) for name in self._order]
+        keys = [_concat_column(batches, self.schema.get_field_index(name)) for name in self._order]
         order = pa.array(_sorted_indices(keys))
         # Sort column by column, so that at most one column is in memory three times.
-        arrays = [take_values(_column(batches, index), order) for index in range(len(self.schema))]
+        arrays = [
+            take_values(_concat_column(batches, index), order) for index in range(len(self.schema))
+        ]
         yield from self.large.reattach(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
 
     def drain(self) -> Iterator[pa.RecordBatch]:
@@ -318,22 +320,22 @@ class InMemoryShards:
             yield self._batches.pop().result()
 
 
-def _runs(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _split_by_shard(batch: pa.RecordBatch, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split a batch at shard boundaries into pairs of shard number and rows."""
-    numbers = _numbers(batch, shard)
+    numbers = _shard_numbers(batch, shard)
     boundaries = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
     for start, end in pairwise(boundaries):
         if end > start:
             yield int(numbers[start]), batch.slice(start, end - start)
 
 
-def _numbers(batch: pa.RecordBatch, shard: str) -> npt.NDArray[np.int32]:
+def _shard_numbers(batch: pa.RecordBatch, shard: str) -> npt.NDArray[np.int32]:
     return np.asarray(batch.column(batch.schema.get_field_index(shard)), dtype=np.int32)
 
 
-def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
+def _sort_by_shard(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
     """Return the rows of a batch, stably sorted by shard number."""
-    numbers = _numbers(batch, shard)
+    numbers = _shard_numbers(batch, shard)
     if len(numbers) == 0 or numbers.min() == numbers.max():
         return batch
     if numbers.max() < _RADIX_LIMIT:
@@ -341,7 +343,7 @@ def _grouped(batch: pa.RecordBatch, shard: str) -> pa.RecordBatch:
     return select_rows(batch, np.argsort(numbers, kind="stable"))
 
 
-def _column(batches: Sequence[pa.RecordBatch], index: int) -> pa.Array:
+def _concat_column(batches: Sequence[pa.RecordBatch], index: int) -> pa.Array:
     return concat_arrays([batch.column(index) for batch in batches])
 
 

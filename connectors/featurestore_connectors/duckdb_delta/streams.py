@@ -21,8 +21,12 @@ from featurestore.arrow.types import feature_schema, type_width
 from featurestore.errors import SchemaMismatch, listing
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
-from featurestore_connectors.duckdb_delta.failures import error_of_stream, interruptible, translated
-from featurestore_connectors.duckdb_delta.session import Database, building, query_of
+from featurestore_connectors.duckdb_delta.failures import (
+    interrupt_on_signal,
+    translate_errors,
+    translate_stream_error,
+)
+from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 if TYPE_CHECKING:
     import duckdb
@@ -74,30 +78,30 @@ def _batches(
         if any(map(_may_be_long, relation.schema.types)) and rows > _VECTOR_ROWS:
             # Concatenate small batches until the next one does not fit.
             max_rows = rows - _VECTOR_ROWS + 1
-            batches = coalesce_batches(_read(cursor, native, _VECTOR_ROWS), rows=max_rows)
+            batches = coalesce_batches(_read_batches(cursor, native, _VECTOR_ROWS), rows=max_rows)
         else:
-            batches = _read(cursor, native, rows)
+            batches = _read_batches(cursor, native, rows)
         for batch in batches:
-            for batch_slice in _cut(batch, rows):
+            for batch_slice in _split_batch(batch, rows):
                 yield cast_batch(batch_slice, relation.schema)
 
 
-def _read(
+def _read_batches(
     cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
 ) -> Iterator[pa.RecordBatch]:
-    with interruptible(cursor):
+    with interrupt_on_signal(cursor):
         reader = native.to_arrow_reader(rows)
     while True:
         try:
-            with translated(), interruptible(cursor):
+            with translate_errors(), interrupt_on_signal(cursor):
                 batch = reader.read_next_batch()
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as error:
-            python_error = failures.recall(str(error))
+            python_error = failures.recall_exception(str(error))
             if python_error is not None:
                 raise python_error from None
-            raise error_of_stream(str(error)) from error
+            raise translate_stream_error(str(error)) from error
         if batch.num_rows:
             yield batch
 
@@ -112,7 +116,7 @@ def _limited_batches(
         if remaining is not None:
             batch = batch.slice(0, remaining)
             remaining -= batch.num_rows
-        for batch_slice in _cut(batch, rows):
+        for batch_slice in _split_batch(batch, rows):
             yield cast_batch(batch_slice, schema)
         if remaining == 0:
             return
@@ -124,10 +128,10 @@ def bounded_batches(
     """Yield the rows in batches of bounded size."""
     rows = min(BATCH_ROWS, _rows_that_fit(schema))
     for batch in batches:
-        yield from _cut(batch, rows)
+        yield from _split_batch(batch, rows)
 
 
-def _cut(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+def _split_batch(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
     """Split a batch into batches of at most ``rows`` rows."""
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
@@ -235,9 +239,9 @@ class MappedRelation(Relation):
     source: MappedStream | None = None
 
 
-def mapped(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
+def mapped_relation(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
     """Return a relation over the output of a mapped stream."""
-    with building():
+    with relation_lock():
         native = database.connection.from_arrow(source)
     return MappedRelation("duckdb", native, source.schema, single_use, source)
 
@@ -250,7 +254,7 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
         batches = (cast_batch(batch, schema) for batch in reader)
     input_stream = SingleUseStream(database, schema, batches)
     reader_for_duckdb = source(schema, input_stream.batches_for_duckdb())
-    with building():
+    with relation_lock():
         native = database.connection.from_arrow(reader_for_duckdb)
     return MappedRelation("duckdb", native, schema, single_use=True, source=input_stream)
 
@@ -281,12 +285,14 @@ def buffer_rows(database: Database, rows: Relation) -> Relation:
         buffered.append(batch)
         size += batch.nbytes
         if size > MAX_BUFFERED_BYTES:
-            all_batches = chain(_drain(buffered), batches)
+            all_batches = chain(_release_batches(buffered), batches)
             return from_arrow(database, pa.RecordBatchReader.from_batches(rows.schema, all_batches))
-    return mapped(database, BufferedBatches(database, rows.schema, buffered), single_use=False)
+    return mapped_relation(
+        database, BufferedBatches(database, rows.schema, buffered), single_use=False
+    )
 
 
-def _drain(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _release_batches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches in order, and release each one."""
     batches.reverse()
     while batches:
@@ -311,7 +317,7 @@ def select_buffered(
         selected_columns = batch.select(list(columns.values()))
         batches.append(pa.RecordBatch.from_arrays(selected_columns.columns, schema=schema))
     joined = list(coalesce_batches(batches, rows=BATCH_ROWS))
-    return mapped(database, BufferedBatches(database, schema, joined), single_use=False)
+    return mapped_relation(database, BufferedBatches(database, schema, joined), single_use=False)
 
 
 def buffered_batches(rows: Relation) -> Sequence[pa.RecordBatch] | None:
@@ -406,7 +412,7 @@ class ConcurrentAggregate(Generic[State, Result]):
 
     def _put(self, batch: pa.RecordBatch) -> None:
         # The queue needs no size limit, since the batch is already in memory.
-        for batch_slice in _cut(batch, BATCH_ROWS):
+        for batch_slice in _split_batch(batch, BATCH_ROWS):
             self._queue.put(batch_slice)
 
 

@@ -24,7 +24,7 @@ from featurestore_connectors.duckdb_delta import commits, files, rewrite, sqltex
 from featurestore_connectors.duckdb_delta.commits import Change
 from featurestore_connectors.duckdb_delta.files import WRITING, NewFile
 from featurestore_connectors.duckdb_delta.relations import StagedRelation
-from featurestore_connectors.duckdb_delta.session import Database, building, query_of
+from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 
 def create(
@@ -66,17 +66,17 @@ def write(database: Database, path: str, relation: Relation, write: TableWrite) 
         return None
     schema = _table_schema(state, relation, write)
     if write.mode in ("append", "overwrite"):
-        return _write_plain(database, state, relation, schema, write)
-    with _as_source(database, state, relation, schema) as source:
+        return _append_or_overwrite(database, state, relation, schema, write)
+    with _stage_source(database, state, relation, schema) as source:
         if write.mode == "upsert":
-            with _deleted_keys(database, state, write) as deletes:
+            with _stage_deleted_keys(database, state, write) as deletes:
                 return rewrite.upsert(database, state, source, write, deletes=deletes)
         return rewrite.replace(database, state, source, write)
 
 
 def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.Schema:
     """Return the table schema with the columns that this write adds."""
-    schema = commits.wider_schema(state.schema, write.add_columns)
+    schema = commits.add_missing_columns(state.schema, write.add_columns)
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
@@ -88,26 +88,26 @@ def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.
     return schema
 
 
-def _write_plain(
+def _append_or_overwrite(
     database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, write: TableWrite
 ) -> int | None:
     with Publication(durable=database.durable) as publication:
-        new = _into_table(database, state, relation, schema, publication)
+        new = _write_uncommitted(database, state, relation, schema, publication)
 
         def attempt(latest: Snapshot) -> int:
-            current = commits.wider_schema(latest.schema, write.add_columns)
+            current = commits.add_missing_columns(latest.schema, write.add_columns)
             if all(current.field(each.name).type == each.type for each in schema):
-                return commits.commit(latest, _plain_change(latest, new, write), publication)
+                return commits.commit(latest, _build_change(latest, new, write), publication)
             # Another writer has widened columns after the files were written.
             narrow_state = replace(latest, schema=schema)
             with Publication(durable=database.durable) as again:
-                wider = _written_again(database, narrow_state, new, current, again)
-                return commits.commit(latest, _plain_change(latest, wider, write), again)
+                wider = _rewrite_uncommitted(database, narrow_state, new, current, again)
+                return commits.commit(latest, _build_change(latest, wider, write), again)
 
-        return commits.with_retries(state.path, attempt, state=state)
+        return commits.retry_commits(state.path, attempt, state=state)
 
 
-def _into_table(
+def _write_uncommitted(
     database: Database,
     state: Snapshot,
     relation: Relation,
@@ -118,18 +118,18 @@ def _into_table(
 
     Staged files with the table's types are linked instead of rewritten.
     """
-    if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
+    if isinstance(relation, StagedRelation) and _can_link(relation, schema, state):
         return files.move_into_table(relation.files, state.path, publication)
-    with files.scratch(state.path) as scratch:
+    with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
-        query = _stored_rows(relation, schema)
+        query = _storage_query(relation, schema)
         new_files = files.write(
             database, query, folder, schema=schema, partition_by=state.partition_by
         )
         return files.move_into_table(new_files, state.path, publication, folder=folder)
 
 
-def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
+def _can_link(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
     """Return whether staged files can be linked into the table: same types, no partitions."""
     if state.partition_by:
         return False
@@ -137,7 +137,7 @@ def _fits(staged: StagedRelation, schema: pa.Schema, state: Snapshot) -> bool:
     return all(field.type == schema.field(field.name).type for field in stored_schema)
 
 
-def _written_again(
+def _rewrite_uncommitted(
     database: Database,
     state: Snapshot,
     narrow_files: Sequence[NewFile],
@@ -149,13 +149,13 @@ def _written_again(
         return []
     columns = sqltext.casts(schema, sqltext.types_of(state.schema))
     query = f"SELECT {columns} FROM {files.scan_all(state, narrow_files)}"
-    with files.scratch(state.path) as scratch:
+    with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
         new = files.write(database, query, folder, schema=schema, partition_by=state.partition_by)
         return files.move_into_table(new, state.path, publication, folder=folder)
 
 
-def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
+def _build_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) -> Change:
     overwrites = write.mode == "overwrite"
     mode = "Overwrite" if overwrites else "Append"
     return Change(
@@ -172,20 +172,20 @@ def _plain_change(state: Snapshot, new: Sequence[NewFile], write: TableWrite) ->
 
 
 @contextmanager
-def _as_source(
+def _stage_source(
     database: Database, state: Snapshot, relation: Relation, schema: pa.Schema
 ) -> Iterator[list[NewFile]]:
     """Yield the rows as unpartitioned files, the input of a rewrite."""
-    if isinstance(relation, StagedRelation) and _fits(relation, schema, state):
+    if isinstance(relation, StagedRelation) and _can_link(relation, schema, state):
         yield list(relation.files)
         return
-    with files.scratch(state.path) as scratch:
+    with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "rows")
-        yield files.write(database, _stored_rows(relation, schema), folder, schema=schema)
+        yield files.write(database, _storage_query(relation, schema), folder, schema=schema)
 
 
 @contextmanager
-def _deleted_keys(
+def _stage_deleted_keys(
     database: Database, state: Snapshot, write: TableWrite
 ) -> Iterator[Sequence[NewFile]]:
     """Yield files with the keys that an upsert deletes, in the table's types."""
@@ -193,15 +193,15 @@ def _deleted_keys(
         yield ()
         return
     schema = pa.schema([state.schema.field(name) for name in write.key])
-    with files.scratch(state.path) as scratch:
+    with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "keys")
-        yield files.write(database, _stored_rows(write.deletes, schema), folder, schema=schema)
+        yield files.write(database, _storage_query(write.deletes, schema), folder, schema=schema)
 
 
-def _stored_rows(relation: Relation, schema: pa.Schema) -> str:
+def _storage_query(relation: Relation, schema: pa.Schema) -> str:
     """Return the query of the rows in the storage types of a table."""
     projection = sqltext.casts(schema, sqltext.types_of(relation.schema))
-    with building():
+    with relation_lock():
         return query_of(relation.native.project(projection))
 
 
@@ -214,7 +214,7 @@ def set_properties(database: Database, path: str, properties: Mapping[str, str])
         with Publication(durable=database.durable) as publication:
             return commits.commit(state, change, publication)
 
-    commits.with_retries(path, attempt)
+    commits.retry_commits(path, attempt)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:

@@ -57,17 +57,19 @@ def retrieve(engine: DuckDBEngine, plan: FeaturePlan, labels: Relation | None) -
     left = left_side(engine, plan, labels)
     if _fits_in_memory(plan):
         source = _BufferedResult(engine, plan, left)
-        return streams.mapped(engine.database, source, single_use=left.single_use)
+        return streams.mapped_relation(engine.database, source, single_use=left.single_use)
     single_use = left.single_use
     left = engine.select(left, dict(zip(needed, needed, strict=True)))
     left = replace(left, schema=pa.schema(map(plain_field, left.schema)))
     buffered_labels = None
     if plan.left_rows is not None and plan.left_rows * len(needed) <= _LABEL_VALUES:
-        buffer = _BufferedLabels(engine.database, left, _same, left.schema)
-        left = buffered_labels = streams.mapped(engine.database, buffer, single_use=single_use)
+        buffer = _BufferedLabels(engine.database, left, _identity, left.schema)
+        left = buffered_labels = streams.mapped_relation(
+            engine.database, buffer, single_use=single_use
+        )
     for join in plan.windows:
-        joined = _Aggregated(engine, WindowSide.from_join(join, plan), left, buffered_labels)
-        left = streams.mapped(engine.database, joined, single_use=single_use)
+        joined = _AggregatedLabels(engine, WindowSide.from_join(join, plan), left, buffered_labels)
+        left = streams.mapped_relation(engine.database, joined, single_use=single_use)
     columns = [f"{quote(plan.left_column(name))} AS {quote(name)}" for name in plan.columns]
     query = f"SELECT {', '.join(columns)} FROM {_LABELS}"
     if plan.keep_order:
@@ -88,7 +90,7 @@ def _fits_in_memory(plan: FeaturePlan) -> bool:
     return fixed and plan.left_rows * len(plan.columns) <= _MAX_BUFFERED_VALUES
 
 
-class _Aggregated(streams.MappedStream):
+class _AggregatedLabels(streams.MappedStream):
     """Labels with the aggregates of one group, ordered by key.
 
     ``buffered_labels`` is None if the labels cannot be read twice.
@@ -113,7 +115,7 @@ class _Aggregated(streams.MappedStream):
         bounds = None
         if self._buffered_labels is not None:
             bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
-        stream = _stream(self._engine, self._side, self._left, self._left.schema, bounds)
+        stream = _sorted_union(self._engine, self._side, self._left, self._left.schema, bounds)
         sorted_rows = streams.batches_of(self._database, stream)
         for batch in self._features.in_threads(sorted_rows, threads=_threads(self._engine)):
             yield cast_batch(batch, self.schema)
@@ -156,7 +158,7 @@ class _BufferedResult(streams.MappedStream):
         )
         bounds = _label_bounds(self._engine, side, self._engine.from_arrow(label_rows.to_reader()))
         labels = self._engine.from_arrow(label_rows.to_reader())
-        stream = _stream(self._engine, side, labels, carried, bounds)
+        stream = _sorted_union(self._engine, side, labels, carried, bounds)
         features = side.features(carried)
         threads = _threads(self._engine)
         aggregated = features.in_threads(
@@ -196,7 +198,7 @@ def _threads(engine: DuckDBEngine) -> int:
     return min(threads, _MAX_THREADS)
 
 
-def _stream(
+def _sorted_union(
     engine: DuckDBEngine,
     side: WindowSide,
     left: Relation,
@@ -207,7 +209,7 @@ def _stream(
     spec = side.join.source.spec
     needed = list(spec.schema.names)
     if not side.needs_tie_hash and not side.conditions:
-        needed = _columns(side)
+        needed = _needed_columns(side)
     rows = read_source(engine, side.join.source, needed)
     if bounds is not None:
         condition = " AND ".join(bounds.conditions(side))
@@ -217,23 +219,23 @@ def _stream(
         columns = tuple(spec.schema.names)
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
-    group = _Group(side.group_is_key, bounds.narrow_keys if bounds is not None else None)
+    group = _SortKey(side.group_is_key, bounds.narrow_keys if bounds is not None else None)
     both = f"({_label_rows(side, carried, group)} UNION ALL {_group_rows(side, carried, group)})"
     tables = {_LABELS: left, _ROWS: rows}
     count = side.join.source.rows
     if count is not None and count >= _SPILLED_ROWS:
         # DuckDB 2.0 can spill a sort of a single source, but not of a union.
         union = engine.sql(f"SELECT * FROM {both}", tables=tables, parameters={})
-        both, tables = _BOTH, {_BOTH: engine.map_batches(union, _same, schema=union.schema)}
+        both, tables = _BOTH, {_BOTH: engine.map_batches(union, _identity, schema=union.schema)}
     query = f"SELECT * FROM {both} ORDER BY {GROUP}, {STREAM_TIME}"
     return engine.sql(query, tables=tables, parameters={})
 
 
-def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _identity(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def _columns(side: WindowSide) -> list[str]:
+def _needed_columns(side: WindowSide) -> list[str]:
     """Return the group columns that the aggregates need, except those of their conditions."""
     join = side.join
     needed = [key for _, key in join.on] + [*join.members, *side.values, join.event_time]
@@ -252,7 +254,7 @@ def _label_keys(side: WindowSide) -> list[str]:
     return keys
 
 
-def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
+def _label_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
     """Return the query of the labels; columns that only rows have are null."""
     schema = side.join.source.spec.schema
     keys = _label_keys(side)
@@ -278,7 +280,7 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _SortKey:
     """The sort key of the stream: the offset of the key from ``base``, or a hash of the keys.
 
     It has 32 bits if possible, so that key and time fit into 16 bytes, which DuckDB sorts in half
@@ -297,7 +299,7 @@ class _Group:
         return f"({keys[0]}::BIGINT - ({self.base})::BIGINT)::UINTEGER"
 
 
-def _group_rows(side: WindowSide, carried: pa.Schema, group: _Group) -> str:
+def _group_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
     """Return the query of the group's rows; columns that only labels have are null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
@@ -352,9 +354,9 @@ class WindowBounds:
             if output.over is not None:
                 begin = self.times[0] - (output.over + output.offset) // _MICROSECOND
             begins.append(begin)
-        texts = [f"{event} <= {_instant(max(*ends, -_EARLIEST))}"]
+        texts = [f"{event} <= {_timestamp_literal(max(*ends, -_EARLIEST))}"]
         if min(begins) > -_EARLIEST:
-            texts.append(f"{event} > {_instant(min(begins))}")
+            texts.append(f"{event} > {_timestamp_literal(min(begins))}")
         if self.keys is not None:
             key = quote(side.join.on[0][1])
             texts.append(f"{key} BETWEEN {self.keys[0]} AND {self.keys[1]}")
@@ -388,5 +390,5 @@ def bounds_of_labels(
     return WindowBounds(keys, times)
 
 
-def _instant(micros: int) -> str:
+def _timestamp_literal(micros: int) -> str:
     return f"make_timestamptz({micros}::BIGINT)"

@@ -27,7 +27,7 @@ from featurestore.errors import (
 )
 from featurestore.storage.failures import warn_published
 from featurestore_connectors.spark_delta.buckets import use_table
-from featurestore_connectors.spark_delta.failures import as_store_error, full_text
+from featurestore_connectors.spark_delta.failures import full_text, to_store_error
 from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
@@ -141,7 +141,7 @@ class CommitSession:
             except (PySparkException, Py4JError) as error:
                 own_version = self._find_own_commit(first_version + 1)
                 if own_version is not None:
-                    warn_published(f"Version {own_version} of {self._path}", as_store_error(error))
+                    warn_published(f"Version {own_version} of {self._path}", to_store_error(error))
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
@@ -172,7 +172,7 @@ class CommitSession:
         if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
             text = f"Rows are outside the range that is replaced in {self._path}."
             return RowsOutsideWindow(text)
-        return as_store_error(error)
+        return to_store_error(error)
 
 
 def is_conflict(error: BaseException) -> bool:
@@ -232,27 +232,27 @@ class Transaction:
         """The table version at which the transaction started."""
         return int(self._transaction.snapshot().version())
 
-    def reads_everything(self) -> None:
+    def conflict_with_appends(self) -> None:
         """Make the commit fail if a concurrent commit adds rows."""
         self._transaction.readWholeTable()
 
-    def number(self, app: str) -> int:
+    def last_number(self, app: str) -> int:
         """Return the number of an application's last transaction, or ``NONE_YET``."""
         return int(self._transaction.txnVersion(app))
 
-    def move(self, app: str, number: int) -> None:
+    def set_number(self, app: str, number: int) -> None:
         """Set the transaction number of an application in this commit."""
         now = self._machine.scala.Option.apply(int(time.time() * 1000))
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
-    def carry(self, transaction: tuple[str, int] | None) -> bool:
+    def add_transaction(self, transaction: tuple[str, int] | None) -> bool:
         """Add the caller's transaction to the commit; return False if it is already committed."""
         if transaction is None:
             return True
         app, number = transaction
-        if self.number(app) >= number:
+        if self.last_number(app) >= number:
             return False
-        self.move(app, number)
+        self.set_number(app, number)
         return True
 
     @property
@@ -262,7 +262,7 @@ class Transaction:
 
         return StructType.fromJson(json.loads(self._transaction.metadata().schemaString()))
 
-    def redefine(self, schema: str) -> None:
+    def set_schema(self, schema: str) -> None:
         """Change the table schema (JSON); subsequent files are written in its types."""
         action = json.loads(self._transaction.metadata().json())
         action["metaData"]["schemaString"] = schema
@@ -274,17 +274,17 @@ class Transaction:
         new_files = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
         self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
-    def move_rows(self, old_files: Sequence[DataFile], rows: Any) -> None:
+    def replace_files(self, old_files: Sequence[DataFile], rows: Any) -> None:
         """Replace files by new files with the rows of a frame, which must be the same rows."""
         for file in old_files:
-            self.act(removal(file, changes_rows=False))
+            self.add_action(removal(file, changes_rows=False))
         new_files = self._transaction.writeFiles(rows._jdf)
         for file in self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files):
             action = json.loads(file.json())
             action["add"]["dataChange"] = False
-            self.act(json.dumps(action))
+            self.add_action(json.dumps(action))
 
-    def act(self, action: str) -> None:
+    def add_action(self, action: str) -> None:
         """Add a log action in JSON."""
         self._actions.add(self._from_json(action))
 
@@ -292,7 +292,7 @@ class Transaction:
         actions = getattr(self._delta.actions, "Action$").__getattr__("MODULE$")
         return actions.fromJson(action)
 
-    def measure(self, numbers: Mapping[str, int]) -> None:
+    def set_metrics(self, numbers: Mapping[str, int]) -> None:
         """Record metrics in the table history, by the metric names of the operation."""
         session = self._commit.session._jsparkSession
         metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
@@ -308,15 +308,15 @@ class Transaction:
         operation_class = getattr(
             self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
         )
-        self._transaction.commit(self.sequence(self._actions), operation_class(*arguments))
+        self._transaction.commit(self.to_sequence(self._actions), operation_class(*arguments))
 
-    def sequence(self, items: Any = None) -> Any:
+    def to_sequence(self, items: Any = None) -> Any:
         """Convert a Java list (an empty list by default) to a Scala sequence."""
         if items is None:
             items = self._machine.java.util.ArrayList()
         return self._machine.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
 
-    def nothing(self) -> Any:
+    def empty_option(self) -> Any:
         """Return Scala's empty option."""
         return self._machine.scala.Option.empty()
 

@@ -43,7 +43,7 @@ from featurestore_connectors.spark_delta import (
     streams,
     tables,
 )
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
@@ -130,9 +130,9 @@ class SparkEngine:
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
         if isinstance(relation, BufferedRelation):
-            return row_buffer.selected(relation, columns)
+            return row_buffer.select_and_rename(relation, columns)
         if isinstance(relation, StagedRelation):
-            return staged.selected(relation, columns)
+            return staged.select_and_rename(relation, columns)
         return staged.select_file_columns(relations.select(relation, columns), relation, columns)
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
@@ -156,14 +156,14 @@ class SparkEngine:
             return row_buffer.count(relation)
         if isinstance(relation, StagedRelation):
             return staged.count(relation)
-        with translated():
+        with translate_errors():
             return int(relation.native.count())
 
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
         if isinstance(relation, BufferedRelation):
-            return row_buffer.mapped(relation, function, schema=schema)
+            return row_buffer.map_batches(relation, function, schema=schema)
         return streams.map_batches(relation, function, schema=schema)
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:

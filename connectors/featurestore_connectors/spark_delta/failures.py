@@ -53,7 +53,7 @@ class ExecutorError(RuntimeError):
 
 
 @contextmanager
-def packing_errors() -> Iterator[None]:
+def encode_errors() -> Iterator[None]:
     """Encode feature store errors in the block, so that the driver can restore them."""
     try:
         yield
@@ -62,7 +62,7 @@ def packing_errors() -> Iterator[None]:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translate_errors() -> Iterator[None]:
     """Convert Spark failures in the block to feature store errors.
 
     Raises:
@@ -75,13 +75,13 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JError) as error:
-        raise as_store_error(error) from error
+        raise to_store_error(error) from error
 
 
-def as_store_error(error: BaseException) -> FeatureStoreError:
+def to_store_error(error: BaseException) -> FeatureStoreError:
     """Convert a Spark failure to a feature store error."""
     text = full_text(error)
-    unpacked = _unpacked_error(text)
+    unpacked = _decode_error(text)
     if unpacked is not None:
         return unpacked
     if "No space left on device" in text or f"Errno {errno.ENOSPC}" in text:
@@ -164,7 +164,7 @@ def _first_nonempty_line(texts: list[str]) -> str:
     return ""
 
 
-def _unpacked_error(text: str) -> FeatureStoreError | None:
+def _decode_error(text: str) -> FeatureStoreError | None:
     match = _PACKED.search(text)
     if match is None:
         return None

@@ -45,11 +45,11 @@ class ParquetRows:
             shares = max(1, -(-size * parts // total))
             for share in range(shares):
                 if index % parts == number:
-                    yield from self._read(path, share, shares)
+                    yield from self._read_rows(path, share, shares)
                 index += 1
 
-    def _read(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
-        with _translated_damage(path):
+    def _read_rows(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
+        with _translate_read_errors(path):
             file_handle = files.open_ranges(path)
             # Spark may store times as INT96, which Arrow reads as nanoseconds by default.
             with parquet.ParquetFile(file_handle, coerce_int96_timestamp_unit="us") as file:
@@ -63,9 +63,11 @@ class ParquetRows:
                     use_threads=False,
                 )
                 for batch in batches:
-                    yield self._features(batch, names_in_file)
+                    yield self._to_features(batch, names_in_file)
 
-    def _features(self, batch: pa.RecordBatch, names_in_file: Mapping[str, str]) -> pa.RecordBatch:
+    def _to_features(
+        self, batch: pa.RecordBatch, names_in_file: Mapping[str, str]
+    ) -> pa.RecordBatch:
         columns = []
         for name, field in zip(self.columns, self.schema, strict=True):
             if name in names_in_file:
@@ -94,7 +96,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
     Raises:
         StorageError: The file cannot be read.
     """
-    with _translated_damage(path):
+    with _translate_read_errors(path):
         return parquet.read_metadata(files.open_ranges(path))
 
 
@@ -107,7 +109,7 @@ def _rows_per_batch(metadata: Any) -> int:
 
 
 @contextmanager
-def _translated_damage(path: str) -> Iterator[None]:
+def _translate_read_errors(path: str) -> Iterator[None]:
     """Convert file read errors to feature store errors."""
     try:
         yield

@@ -40,7 +40,7 @@ _SharedKeys = tuple[tuple[str, str], ...]
 def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the rows of a feature plan as a lazy relation."""
     if plan.left_source is not None and not plan.joins:
-        return _select_group(engine, plan)
+        return _read_group(engine, plan)
     left = _LabelSide.of(engine, plan, labels)
     frame = left.frame
     sides = list(map(_SideQuery, feature_sides(plan)))
@@ -53,10 +53,10 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     for cluster in clusters.values():
         rows = [side.rows(engine) for side in cluster]
         frame = _join_as_of(frame, cluster, left, rows)
-    return relation(_result(frame, plan, left, sides), plan.schema)
+    return relation(_select_result(frame, plan, left, sides), plan.schema)
 
 
-def _select_group(engine: Engine, plan: FeaturePlan) -> Relation:
+def _read_group(engine: Engine, plan: FeaturePlan) -> Relation:
     """Return columns of a pinned feature group, as a relation over its files."""
     columns = {output.name: output.column for output in plan.left_outputs}
     rows = left_side(engine, plan, None, label_columns(plan))
@@ -133,7 +133,7 @@ class _SideQuery:
         return list(self.rule.keys)
 
     @property
-    def best(self) -> str:
+    def match_column(self) -> str:
         """The column with the matching row."""
         return f"w{self.rule.number}"
 
@@ -142,16 +142,16 @@ class _SideQuery:
         from pyspark.sql import functions as F
 
         if self.rule.last_eligible_row_wins:
-            best = F.last(self.best, ignorenulls=True)
+            best = F.last(self.match_column, ignorenulls=True)
         else:
-            best = F.max(self.best)
-        return best.over(until).alias(self.best)
+            best = F.max(self.match_column)
+        return best.over(until).alias(self.match_column)
 
     def rows(self, engine: Engine) -> Any:
         """Return the rows that can match a label: keys, ``since``, and ``row`` in match order."""
         from pyspark.sql import functions as F
 
-        frame = self._read(engine)
+        frame = self._read_rows(engine)
         times = {}
         for role, name in self.rule.times:
             times[role] = self._time(name)
@@ -160,14 +160,14 @@ class _SideQuery:
         for role in self.rule.eligibility_times:
             frame = frame.where(times[role].isNotNull())
         selected_columns = self._keys()
-        since = self._since(times)
+        since = self._eligible_since(times)
         if since is not None:
             if self.rule.plan.fixed_time is not None:
                 frame = frame.where(since <= timestamp(self.rule.plan.fixed_time))
             selected_columns.append(since.alias("since"))
-        return frame.select(*selected_columns, F.struct(*self._row(times)).alias("row"))
+        return frame.select(*selected_columns, F.struct(*self._row_fields(times)).alias("row"))
 
-    def _since(self, times: dict[str, Any]) -> Any:
+    def _eligible_since(self, times: dict[str, Any]) -> Any:
         """Return the time from which a row is eligible, or None for groups without event time."""
         from pyspark.sql import functions as F
 
@@ -178,7 +178,7 @@ class _SideQuery:
             return eligible[0]
         return F.greatest(*eligible)
 
-    def _row(self, times: dict[str, Any]) -> list[Any]:
+    def _row_fields(self, times: dict[str, Any]) -> list[Any]:
         """Return the fields of the struct ``row``: the ordering fields, followed by the outputs."""
         from pyspark.sql import functions as F
 
@@ -205,7 +205,7 @@ class _SideQuery:
         ]
         return keys
 
-    def _read(self, engine: Engine) -> Any:
+    def _read_rows(self, engine: Engine) -> Any:
         source, names = self.rule.join.source, self.rule.columns
         schema, version = source.spec.schema, source.delta_version
         if self.rule.is_unique:
@@ -236,7 +236,7 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
     key_types = first.rule.spec.schema
     types = {}
     for side, side_rows in zip(sides, rows, strict=True):
-        types[side.best] = side_rows.schema["row"].dataType
+        types[side.match_column] = side_rows.schema["row"].dataType
     label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
@@ -252,7 +252,7 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
         ]
         for name, kind in types.items():
             value = F.lit(None)
-            if side is not None and side.best == name:
+            if side is not None and side.match_column == name:
                 value = F.col("row")
             columns.append(value.cast(kind).alias(name))
         return columns
@@ -270,12 +270,12 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
         .rowsBetween(Window.unboundedPreceding, 0)
     )
     best = [side.greatest(until) for side in sides]
-    ordered = _presorted(merged, first.keys, size=estimate_join_bytes(left.plan))
+    ordered = _presort(merged, first.keys, size=estimate_join_bytes(left.plan))
     answered = ordered.select("is_label", "label", *best).where("is_label")
     return answered.select("label.*", *types)
 
 
-def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
+def _presort(merged: Any, keys: list[str], *, size: int | None) -> Any:
     """Shuffle the stream by key hash, and sort it by an integer that combines hash and seconds.
 
     Spark sorts single integers without comparing rows. The window's sort by all keys and times,
@@ -285,7 +285,9 @@ def _presorted(merged: Any, keys: list[str], *, size: int | None) -> Any:
     from pyspark.sql import functions as F
 
     second = F.unix_seconds("at").bitwiseAND(F.lit(0xFFFFFFFF))
-    partitioned = shards.by_key(merged.withColumn(_PART, F.hash(*keys)), _PART, size=size)
+    partitioned = shards.repartition_by_key(
+        merged.withColumn(_PART, F.hash(*keys)), _PART, size=size
+    )
     return partitioned.sortWithinPartitions(
         F.shiftleft(F.col(_PART).cast("bigint"), 32).bitwiseOR(second)
     )
@@ -301,25 +303,25 @@ def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> A
     names, renamed = [], []
     matches = F.lit(True)
     for short, (label, key) in zip(side.keys, side.rule.join.on, strict=True):
-        name = f"{side.best}_{short}"
+        name = f"{side.match_column}_{short}"
         names.append(name)
         renamed.append(F.col(short).alias(name))
         matches = matches & (left.key(label, schema.field(key).type) == F.col(name))
-    keyed_rows = rows.select(*renamed, F.col("row").alias(side.best))
+    keyed_rows = rows.select(*renamed, F.col("row").alias(side.match_column))
     return frame.join(keyed_rows, matches, "left").drop(*names)
 
 
-def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQuery]) -> Any:
+def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQuery]) -> Any:
     from pyspark.sql import functions as F
 
     values = {}
     for output in plan.left_outputs:
         values[output.name] = left.column(output.column)
     for side in sides:
-        match, ttl = F.col(side.best), side.rule.join.ttl
+        match, ttl = F.col(side.match_column), side.rule.join.ttl
         is_matched, fresh = match.isNotNull(), None
         if ttl is not None:
-            is_matched = fresh = _is_fresh(left.time, match["event"], ttl)
+            is_matched = fresh = _is_within_ttl(left.time, match["event"], ttl)
         for index, output in enumerate(side.rule.join.outputs):
             value = match[f"o{index}"]
             if fresh is not None:
@@ -333,7 +335,7 @@ def _result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQu
     return frame.select(*columns)
 
 
-def _is_fresh(time: Any, event: Any, ttl: timedelta) -> Any:
+def _is_within_ttl(time: Any, event: Any, ttl: timedelta) -> Any:
     from pyspark.sql import functions as F
 
     return F.unix_micros(time) - F.unix_micros(event) <= F.lit(ttl // timedelta(microseconds=1))

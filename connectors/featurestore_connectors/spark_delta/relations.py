@@ -25,13 +25,13 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore_connectors.spark_delta.failures import first_line, translated
+from featurestore_connectors.spark_delta.failures import first_line, translate_errors
 from featurestore_connectors.spark_delta.sqltext import (
+    cast_to_features,
     column,
-    of_feature_types,
+    convert_parameters,
     quote,
     timestamp,
-    with_colons,
 )
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -45,7 +45,7 @@ _VIEWS = Lock()
 def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
     """Return a relation over a DataFrame; without ``schema``, derive it from the Spark types."""
     if schema is None:
-        native, schema = of_feature_types(native)
+        native, schema = cast_to_features(native)
     return Relation(ENGINE, native, schema)
 
 
@@ -108,9 +108,9 @@ def run_sql(
     from pyspark.errors import PySparkException
 
     with _VIEWS:
-        hidden = _register(session, tables)
+        hidden = _create_views(session, tables)
         try:
-            native = session.sql(with_colons(query), args=dict(parameters))
+            native = session.sql(convert_parameters(query), args=dict(parameters))
         except PySparkException as error:
             raise InvalidSql(f"The query cannot be run: {first_line(error)}") from error
         finally:
@@ -121,7 +121,7 @@ def run_sql(
     return relation(native)
 
 
-def _register(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
+def _create_views(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
     """Register relations as temporary views; return the user's views that they shadow."""
     hidden = {}
     for name in tables:
@@ -171,7 +171,7 @@ def explain(source: Relation) -> str:
     """Return Spark's formatted physical plan."""
     execution = source.native._jdf.queryExecution()
     machine = source.native.sparkSession._jvm
-    with translated():
+    with translate_errors():
         return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
 
 

@@ -80,26 +80,26 @@ def upsert_small(
     with Transaction(commit, path) as transaction:
         snapshot = read_snapshot(path, transaction.version)
         keys = buffered.stored().select(list(write.key))
-        candidates = _candidates(snapshot, keys)
+        candidates = _candidate_files(snapshot, keys)
         if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MAX_BYTES:
             return False
         check_files(snapshot, candidates)
         affected, copied = _find_affected(candidates, keys)
         # As with MERGE, concurrent appends may add some of these keys.
-        transaction.reads_everything()
-        if not transaction.carry(write.transaction):
+        transaction.conflict_with_appends()
+        if not transaction.add_transaction(write.transaction):
             return True
         for file in affected:
-            transaction.act(removal(file))
+            transaction.add_action(removal(file))
         old = scan.plain_frame(commit.session, snapshot, affected)
-        transaction.add(_merged(old, rows, write.key))
-        transaction.measure({COPIED: copied, SOURCE: keys.num_rows})
-        nothing, none = transaction.nothing(), transaction.sequence()
+        transaction.add(_merge_rows(old, rows, write.key))
+        transaction.set_metrics({COPIED: copied, SOURCE: keys.num_rows})
+        nothing, none = transaction.empty_option(), transaction.to_sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
     return True
 
 
-def _candidates(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
+def _candidate_files(snapshot: Snapshot, keys: pa.Table) -> list[DataFile]:
     """Return the files that may contain some of the keys, based on statistics in the log."""
     may_match = np.ones(len(snapshot.files), dtype=np.bool_)
     for name in keys.schema.names:
@@ -133,7 +133,7 @@ def _find_affected(candidates: Sequence[DataFile], keys: pa.Table) -> tuple[list
     return affected, copied
 
 
-def _merged(old: Any, rows: Any, key: Sequence[str]) -> Any:
+def _merge_rows(old: Any, rows: Any, key: Sequence[str]) -> Any:
     """Return the remaining old rows and the new rows in one partition, which becomes one file."""
     from pyspark.sql import functions as sf
 
@@ -153,9 +153,9 @@ def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: Tabl
     """
     machine = commit.session._jvm
     with Transaction(commit, path) as transaction:
-        _move(transaction, write)
+        _advance_offsets(transaction, write)
         transaction.add(rows)
-        nothing = transaction.nothing()
+        nothing = transaction.empty_option()
         mode = machine.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
 
@@ -176,9 +176,9 @@ def upsert_with_offsets(
     if deletes is not None:
         keys = keys.unionByName(deletes.select(*map(column, write.key)))
     with Transaction(commit, path) as transaction:
-        _move(transaction, write)
+        _advance_offsets(transaction, write)
         snapshot = read_snapshot(path, transaction.version)
-        transaction.reads_everything()
+        transaction.conflict_with_appends()
         delta = commit.session.read.format("delta").option("versionAsOf", snapshot.version)
         old = delta.load(path).withColumn(_FILE, sf.input_file_name())
         outgoing = old.join(keys, list(write.key), "left_semi").groupBy(_FILE).count()
@@ -186,24 +186,24 @@ def upsert_with_offsets(
         file_names = {os.path.basename(unquote(path)) for path in removed_rows}
         affected = [file for file in snapshot.files if os.path.basename(file.path) in file_names]
         copied = sum(file.rows for file in affected) - sum(removed_rows.values())
-        transaction.measure({COPIED: copied, SOURCE: rows.count()})
+        transaction.set_metrics({COPIED: copied, SOURCE: rows.count()})
         for file in affected:
-            transaction.act(removal(file))
+            transaction.add_action(removal(file))
         if affected:
             remaining = old.where(sf.col(_FILE).isin(list(removed_rows))).drop(_FILE)
             remaining = remaining.join(keys, list(write.key), "left_anti")
             rows = rows.unionByName(remaining.select(*map(column, rows.columns)))
         transaction.add(rows)
-        nothing, none = transaction.nothing(), transaction.sequence()
+        nothing, none = transaction.empty_option(), transaction.to_sequence()
         transaction.commit("Merge", nothing, nothing, nothing, nothing, none, none, none)
 
 
-def _move(transaction: Transaction, write: TableWrite) -> None:
+def _advance_offsets(transaction: Transaction, write: TableWrite) -> None:
     """Advance the offsets of a write; raise StreamOvertaken if another commit changed an offset."""
     for app, (expected, number) in write.offsets.items():
-        if transaction.number(app) != (NONE_YET if expected is None else expected):
+        if transaction.last_number(app) != (NONE_YET if expected is None else expected):
             raise overtaken(app)
-        transaction.move(app, number)
+        transaction.set_number(app, number)
 
 
 def delete(
@@ -247,16 +247,16 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
         if schema == state.schema:
             return
         check_files(state)
-        transaction.reads_everything()
+        transaction.conflict_with_appends()
         widened = [field for field in schema if field.type != state.schema.field(field.name).type]
         kinds = {field.name: field.dataType for field in spark_schema(pa.schema(widened)).fields}
         columns_schema = transaction.columns
         for column in columns_schema.fields:
             column.dataType = kinds.get(column.name, column.dataType)
         frame = commit.session.read.format("delta").option("versionAsOf", state.version).load(path)
-        transaction.redefine(columns_schema.json())
-        transaction.move_rows(state.files, cast_to(frame, columns_schema))
-        nothing = transaction.nothing()
+        transaction.set_schema(columns_schema.json())
+        transaction.replace_files(state.files, cast_to(frame, columns_schema))
+        nothing = transaction.empty_option()
         mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Overwrite
         transaction.commit("Write", mode, nothing, nothing, nothing)
 

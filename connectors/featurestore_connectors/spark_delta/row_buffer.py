@@ -23,7 +23,7 @@ from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import relations, staged, streams
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory
 from featurestore_connectors.spark_delta.sqltext import spark_schema, to_features, to_storage
@@ -123,7 +123,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterato
 
 def stage_frame(source: Relation, directory: str) -> Relation:
     """Write the rows as Parquet and return a relation over the files."""
-    with translated():
+    with translate_errors():
         source.native.write.mode("overwrite").parquet(directory)
     reader = source.native.sparkSession.read.schema(spark_schema(source.schema))
     return staged_relation(relation(reader.parquet(directory), source.schema), directory)
@@ -149,7 +149,7 @@ def buffer_rows(
     return BufferedRelation(relations.ENGINE, frame, schema, batches=partial(iter, batches))
 
 
-def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRelation:
+def select_and_rename(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRelation:
     """Select and rename columns."""
     chosen = relations.select(source, columns)
     names = list(columns.values())
@@ -161,7 +161,7 @@ def selected(source: BufferedRelation, columns: Mapping[str, str]) -> BufferedRe
     return BufferedRelation(chosen.engine, chosen.native, chosen.schema, batches=renamed_batches)
 
 
-def mapped(
+def map_batches(
     source: BufferedRelation, function: BatchFunction, *, schema: pa.Schema
 ) -> BufferedRelation:
     """Return a lazy relation that applies a function to each batch."""

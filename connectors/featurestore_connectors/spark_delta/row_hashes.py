@@ -21,7 +21,7 @@ from featurestore.hashing import row_hash_start, tie_hash_salt, value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.native import HashCounts
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.sqltext import column
@@ -45,8 +45,8 @@ def with_row_hash(
     functions = session._jvm.featurestore.hashing.RowHash
     state = sf.lit(_signed(row_hash_start(seed)))
     for field in fields:
-        function, value = _value(functions, field)
-        state = _call(session, function, state, value)
+        function, value = _hash_function(functions, field)
+        state = _java_call(session, function, state, value)
     return _with_column(source, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
 
 
@@ -62,9 +62,9 @@ def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
     total = sf.lit(0).cast("bigint")
     for field in source.schema:
         salt = _signed(tie_hash_salt(field.name))
-        function, value = _value(functions, field, salt, exact=True)
-        total = _call(session, function, total, value)
-    return _with_column(source, name, _call(session, functions.finished(), total), pa.int64())
+        function, value = _hash_function(functions, field, salt, exact=True)
+        total = _java_call(session, function, total, value)
+    return _with_column(source, name, _java_call(session, functions.finished(), total), pa.int64())
 
 
 def with_range_number(
@@ -75,7 +75,7 @@ def with_range_number(
     packed_starts = struct.pack(f">{len(starts)}q", *starts)
     packed_numbers = struct.pack(f">{len(numbers)}i", *numbers)
     ranges = session._jvm.featurestore.hashing.RowHash.ranges(packed_starts, packed_numbers)
-    number = _call(session, ranges, column(values))
+    number = _java_call(session, ranges, column(values))
     return _with_column(source, name, number, pa.int32())
 
 
@@ -93,7 +93,7 @@ def count_hashes(
             return None
     rows = source.native.select(*map(column, [*columns, hashes, group]))
     counts = source.native.sparkSession._jvm.featurestore.hashing.RowCounts
-    with translated():
+    with translate_errors():
         counts_json = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
     histograms, sums = {}, {}
     for number, bin_counts in counts_json["groups"].items():
@@ -115,7 +115,7 @@ def hashes_of_groups(
 
     leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
     groups_of_hashes = source.native.groupBy(column(group).alias("group"), leading.alias("hash"))
-    with translated():
+    with translate_errors():
         table = groups_of_hashes.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
     groups, group_hashes, rows = (table[name].to_numpy() for name in ("group", "hash", "rows"))
     return {
@@ -127,7 +127,9 @@ def hashes_of_groups(
 # -- hashes -------------------------------------------------------------------------------
 
 
-def _value(functions: Any, field: pa.Field, *salt: int, exact: bool = False) -> tuple[Any, Any]:
+def _hash_function(
+    functions: Any, field: pa.Field, *salt: int, exact: bool = False
+) -> tuple[Any, Any]:
     """Return the JVM function that hashes a column, and the column cast to its input type."""
     from pyspark.sql import functions as sf
 
@@ -154,7 +156,7 @@ def has_functions(session: Any) -> bool:
     return JVM_JAR.name in jars and has_class(session, _CLASS)
 
 
-def _call(session: Any, function: Any, *arguments: Any) -> Any:
+def _java_call(session: Any, function: Any, *arguments: Any) -> Any:
     """Return a column that calls a Java function."""
     from pyspark.sql.classic.column import Column
 

@@ -25,7 +25,11 @@ from featurestore.errors import ConfigurationError, EngineError, StorageError, T
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import staged
-from featurestore_connectors.spark_delta.failures import as_store_error, first_line, translated
+from featurestore_connectors.spark_delta.failures import (
+    first_line,
+    to_store_error,
+    translate_errors,
+)
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
@@ -59,7 +63,7 @@ def read_table(
         else:
             frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
     except (PySparkException, Py4JError) as error:
-        store_error = as_store_error(error)
+        store_error = to_store_error(error)
         if isinstance(store_error, EngineError):
             store_error = EngineError(
                 f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
@@ -137,7 +141,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
         )
     is_recursive = any(_has_plain_folders(path) for path in paths)
     reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", is_recursive)
-    with translated():
+    with translate_errors():
         frame = reader.parquet(*paths)
     for name in nanosecond_columns:
         frame = frame.withColumn(name, _whole_microseconds(name))

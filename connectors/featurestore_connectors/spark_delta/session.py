@@ -103,10 +103,13 @@ def check_log_store(session: Any, path: str) -> None:
     scheme = scheme_of(path)
     # Delta only reads settings with which the JVM was started.
     configuration = session.sparkContext._jsc.getConf()
-    if scheme == HDFS and _log_store_of(configuration, scheme) in (None, _LOG_STORE_OF_HDFS):
+    if scheme == HDFS and _configured_log_store(configuration, scheme) in (
+        None,
+        _LOG_STORE_OF_HDFS,
+    ):
         return
     name = LOG_STORES.get(scheme, _LOG_STORE_OF_HDFS)
-    if _log_store_of(configuration, scheme) == name and has_class(session, name):
+    if _configured_log_store(configuration, scheme) == name and has_class(session, name):
         return
     raise ConfigurationError(
         "The active SparkSession would write Delta commits over those of other processes, "
@@ -280,7 +283,7 @@ def _log_store_setting(scheme: str) -> str:
     return f"spark.delta.logStore.{scheme}.impl"
 
 
-def _log_store_of(configuration: Any, scheme: str) -> str | None:
+def _configured_log_store(configuration: Any, scheme: str) -> str | None:
     """Return the log store configured for all schemes or for one, with or without "spark."."""
     for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
         for key in (setting, setting.removeprefix("spark.")):

@@ -32,7 +32,7 @@ from featurestore.plugins.native import (
 from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of_connections
 from featurestore.storage.publication import make_directory
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions
 from featurestore_connectors.spark_delta.session import is_local
@@ -67,15 +67,15 @@ def write_shards(
     if shard_ascends:
         # Spark sorts a single number without comparing rows.
         keys = list(order)
-    rows = spread(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
+    rows = repartition_by_shard(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
     task = ShardsTask(write, shard, source.schema, options_of_connections())
-    with translated():
+    with translate_errors():
         result_rows = map_in_arrow(rows, source.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(result_rows, key=lambda row: row["shard"])
     return [pickle.loads(row["result"]) for row in in_order]
 
 
-def spread(source: Relation, shard: str, shard_count: int) -> Any:
+def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
     """Repartition rows so that shard s is in partition ``s % partitions``."""
     # More partitions than shards would start tasks without rows.
     partitions = max(1, min(shard_count, _max_partitions(source.native)))
@@ -132,7 +132,7 @@ def _rotate_left(value: int, bits: int) -> int:
     return (value << bits | value >> 32 - bits) & 0xFFFFFFFF
 
 
-def by_key(frame: Any, key: str, *, size: int | None) -> Any:
+def repartition_by_key(frame: Any, key: str, *, size: int | None) -> Any:
     """Shuffle the rows so that equal keys are in one partition.
 
     Spark uses ``spark.sql.shuffle.partitions`` partitions and coalesces small partitions. On a
@@ -160,17 +160,23 @@ def can_write_in_jvm(session: Any, schema: pa.Schema, directory: str) -> bool:
 def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     """Sort the rows on the executors and write each shard in one task."""
     # Spark sorts a single number without comparing rows. Shard numbers ascend with it.
-    rows = spread(source, task.shard, len(task.shards)).sortWithinPartitions(column(task.hash))
+    rows = repartition_by_shard(source, task.shard, len(task.shards)).sortWithinPartitions(
+        column(task.hash)
+    )
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
     writer = source.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
-    with translated():
-        shard_reports = list(writer.write(rows._jdf, json.dumps(_described(source.schema, task))))
-    written_shards = [_shard(json.loads(report), source.schema, task) for report in shard_reports]
+    with translate_errors():
+        shard_reports = list(
+            writer.write(rows._jdf, json.dumps(_describe_task(source.schema, task)))
+        )
+    written_shards = [
+        _parse_shard_report(json.loads(report), source.schema, task) for report in shard_reports
+    ]
     return written_shards
 
 
-def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
+def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
     columns = []
     for name in task.columns:
         kind = schema.field(name).type
@@ -184,35 +190,41 @@ def _described(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
         "columns": columns,
         "most_labels": task.max_labels,
         "index_suffix": task.plan.index_suffix,
-        "records": _records(task.plan),
+        "records": _describe_records(task.plan),
     }
 
 
-def _records(plan: RecordPlan) -> dict[str, Any]:
+def _describe_records(plan: RecordPlan) -> dict[str, Any]:
     slots, tails = [], []
     for slot in plan.slots:
         slots.append(
             {
-                **_column(slot),
+                **_describe_slot(slot),
                 "offset": slot.offset,
                 "width": slot.width,
                 "constant": slot.lengths is None,
                 "filler": slot.filler,
                 "filler_width": slot.filler_width,
-                **_lengths(slot.lengths),
+                **_describe_lengths(slot.lengths),
             }
         )
     for tail in plan.tails:
-        tails.append({**_column(tail), "head": _text(tail.head), **_lengths(tail.lengths)})
+        tails.append(
+            {
+                **_describe_slot(tail),
+                "head": _encode_bytes(tail.head),
+                **_describe_lengths(tail.lengths),
+            }
+        )
     return {
-        "template": _text(plan.template),
+        "template": _encode_bytes(plan.template),
         "fixed": plan.fixed,
         "places": slots,
         "tails": tails,
     }
 
 
-def _column(slot: RecordSlot | RecordTail) -> dict[str, Any]:
+def _describe_slot(slot: RecordSlot | RecordTail) -> dict[str, Any]:
     mark = slot.null_mark or NullMark(0, 0)
     return {
         "name": slot.column,
@@ -222,27 +234,28 @@ def _column(slot: RecordSlot | RecordTail) -> dict[str, Any]:
     }
 
 
-def _lengths(lengths: ValueLengths | None) -> dict[str, Any]:
+def _describe_lengths(lengths: ValueLengths | None) -> dict[str, Any]:
     if lengths is None:
         return {}
     return {"lengths": lengths.positions, "length_width": lengths.width}
 
 
-def _text(data: bytes) -> str:
+def _encode_bytes(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def _shard(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
+def _parse_shard_report(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
     path, _ = task.shards[report["shard"]]
     sidecars: tuple[WrittenFile, ...] = ()
     if "index" in report:
-        sidecars = (_file(path + task.plan.index_suffix, report["index"]),)
+        sidecars = (_parse_file_report(path + task.plan.index_suffix, report["index"]),)
     labels = {
-        name: _labels(schema.field(name).type, report["labels"].get(name)) for name in task.labels
+        name: _decode_labels(schema.field(name).type, report["labels"].get(name))
+        for name in task.labels
     }
     return RecordShard(
         report["shard"],
-        WrittenShard(_file(path, report["file"]), report["rows"], sidecars),
+        WrittenShard(_parse_file_report(path, report["file"]), report["rows"], sidecars),
         report["nulls"],
         labels,
         int(report["hash_sum"]),
@@ -251,19 +264,19 @@ def _shard(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> Recor
     )
 
 
-def _file(path: str, report: dict[str, Any]) -> WrittenFile:
+def _parse_file_report(path: str, report: dict[str, Any]) -> WrittenFile:
     return WrittenFile(path, report["bytes"], report["sha256"], tuple(report["prefixes"]))
 
 
-def _labels(
+def _decode_labels(
     kind: pa.DataType, pairs: Sequence[tuple[Any, int]] | None
 ) -> list[tuple[Any, int]] | None:
     if pairs is None:
         return None
-    return [(_label(word, kind), count) for word, count in pairs]
+    return [(_decode_label(word, kind), count) for word, count in pairs]
 
 
-def _label(word: Any, kind: pa.DataType) -> Any:
+def _decode_label(word: Any, kind: pa.DataType) -> Any:
     """Decode a label value from Java; floats are encoded as their bits."""
     if word is None or pat.is_string(kind):
         return word

@@ -78,10 +78,10 @@ def range_condition(window: TimeRange) -> str:
     return f"{time} > {start} AND {time} <= {end}"
 
 
-def with_colons(query: str) -> str:
+def convert_parameters(query: str) -> str:
     """Convert the ``$name`` parameters of a query to Spark's syntax ``:name``.
 
-    >>> with_colons("select '$a' where t < $end")
+    >>> convert_parameters("select '$a' where t < $end")
     "select '$a' where t < :end"
     """
 
@@ -103,18 +103,18 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
 
     if label_type == key_type:
         return column(name)
-    kind = _name_of(key_type)
+    kind = _type_name(key_type)
     if pat.is_null(label_type):
         return F.lit(None).cast(kind)
     cast = f"try_cast({quote(name)} AS {kind})"
     if decimal_places(label_type) <= decimal_places(key_type):
         return F.expr(cast)
     # The cast rounds, so the result is compared with the original value.
-    round_trip = f"try_cast({cast} AS {_name_of(label_type)})"
+    round_trip = f"try_cast({cast} AS {_type_name(label_type)})"
     return F.expr(f"CASE WHEN {round_trip} = {quote(name)} THEN {cast} END")
 
 
-def _name_of(kind: pa.DataType) -> str:
+def _type_name(kind: pa.DataType) -> str:
     """Return the Spark type name of a feature type."""
     return str(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType.simpleString())
 
@@ -162,7 +162,7 @@ def _spark_type(kind: pa.DataType) -> Any:
     return primitive_types[kind]()
 
 
-def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
+def cast_to_features(frame: Any) -> tuple[Any, pa.Schema]:
     """Return a DataFrame cast to supported column types, and its schema in feature types.
 
     Naive times are interpreted as UTC.
@@ -172,7 +172,7 @@ def of_feature_types(frame: Any) -> tuple[Any, pa.Schema]:
     """
     arrow_schema = _arrow_schema(frame)
     schema = feature_schema(arrow_schema, language="pyspark")
-    naive_columns = [field.name for field in arrow_schema if _has_naive(field.type)]
+    naive_columns = [field.name for field in arrow_schema if _has_naive_times(field.type)]
     if naive_columns:
         warn_caller(
             f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
@@ -209,15 +209,15 @@ def _arrow_schema(frame: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _has_naive(kind: pa.DataType) -> bool:
+def _has_naive_times(kind: pa.DataType) -> bool:
     if pat.is_timestamp(kind):
         return kind.tz is None
     return is_nested(kind) and any(
-        _has_naive(kind.field(index).type) for index in range(kind.num_fields)
+        _has_naive_times(kind.field(index).type) for index in range(kind.num_fields)
     )
 
 
-def named(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def rename_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rename the columns of a batch to the names in ``schema``, by position."""
     if batch.schema.names == schema.names:
         return batch

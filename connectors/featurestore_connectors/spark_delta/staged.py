@@ -24,7 +24,7 @@ from featurestore.delta.snapshot import Snapshot
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import relations
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows, footer_of
 
 _COUNT = "n"
@@ -66,7 +66,7 @@ class StagedFiles:
         footers = {path: footer_of(path) for path in self.paths}
         return {path: footer for path, footer in footers.items() if footer.num_rows}
 
-    def weight(self, columns: Sequence[str]) -> int | None:
+    def estimate_bytes(self, columns: Sequence[str]) -> int | None:
         """Estimate the bytes of columns in memory; return None if only Spark can read the files."""
         if self.footers is None:
             return None
@@ -106,9 +106,9 @@ class StagedRelation(Relation):
         names = self.files.names
         return list(self.columns.items()) == list(zip(names, names, strict=True))
 
-    def is_within(self, size: int) -> bool:
+    def fits_in(self, size: int) -> bool:
         """Return whether the driver can read the rows and they take at most ``size`` bytes."""
-        weight = self.files.weight(list(self.columns.values()))
+        weight = self.files.estimate_bytes(list(self.columns.values()))
         return weight is not None and weight <= size
 
     @property
@@ -135,7 +135,7 @@ def staged_relation(source: Relation, folder: str) -> StagedRelation:
     )
 
 
-def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
+def select_and_rename(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelation:
     """Select and rename columns."""
     selected_rows = relations.select(source, columns)
     return StagedRelation(
@@ -150,7 +150,7 @@ def selected(source: StagedRelation, columns: Mapping[str, str]) -> StagedRelati
 def count(source: StagedRelation) -> int:
     """Count the rows, with a Spark job if the driver cannot read the files."""
     if source.files.footers is None:
-        with translated():
+        with translate_errors():
             return int(source.native.count())
     return sum(footer.num_rows for footer in source.files.footers.values())
 
@@ -167,16 +167,16 @@ def duplicates(
     max_bytes = _MAX_GROUPED_BYTES
     if can_sort(source.schema, key):
         max_bytes = _MAX_SORTED_BYTES
-    keys = _read(selected(source, {name: name for name in key}), max_bytes=max_bytes)
+    keys = _read_rows(select_and_rename(source, {name: name for name in key}), max_bytes=max_bytes)
     if keys is None:
         return None
     return find_repeated_keys(keys, key, limit=limit)
 
 
-def _read(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
+def _read_rows(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
     """Return the rows as a table, or None if they take more than ``max_bytes`` or need Spark."""
     rows = source.rows
-    if rows is None or not source.is_within(max_bytes):
+    if rows is None or not source.fits_in(max_bytes):
         return None
     batches, size = [], 0
     for batch in rows.part(0, 1):

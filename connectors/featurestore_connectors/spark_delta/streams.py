@@ -13,7 +13,7 @@ import pyarrow as pa
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
-from featurestore_connectors.spark_delta.failures import translated
+from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
 from featurestore_connectors.spark_delta.session import is_local
@@ -26,7 +26,7 @@ from featurestore_connectors.spark_delta.tasks import (
     AccumulateTask,
     MapTask,
     StreamTask,
-    accumulated,
+    accumulate_batches,
     first_rows,
     merge_states,
     merge_table,
@@ -65,7 +65,7 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
         # A large table has thousands of partitions, so executors merge most states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
-    with translated():
+    with translate_errors():
         state_rows = states.collect()
     in_order = sorted(state_rows, key=lambda row: row["part"])
     merged_state = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
@@ -77,7 +77,7 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
     threads = min(accumulator.threads, usable_cores())
 
     def state_of(number: int) -> State | None:
-        return accumulated(accumulator, rows.part(number, threads))
+        return accumulate_batches(accumulator, rows.part(number, threads))
 
     with ThreadPoolExecutor(threads) as pool:
         states = [state for state in pool.map(state_of, range(threads)) if state is not None]
@@ -100,7 +100,7 @@ def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.Record
     else:
         message_stream = _all_messages(messages)
     return pa.RecordBatchReader.from_batches(
-        source.schema, _read(message_stream, source.schema, limit)
+        source.schema, _read_messages(message_stream, source.schema, limit)
     )
 
 
@@ -115,7 +115,7 @@ def duplicates(
     for key_column in columns:
         keys = keys.where(key_column.isNotNull())
     repeated = keys.groupBy(*columns).agg(sf.count(sf.lit(1)).alias("n")).where(sf.col("n") > 1)
-    with translated():
+    with translate_errors():
         repeated_count = repeated.count()
     if not repeated_count:
         return 0, []
@@ -145,9 +145,9 @@ def _first_messages(messages: Any) -> Iterator[bytes]:
         read_count, batch_size = read_count + batch_size, batch_size * 4
 
 
-def _read(
+def _read_messages(
     messages: Iterator[bytes], schema: pa.Schema, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     batches = (read_message(message, schema) for message in messages)
-    with translated():
+    with translate_errors():
         yield from first_rows(batches, limit)

@@ -79,7 +79,7 @@ def create_table(
     target = commit_path(path, 0)
     try:
         make_directory(os.path.dirname(target), durable=durable)
-        created = _put(target, commit, durable=durable)
+        created = _publish_commit(target, commit, durable=durable)
     except OSError as error:
         raise StorageError(
             f"The table {path} cannot be created: {error}", hint="is the disk full or read-only?"
@@ -89,7 +89,7 @@ def create_table(
     # Optional: Spark is slower without the checksum file.
     with suppress(OSError):
         summary = target.removesuffix(".json") + ".crc"
-        write_new(summary, _empty_checksum(commit))
+        write_new(summary, _checksum_of_empty_table(commit))
 
 
 def _commit_zero(
@@ -118,7 +118,7 @@ def _commit_zero(
         return read_bytes(commit_path(folder, 0))
 
 
-def _empty_checksum(commit: bytes) -> bytes:
+def _checksum_of_empty_table(commit: bytes) -> bytes:
     """Return the version checksum file of an empty table.
 
     With this file, Delta derives the checksum of the next version from the commit alone. Without
@@ -161,7 +161,7 @@ def _write_once(commit: CommitSession, path: str, relation: Relation, write: Tab
     if isinstance(relation, StagedRelation) and _append_linked(commit, path, relation, write):
         return
     table = commit.session.read.format("delta").load(path)
-    columns = _with_columns(StructType(list(table.schema.fields)), write.add_columns)
+    columns = _add_missing_columns(StructType(list(table.schema.fields)), write.add_columns)
     _check_columns(relation, columns.names)
     grows = len(columns) > len(table.schema)
     rows = cast_to(commit.adopt(relation.native), columns)
@@ -169,13 +169,13 @@ def _write_once(commit: CommitSession, path: str, relation: Relation, write: Tab
         _upsert_once(commit, path, relation, rows, write, grows=grows)
     elif write.offsets:
         if grows:  # the columns first: readers take them as null
-            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+            _save_rows(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
         rewrite.append_with_offsets(commit, path, rows, write)
     else:
-        _save(commit, path, rows, write, grows=grows)
+        _save_rows(commit, path, rows, write, grows=grows)
 
 
-def _with_columns(columns: Any, added: pa.Schema | None) -> Any:
+def _add_missing_columns(columns: Any, added: pa.Schema | None) -> Any:
     """Return a Spark schema with the missing columns of ``added`` appended."""
     known_names = {name.lower() for name in columns.names}
     for field in spark_schema(added or pa.schema([])).fields:
@@ -209,7 +209,7 @@ def _upsert_once(
 
     if write.offsets or write.deletes is not None:
         if grows:  # the columns first: readers take them as null
-            _save(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
+            _save_rows(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
         deletes = None
         if write.deletes is not None:
             keys = StructType([rows.schema[name] for name in write.key])
@@ -226,7 +226,9 @@ def _upsert_once(
         rewrite.upsert(commit, path, rows, write, grows=grows)
 
 
-def _save(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
+def _save_rows(
+    commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool
+) -> None:
     """Append, overwrite the table, or overwrite a range of the table."""
     options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
     if grows:
@@ -258,18 +260,18 @@ def _append_linked(
     if footers is None:
         return False
     with Transaction(commit, path) as transaction:
-        if not transaction.carry(write.transaction):
+        if not transaction.add_transaction(write.transaction):
             return True
         if _arrow_types(transaction.columns.fields) != _arrow_types(
             staged_rows.native.schema.fields
         ):
             return False  # another writer has just changed the columns
-        names = _linked(list(footers), path)
+        names = _link_files(list(footers), path)
         if names is None:
             return False
         for name, (file, footer) in zip(names, footers.items(), strict=True):
-            transaction.act(_addition(file, name, footer, staged_rows.schema))
-        nothing = transaction.nothing()
+            transaction.add_action(_add_action(file, name, footer, staged_rows.schema))
+        nothing = transaction.empty_option()
         mode = commit.session._jvm.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
     return True
@@ -289,7 +291,7 @@ def _arrow_types(fields: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(field.name, field.dataType) for field in fields]
 
 
-def _linked(staged: Sequence[str], path: str) -> list[str] | None:
+def _link_files(staged: Sequence[str], path: str) -> list[str] | None:
     """Hard-link files into a table; return None if the file system does not support links."""
     names: list[str] = []
     for file in staged:
@@ -302,7 +304,7 @@ def _linked(staged: Sequence[str], path: str) -> list[str] | None:
     return names
 
 
-def _addition(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
+def _add_action(file: str, name: str, footer: parquet.FileMetaData, schema: pa.Schema) -> str:
     """Return the log action that adds a file, with the statistics in its footer."""
     add = {
         "path": name,
@@ -328,7 +330,7 @@ def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, An
         if statistics is None:
             continue
         nulls[column.name] = sum(group.null_count for group in statistics)
-        bounds = _bounds(statistics, column.type)
+        bounds = _key_bounds(statistics, column.type)
         if bounds is not None:
             minimum[column.name], maximum[column.name] = bounds
     return {
@@ -352,7 +354,9 @@ def _column_statistics(
     return statistics_by_group
 
 
-def _bounds(row_groups: Sequence[parquet.Statistics], kind: pa.DataType) -> tuple[Any, Any] | None:
+def _key_bounds(
+    row_groups: Sequence[parquet.Statistics], kind: pa.DataType
+) -> tuple[Any, Any] | None:
     """Return minimum and maximum in Delta's JSON format, or None if unknown."""
     is_scalar = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_string(kind)
     if not (is_scalar or pat.is_date32(kind) or pat.is_timestamp(kind)) or pat.is_uint64(kind):
@@ -395,7 +399,7 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
         check_writable(path, state.protocol)
         commit = _properties_commit(state, properties)
         try:
-            if _put(commit_path(path, state.version + 1), commit, durable=durable):
+            if _publish_commit(commit_path(path, state.version + 1), commit, durable=durable):
                 return
         except OSError as error:
             raise StorageError(
@@ -432,7 +436,7 @@ def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _put(target: str, commit: bytes, *, durable: bool) -> bool:
+def _publish_commit(target: str, commit: bytes, *, durable: bool) -> bool:
     """Publish a commit file; return False if the version exists."""
     with Publication(durable=durable) as publication:
         return publication.publish(target, commit)

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from featurestore.plugins.engine import Accumulator, BatchFunction, ShardFunction, State
 from featurestore.storage.connections import use_options
-from featurestore_connectors.spark_delta.failures import packing_errors
+from featurestore_connectors.spark_delta.failures import encode_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
-from featurestore_connectors.spark_delta.sqltext import named, to_features, to_storage
+from featurestore_connectors.spark_delta.sqltext import rename_columns, to_features, to_storage
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -40,9 +40,9 @@ class MapTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the function's results in storage types."""
-        with packing_errors():
+        with encode_errors():
             for batch in batches:
-                result = self.function(_features(batch, self.input_schema))
+                result = self.function(_to_features(batch, self.input_schema))
                 yield to_storage(to_features(result.select(self.result.names), self.result))
 
 
@@ -56,8 +56,10 @@ class MapSortedTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield the function's results in storage types."""
-        with packing_errors():
-            for result in self.function(_features(batch, self.input_schema) for batch in batches):
+        with encode_errors():
+            for result in self.function(
+                _to_features(batch, self.input_schema) for batch in batches
+            ):
                 yield to_storage(to_features(result.select(self.result.names), self.result))
 
 
@@ -70,12 +72,12 @@ class AccumulateTask(Generic[State]):
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the partition number and the pickled state."""
-        with packing_errors():
-            state = accumulated(
-                self.accumulator, (_features(batch, self.input_schema) for batch in batches)
+        with encode_errors():
+            state = accumulate_batches(
+                self.accumulator, (_to_features(batch, self.input_schema) for batch in batches)
             )
             if state is not None:
-                yield state_batch(_partition(), state)
+                yield state_batch(_partition_number(), state)
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,12 @@ class AccumulateFilesTask(Generic[State]):
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row with the partition number and the pickled state."""
-        with packing_errors():
+        with encode_errors():
             for _ in batches:  # the input only defines the partitions
                 pass
             _use_buckets(self.buckets)
-            number = _partition()
-            state = accumulated(self.accumulator, self.rows.part(number, self.parts))
+            number = _partition_number()
+            state = accumulate_batches(self.accumulator, self.rows.part(number, self.parts))
             if state is not None:
                 yield state_batch(number, state)
 
@@ -115,18 +117,18 @@ class StreamTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row per message."""
-        with packing_errors():
+        with encode_errors():
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             for batch in first_rows(batches, self.limit):
                 if batch.num_rows == 0:
                     continue
                 # Measure the size of the converted rows, since Spark's batches may have lists of
                 # nulls without offsets.
-                features = _features(batch, self.input_schema)
+                features = _to_features(batch, self.input_schema)
                 message_rows = features.num_rows * _MESSAGE_BYTES // max(1, features.nbytes)
                 rows = min(self.batch_rows, max(1, message_rows))
                 for start in range(0, features.num_rows, rows):
-                    message = _message(features.slice(start, rows), options)
+                    message = _encode_message(features.slice(start, rows), options)
                     yield pa.RecordBatch.from_arrays(
                         [pa.array([message], pa.binary())], ["message"]
                     )
@@ -146,10 +148,10 @@ class ShardsTask:
 
     def __call__(self, batches: Batches) -> Batches:
         """Yield one row per shard with the pickled result."""
-        with packing_errors():
+        with encode_errors():
             _use_buckets(self.buckets)
-            converted = (_features(batch, self.input_schema) for batch in batches)
-            for number, rows in by_shard(converted, self.shard):
+            converted = (_to_features(batch, self.input_schema) for batch in batches)
+            for number, rows in split_by_shard(converted, self.shard):
                 result = self.write(number, rows)
                 # Skip rows that the writer did not consume, so that the next shard starts
                 # correctly.
@@ -162,7 +164,7 @@ class ShardsTask:
                 yield pa.RecordBatch.from_arrays(columns, ["shard", "result"])
 
 
-def accumulated(accumulator: Accumulator[State, Any], batches: Batches) -> State | None:
+def accumulate_batches(accumulator: Accumulator[State, Any], batches: Batches) -> State | None:
     """Return the accumulator state over all batches, or None if there are no rows."""
     state, any_rows = accumulator.start(), False
     for batch in batches:
@@ -188,7 +190,7 @@ def first_rows(batches: Batches, limit: int | None) -> Batches:
         remaining -= batch.num_rows
 
 
-def by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
+def split_by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]]:
     """Yield each shard number with an iterator over its batches, from batches sorted by shard.
 
     Only the current batch is in memory.
@@ -212,7 +214,7 @@ def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Tab
 
     This is a function, not a callable object, since Spark inspects the number of arguments.
     """
-    with packing_errors():
+    with encode_errors():
         table = table.sort_by("part")
         states = map(pickle.loads, table.column("state").to_pylist())
         merged = merge_states(accumulator, states)
@@ -243,11 +245,11 @@ def _use_buckets(buckets: Mapping[str, Mapping[str, str]]) -> None:
         use_options(root, options)
 
 
-def _features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    return to_features(named(batch, schema), schema)
+def _to_features(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return to_features(rename_columns(batch, schema), schema)
 
 
-def _message(batch: pa.RecordBatch, options: Any) -> bytes:
+def _encode_message(batch: pa.RecordBatch, options: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
@@ -264,7 +266,7 @@ def _split_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.Rec
             start = stop
 
 
-def _partition() -> int:
+def _partition_number() -> int:
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -47,10 +47,10 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
 def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relation:
     """Return the left side with the aggregates of one group."""
     schema = _stream_schema(side, left.schema)
-    labels = _selected(left.native, schema, _label_values(side, left))
-    rows = _selected(_read(engine, side), schema, _row_values(side))
+    labels = _select_columns(left.native, schema, _label_values(side, left))
+    rows = _select_columns(_read_rows(engine, side), schema, _row_values(side))
     size = _bytes_of_stream(side, schema)
-    merged = shards.by_key(labels.union(rows), GROUP, size=size)
+    merged = shards.repartition_by_key(labels.union(rows), GROUP, size=size)
     ordered = merged.sortWithinPartitions(column(GROUP), column(STREAM_TIME))
     features = side.features(left.schema)
     task = MapSortedTask(features, schema, features.schema)
@@ -89,7 +89,7 @@ def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _selected(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
+def _select_columns(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> Any:
     """Return a frame with the columns of the stream; columns without a value are null."""
     from pyspark.sql import functions as F
 
@@ -110,7 +110,7 @@ def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
     for number, (label, key) in enumerate(side.join.on):
         label_type = side.plan.left_schema.field(label).type
         values[f"k{number}"] = label_key(label, label_type, schema.field(key).type)
-    values[GROUP] = _group(side, list(values.values()))
+    values[GROUP] = _sort_key(side, list(values.values()))
     time = label_time(side.plan, column)
     values[STREAM_TIME] = F.unix_micros(time) * 2 + 1
     for number, name in enumerate(left.schema.names):
@@ -125,7 +125,7 @@ def _row_values(side: WindowSide) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for number, (_, key) in enumerate(side.join.on):
         values[f"k{number}"] = column(key)
-    values[GROUP] = _group(side, list(values.values()))
+    values[GROUP] = _sort_key(side, list(values.values()))
     for letter, names in (("m", side.join.members), ("v", side.values)):
         for number, name in enumerate(names):
             values[f"{letter}{number}"] = column(name)
@@ -141,14 +141,14 @@ def _row_values(side: WindowSide) -> dict[str, Any]:
     return values
 
 
-def _group(side: WindowSide, keys: list[Any]) -> Any:
+def _sort_key(side: WindowSide, keys: list[Any]) -> Any:
     """Return the sort key of the stream: the key, or a hash of the keys."""
     from pyspark.sql import functions as F
 
     return keys[0] if side.group_is_key else F.xxhash64(*keys)
 
 
-def _read(engine: Engine, side: WindowSide) -> Any:
+def _read_rows(engine: Engine, side: WindowSide) -> Any:
     """Read the rows that can contribute to a label, with tie hashes if needed."""
     source = side.join.source
     schema = source.spec.schema

@@ -33,14 +33,14 @@ from featurestore_connectors.tfrecord.wire_columns import (
     assemble,
     binary_parts,
     bytes_to_arrow,
-    floats,
+    flat_values,
     from_integers,
-    integers,
-    leaves,
-    present,
+    presence_mask,
     texts,
     to_arrow,
+    to_float32,
     to_int8,
+    to_words,
 )
 
 Records = npt.NDArray[np.uint8]
@@ -86,18 +86,18 @@ class Encoder:
 
 
 def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
-    column, valid = slot.field.column, present(array)
+    column, valid = slot.field.column, presence_mask(array)
     if slot.is_list:
         write_nulls(records, slot, valid)
         fill_lists(records, array, slot)
         return
-    values = leaves(array, column)
+    values = flat_values(array, column)
     write_nulls(records, slot, valid)
     start, size = slot.offset, slot.field.width * column.items
     if slot.field.is_narrow:
         _fill_narrow(records, to_int8(values), slot)
     elif column.wire == INT64:
-        words = integers(values).reshape(len(records), column.items)
+        words = to_words(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             words[~valid] = 0
         target = records[:, start : start + size].reshape(
@@ -106,7 +106,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
         if not wire.write_varints(target, words, width=slot.field.width):
             raise profile_mismatch(column, "a number larger than the maximum")
     elif column.wire == FLOAT:
-        numbers = floats(values).reshape(len(records), column.items)
+        numbers = to_float32(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             numbers = np.where(valid[:, None], numbers, np.float32(0))
         records[:, start : start + size].view(f"V{size}")[:, 0] = np.ascontiguousarray(
@@ -211,8 +211,8 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
     if slot.entry is None:
         data, valid = _padded_bytes(records, slot), read_present(records, slot)
         if valid is None:
-            return items.binary(np.full(rows, width), data)
-        return items.binary(valid * width, data[valid])
+            return items.to_binary_array(np.full(rows, width), data)
+        return items.to_binary_array(valid * width, data[valid])
     lengths = read_lengths(records, slot)
     step = max(1, CHUNK_BYTES // max(width, 1))
     chunks = [np.zeros(0, np.uint8)]
@@ -220,7 +220,7 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
         chunk_lengths = lengths[first : first + step]
         region = records[first : first + step, slot.offset : slot.offset + width]
         chunks.append(region[np.arange(width) < chunk_lengths[:, None]])
-    return items.binary(lengths, np.concatenate(chunks))
+    return items.to_binary_array(lengths, np.concatenate(chunks))
 
 
 def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:

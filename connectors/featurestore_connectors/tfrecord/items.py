@@ -28,12 +28,12 @@ from featurestore_connectors.tfrecord.wire_columns import (
     assemble,
     binary_parts,
     bytes_to_arrow,
-    floats,
     from_integers,
-    integers,
-    ragged,
+    ragged_values,
     texts,
     to_arrow,
+    to_float32,
+    to_words,
 )
 
 Records = npt.NDArray[np.uint8]
@@ -57,15 +57,15 @@ def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
     if column.wire == BYTES and column.shape == ():
         offsets, data = binary_parts(texts(array))
         return np.diff(offsets), data
-    counts, values = ragged(array, column)
+    counts, values = ragged_values(array, column)
     if column.wire == BYTES:
         return _encode_strings(counts, texts(values), field)
     if column.wire == INT64:
         data = np.empty((len(values), field.width), np.uint8)
-        if not wire.write_varints(data, integers(values), width=field.width):
+        if not wire.write_varints(data, to_words(values), width=field.width):
             raise profile_mismatch(column, "a number larger than the maximum")
         return counts * field.width, data.reshape(-1)
-    return counts * field.width, np.ascontiguousarray(floats(values)).view(np.uint8)
+    return counts * field.width, np.ascontiguousarray(to_float32(values)).view(np.uint8)
 
 
 def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Counts, Bytes]:
@@ -75,7 +75,9 @@ def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Cou
         raise profile_mismatch(field.column, "a string longer than the maximum")
     heads = np.full((len(values), field.item_head), wire.FEATURES, np.uint8)
     wire.write_varints(heads[:, 1:], lengths.astype(np.uint64), width=field.width)
-    joined, data = binary_parts(pc.binary_join_element_wise(binary_rows(heads), values, _NOTHING))
+    joined, data = binary_parts(
+        pc.binary_join_element_wise(rows_to_binary_array(heads), values, _NOTHING)
+    )
     ends = np.concatenate([[0], np.cumsum(counts)])
     return np.diff(joined[ends]), data
 
@@ -91,10 +93,12 @@ def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[
     leaf = field.column.leaf
     if field.item_head:
         counts, offsets, sizes = _locate_strings(data, begins, lengths, field)
-        return counts, bytes_to_arrow(binary(sizes, take_ranges(data, offsets, sizes)), leaf)
+        return counts, bytes_to_arrow(
+            to_binary_array(sizes, concatenate_ranges(data, offsets, sizes)), leaf
+        )
     if (lengths % field.width).any():
         raise ValueError("a list ends within an item")
-    item_bytes = take_ranges(data, begins, lengths)
+    item_bytes = concatenate_ranges(data, begins, lengths)
     if field.column.wire == INT64:
         words = wire.read_varints(item_bytes.reshape(-1, field.width), width=field.width)
         return lengths // field.width, to_arrow(from_integers(words, leaf), leaf)
@@ -262,13 +266,13 @@ def _string_rows(lists: pa.Array, slot: Slot) -> npt.NDArray[Any]:
     return rows
 
 
-def binary_rows(rows: Bytes) -> pa.Array:
+def rows_to_binary_array(rows: Bytes) -> pa.Array:
     """Return the rows of a byte matrix as a binary array."""
     count, width = rows.shape
-    return binary(np.full(count, width), np.ascontiguousarray(rows).reshape(-1))
+    return to_binary_array(np.full(count, width), np.ascontiguousarray(rows).reshape(-1))
 
 
-def binary(lengths: Counts, data: Bytes) -> pa.Array:
+def to_binary_array(lengths: Counts, data: Bytes) -> pa.Array:
     """Return a binary array of values that are concatenated in ``data``."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -284,7 +288,7 @@ def take(data: Bytes, offsets: Counts, width: int) -> Bytes:
     return np.ascontiguousarray(windows[offsets])
 
 
-def take_ranges(data: Bytes, begins: Counts, lengths: Counts) -> Bytes:
+def concatenate_ranges(data: Bytes, begins: Counts, lengths: Counts) -> Bytes:
     """Return the concatenated bytes of ranges."""
     preceding_bytes = np.cumsum(lengths) - lengths
     return data[np.repeat(begins - preceding_bytes, lengths) + np.arange(int(lengths.sum()))]

@@ -109,7 +109,7 @@ def choose_layout(
     fields, fixed_fields = [], []
     for column, profile in pairs:
         fields.append(_column_field(column, profile))
-        fixed_fields.append(_reserve_room(fields[-1], profile))
+        fixed_fields.append(_reserve_bytes(fields[-1], profile))
     reason = _variable_reason(fixed_fields, profile_by_name)
     layout_kind = "variable"
     version = VERSION
@@ -176,7 +176,7 @@ def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
     return wire.MAX_VARINT
 
 
-def _reserve_room(field: Field, profile: ColumnProfile) -> Field:
+def _reserve_bytes(field: Field, profile: ColumnProfile) -> Field:
     """Return a field that reserves bytes for the longest list, if its length was declared."""
     column = field.column
     if not profile.declared or field.constant or column.shape == ():

@@ -64,12 +64,14 @@ class _Fields:
     def copy_to(self, records: Records, target: npt.NDArray[Any], start: int = 0) -> None:
         """Copy the values to ``target[rows, start : start + n]`` in a contiguous array."""
         size = target.dtype.itemsize
-        column_type = _structure(self.kind, tuple(row * target.strides[0] for row in self.rows))
+        column_type = _record_dtype(self.kind, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
         column_view: npt.NDArray[Any] = np.ndarray(
             shape, column_type, buffer=target, offset=offset, strides=(size,)
         )
-        column_view[...] = records.view(_structure(self.kind, self.offsets, records.shape[1]))[:, 0]
+        column_view[...] = records.view(_record_dtype(self.kind, self.offsets, records.shape[1]))[
+            :, 0
+        ]
 
     def read(self, records: Records) -> npt.NDArray[Any]:
         """Return the values in a new array, with one row per offset."""
@@ -79,7 +81,7 @@ class _Fields:
 
 
 @lru_cache(maxsize=256)
-def _structure(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
+def _record_dtype(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
     item = np.dtype(kind)
     names = [f"f{number}" for number in range(len(offsets))]
     if size is None:
@@ -156,7 +158,7 @@ class _PresenceWriter:
 
 
 @dataclass(frozen=True)
-class _AlwaysPresent:
+class _ConstantPresenceWriter:
     """Writer for the presence masks of columns without nulls."""
 
     rows: tuple[int, ...]
@@ -232,7 +234,7 @@ def _plane_writers(planes: Sequence[tuple[int, Slot, bool]]) -> list[_Writer]:
         _PresenceWriter(_to_fields("u1", offsets), null) for null, offsets in presences.items()
     ]
     if always_present:
-        writers.append(_AlwaysPresent(tuple(always_present)))
+        writers.append(_ConstantPresenceWriter(tuple(always_present)))
     if floats:
         writers.append(_FloatWriter(_to_fields("<f4", floats)))
     for size in sorted(integers):

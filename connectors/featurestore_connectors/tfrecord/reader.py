@@ -22,7 +22,7 @@ from featurestore.storage import files
 from featurestore_connectors.tfrecord import fixed, items, wire
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
-from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, Span
+from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, RecordSpan
 
 MAX_PROBLEMS = 10
 CHUNK_RECORDS = 4096
@@ -72,7 +72,7 @@ class VariableShard:
         bounds = self._index[start : stop + 1].astype(np.int64)
         data = self._data[bounds[0] : bounds[-1]]
         try:
-            span = Span(data, bounds[:-1] - bounds[0], self._layout)
+            span = RecordSpan(data, bounds[:-1] - bounds[0], self._layout)
             if not np.array_equal(span.ends, bounds[1:] - bounds[0]):
                 raise IndexError("the ends of records differ from the index")
             arrays = [span.column(name) for name in columns]

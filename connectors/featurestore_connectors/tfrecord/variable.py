@@ -18,7 +18,11 @@ from featurestore_connectors.tfrecord import items, wire
 from featurestore_connectors.tfrecord.fixed import Encoder, Records, read_column
 from featurestore_connectors.tfrecord.items import profile_mismatch
 from featurestore_connectors.tfrecord.layout import RecordLayout, Tail
-from featurestore_connectors.tfrecord.wire_columns import binary_parts, bytes_to_arrow, present
+from featurestore_connectors.tfrecord.wire_columns import (
+    binary_parts,
+    bytes_to_arrow,
+    presence_mask,
+)
 
 CHUNK_BYTES = 1 << 26
 INDEX_SUFFIX = ".idx"
@@ -44,7 +48,7 @@ class VariableEncoder:
     def _frame(
         self, batch: pa.RecordBatch, head: Records
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        segments = [items.binary_rows(head)]
+        segments = [items.rows_to_binary_array(head)]
         for tail in self._tails:
             segments += _encode(
                 batch.column(batch.schema.get_field_index(tail.field.column.name)), tail
@@ -55,7 +59,7 @@ class VariableEncoder:
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
         footers = wire.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
         framed = pc.binary_join_element_wise(
-            _headers(lengths), payload, items.binary_rows(footers), _NOTHING
+            _frame_headers(lengths), payload, items.rows_to_binary_array(footers), _NOTHING
         )
         return binary_parts(framed)[1], lengths + wire.FRAMING
 
@@ -70,10 +74,10 @@ def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _split_batch(batch.slice(half))
 
 
-def _headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
+def _frame_headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
     distinct, length_index = np.unique(lengths, return_inverse=True)
     headers = b"".join(wire.header(int(length)) for length in distinct)
-    return items.binary_rows(
+    return items.rows_to_binary_array(
         np.frombuffer(headers, np.uint8).reshape(-1, wire.HEADER)[length_index]
     )
 
@@ -82,7 +86,7 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
     """Return the heads and the values of a column as two binary arrays."""
     field, entry = tail.field, tail.entry
     lengths, data = items.encode(array, field)
-    valid = present(array)
+    valid = presence_mask(array)
     if valid is not None and tail.null_byte is None:
         raise profile_mismatch(field.column, "nulls, but the profile has none")
     if lengths.max(initial=0) + entry.lengths[0][1] >= 1 << 7 * entry.length_width:
@@ -95,10 +99,10 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
         )
     if valid is not None and tail.null_byte is not None:
         heads[~valid, tail.null_byte.offset] = tail.null_byte.null
-    return [items.binary_rows(heads), items.binary(lengths, data)]
+    return [items.rows_to_binary_array(heads), items.to_binary_array(lengths, data)]
 
 
-class Span:
+class RecordSpan:
     """The bytes of records ``[start, stop)`` in a shard, with the start of each record."""
 
     def __init__(
@@ -135,14 +139,16 @@ class Span:
             valid = self._data[offsets + tail.null_byte.offset] != tail.null_byte.null
         begins = offsets + len(entry.head)
         if tail.field.column.shape == ():
-            value_bytes = items.binary(lengths, items.take_ranges(self._data, begins, lengths))
+            value_bytes = items.to_binary_array(
+                lengths, items.concatenate_ranges(self._data, begins, lengths)
+            )
             values = bytes_to_arrow(value_bytes, tail.field.column.leaf)
-            return with_nulls(values, valid)
+            return apply_null_mask(values, valid)
         counts, values = items.decode(self._data, begins, lengths, tail.field)
         return items.lists(counts, values, tail.field.column, valid)
 
 
-def with_nulls(values: pa.Array, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
+def apply_null_mask(values: pa.Array, valid: npt.NDArray[np.bool_] | None) -> pa.Array:
     """Return an array with nulls where ``valid`` is False."""
     return (
         values

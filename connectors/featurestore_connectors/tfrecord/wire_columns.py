@@ -75,7 +75,7 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
             leaf = field.type.value_type
         else:
             shape = array_shape(field.type)
-        wire, loss = _wire(leaf)
+        wire, loss = _wire_type(leaf)
         if wire is None:
             unsupported.append(f"{field.name}: {field.type} ({_remedy(field.type)})")
         else:
@@ -88,7 +88,7 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
     return tuple(columns)
 
 
-def _wire(leaf: pa.DataType) -> tuple[str | None, str | None]:
+def _wire_type(leaf: pa.DataType) -> tuple[str | None, str | None]:
     if (
         pat.is_boolean(leaf)
         or pat.is_integer(leaf)
@@ -113,7 +113,7 @@ def _remedy(kind: pa.DataType) -> str:
     return "convert it to a number or a string"
 
 
-def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+def presence_mask(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     """Return the mask of non-null rows, or None if there are no nulls."""
     if array.null_count == 0:
         return None
@@ -121,13 +121,13 @@ def present(array: pa.Array) -> npt.NDArray[np.bool_] | None:
     return result
 
 
-def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
+def flat_values(array: pa.Array, column: WireColumn) -> pa.Array:
     """Return the values of scalars and fixed-size lists, ``items`` per row, including null rows.
 
     Raises:
         UnsupportedType: A list contains nulls, which ``tf.train.Feature`` does not support.
     """
-    rows, inner = present(array), array
+    rows, inner = presence_mask(array), array
     for size in column.shape or ():
         inner = inner.values.slice(inner.offset * size, len(inner) * size)
         if inner.null_count:
@@ -137,11 +137,11 @@ def leaves(array: pa.Array, column: WireColumn) -> pa.Array:
     return inner
 
 
-def ragged(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], pa.Array]:
+def ragged_values(array: pa.Array, column: WireColumn) -> tuple[npt.NDArray[np.int64], pa.Array]:
     """Return the number of values per row (0 for null lists), and the flat values."""
-    rows = present(array)
+    rows = presence_mask(array)
     if column.shape is not None:
-        values = leaves(array, column)
+        values = flat_values(array, column)
         if rows is None:
             return np.full(len(array), column.items), values
         is_present_item = pa.array(np.repeat(rows, column.items))
@@ -160,7 +160,7 @@ def inner_nulls(column: WireColumn) -> UnsupportedType:
     )
 
 
-def integers(values: pa.Array) -> npt.NDArray[np.uint64]:
+def to_words(values: pa.Array) -> npt.NDArray[np.uint64]:
     """Return booleans, integers, dates and times as new 64-bit words; nulls are 0.
 
     Negative numbers are in two's complement.
@@ -195,7 +195,7 @@ def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
     return unpacked[skipped:].view(np.int8)
 
 
-def floats(values: pa.Array) -> npt.NDArray[np.float32]:
+def to_float32(values: pa.Array) -> npt.NDArray[np.float32]:
     """Return floats as float32; nulls are 0."""
     if values.null_count:
         values = values.fill_null(0.0)

@@ -70,7 +70,9 @@ def test_spark_session_with_unsafe_hdfs_settings_is_refused(
     use_options(root, {**options, next(iter(options)): "another"})
     with pytest.raises(ConfigurationError, match="with other settings"):
         buckets.use_location(spark, f"{root}/table")
-    monkeypatch.setattr(session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore")
+    monkeypatch.setattr(
+        session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore"
+    )
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         buckets.use_table(spark, f"{hdfs_server.root}/table")
     assert "spark.delta.logStore.hdfs.impl=io.delta.storage.HDFSLogStore" in str(caught.value.hint)

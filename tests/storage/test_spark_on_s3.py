@@ -227,7 +227,9 @@ def test_spark_session_without_s3_support_is_refused(
     for word in ("hadoop-aws:3.4.1", "spark.jars.excludes=software.amazon.awssdk:bundle"):
         assert word in str(caught.value.hint)
     monkeypatch.setattr(buckets, "has_class", has_class)
-    monkeypatch.setattr(session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore")
+    monkeypatch.setattr(
+        session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore"
+    )
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         store.create_featuregroup(rows(0, 3), "weather")
     assert "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore" in str(caught.value.hint)

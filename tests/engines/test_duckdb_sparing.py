@@ -25,13 +25,13 @@ def limit(database: Database) -> str:
 def test_memory_limit_stays_low_while_needed() -> None:
     database = Database()
     before = limit(database)
-    with database.sparing(GIB):
+    with database.limit_memory(GIB):
         assert limit(database) == "1.0 GiB"
-        with database.sparing(GIB // 2):
+        with database.limit_memory(GIB // 2):
             assert limit(database) == "1.0 GiB"
         assert limit(database) == "1.0 GiB"
     assert limit(database) == before != "1.0 GiB"
-    with pytest.raises(ZeroDivisionError), database.sparing(GIB):
+    with pytest.raises(ZeroDivisionError), database.limit_memory(GIB):
         _ = 1 // 0
     assert limit(database) == before
     database.close()
@@ -39,7 +39,7 @@ def test_memory_limit_stays_low_while_needed() -> None:
 
 def test_memory_limit_of_user_is_kept() -> None:
     database = Database(memory_limit="3GiB")
-    with database.sparing(GIB):
+    with database.limit_memory(GIB):
         assert limit(database) == "3.0 GiB"
     database.close()
 

@@ -209,7 +209,7 @@ def add_missing_columns(schema: pa.Schema, added: pa.Schema | None) -> pa.Schema
 
 
 def metadata_with(state: Snapshot, added: pa.Schema | None) -> dict[str, Any] | None:
-    """Return the metadata of a table with added columns, or None if it has all of them."""
+    """Return the metadata of a table with added columns, or None if none are missing."""
     schema = add_missing_columns(state.schema, added)
     if schema.names == state.schema.names:
         return None

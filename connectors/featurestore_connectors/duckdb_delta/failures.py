@@ -73,7 +73,7 @@ def capture_errors() -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        # ``translated`` raises the original exception in the caller of the query.
+        # ``translate_errors`` raises the original exception in the caller of the query.
         number = next(_NUMBERS)
         _RAISED_ERRORS[number] = error
         raise RuntimeError(f"{error} [raised in Python #{number}]") from error

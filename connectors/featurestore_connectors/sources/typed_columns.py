@@ -22,7 +22,7 @@ from featurestore.model.times import to_micros
 from featurestore.plugins.source import SourceQuery
 from featurestore_connectors.sources.sqltext import quote
 
-# Times outside these years are not supported. Infinite times are returned far outside of them.
+# Times outside these years are not supported. Infinite times are returned far outside this range.
 _FIRST, _LAST = "0001-01-01T00:00:00", "9999-12-31T23:59:59.999999"
 _MICROS_A_DAY = 86_400_000_000
 

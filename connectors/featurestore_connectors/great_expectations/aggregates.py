@@ -134,9 +134,9 @@ def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measu
     measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[kind]
     value = measured[Measure(measure, columns)]
     if kind == "expect_column_proportion_of_non_null_values_to_be_between":
-        return _percentage(value, measured[ROWS])
+        return _fraction(value, measured[ROWS])
     if kind == "expect_column_proportion_of_unique_values_to_be_between":
-        return _percentage(value, measured[Measure("present", columns)])
+        return _fraction(value, measured[Measure("present", columns)])
     if measure == "sum" and value is None:
         return 0
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -144,7 +144,7 @@ def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measu
     return value
 
 
-def _percentage(count: int, total: int) -> float:
+def _fraction(count: int, total: int) -> float:
     return count / total if total else 0.0
 
 

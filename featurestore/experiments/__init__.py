@@ -1,8 +1,8 @@
 """Experiments: launch, search, ablate and compare training functions, and record their runs.
 
 ``from featurestore import experiments``. Each run has a directory in the store with its record
-``run.json``, checkpoints, logs and TensorBoard events; the registry indexes the runs. The store is
-that of the dataset, else the one last connected.
+``run.json``, checkpoints, logs and TensorBoard events; the registry indexes the runs. Runs are
+recorded in the store of the dataset, or else in the store last connected.
 """
 
 from featurestore.errors import Stopped

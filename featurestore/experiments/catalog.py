@@ -1,4 +1,4 @@
-"""Run catalog of a store: directories, records, metrics and their verification."""
+"""Run catalog of a store: run directories, records, metrics and their verification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def new_id() -> str:
-    """Return the id of a new run: its creation time and a random suffix."""
+    """Generate a run id from the creation time and a random suffix."""
     return f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
@@ -37,12 +37,12 @@ def directory_of(session: Session, record: RunRecord) -> str:
 
 
 def save(session: Session, record: RunRecord) -> None:
-    """Write the record of a run, then register it."""
+    """Write a run record, then register it."""
     save_all(session, [record])
 
 
 def save_all(session: Session, records: Sequence[RunRecord]) -> None:
-    """Write the records of runs, then register them together."""
+    """Write run records, then register them together."""
     if not records:
         return
     for record in records:
@@ -56,11 +56,11 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
 
 
 def load(session: Session, run_id: str) -> RunRecord:
-    """Return the record of a run from its directory.
+    """Load a run record from the run's directory.
 
     Raises:
         RunNotFound: The run does not exist.
-        RunDamaged: Its record cannot be read.
+        RunDamaged: The record cannot be read.
     """
     with session.registry.reading() as connection:
         name = index.experiment_of_run(connection, run_id)
@@ -79,7 +79,7 @@ def find(
     limit: int | None = None,
     offset: int = 0,
 ) -> list[RunRecord]:
-    """Return records, newest first; skip unreadable ones with a warning."""
+    """Return the matching run records, newest first; skip unreadable ones with a warning."""
     with session.registry.reading() as connection:
         run_keys = index.find(
             connection,
@@ -101,7 +101,7 @@ def find(
 
 
 def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
-    """Return a record whose reasons contain no names of other objects."""
+    """Remove the names of unlisted objects from the reasons of a record."""
     allowed_words = extract_words(
         json.dumps([record.name, record.params, record.settings], default=str)
     )
@@ -113,7 +113,7 @@ def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
 
 
 def _readable_by_caller(session: Session, record: RunRecord) -> RunRecord:
-    """Return a record whose reasons list the objects that the caller may read."""
+    """Redact the names of objects that the caller may not read from the reasons of a record."""
 
     def show(text: str) -> str:
         with session.registry.reading() as connection:
@@ -132,7 +132,7 @@ def _map_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
 
 
 def read_metrics(directory: str) -> list[MetricValue]:
-    """Return the metric values of a run by step; empty before the first report.
+    """Return the metric values of a run by step, or an empty list before the first report.
 
     Raises:
         RunDamaged: A line of the metrics file is damaged.
@@ -147,7 +147,7 @@ def read_metrics(directory: str) -> list[MetricValue]:
 
 
 def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()) -> None:
-    """Compare a run's record, metrics and some of its artifacts with their checksums.
+    """Verify the checksums of a run's record, metrics and selected artifacts.
 
     Args:
         session: The store.
@@ -164,7 +164,7 @@ def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()
 
 
 def artifacts_of(directory: str) -> Sequence[str]:
-    """Return the checkpoints, models and event files of a run, relative to its directory."""
+    """List the checkpoints, models and event files of a run, relative to its directory."""
     artifacts = []
     for folder in ("checkpoints", "artifacts", "tensorboard"):
         for name in files.list_directory(os.path.join(directory, folder)):

@@ -1,7 +1,7 @@
 """Context of a training function: readers, checkpoints, reports and directories.
 
-Modules that read data are imported on first use, because starting a worker is most of the cost of
-a short trial.
+Modules that read data are imported on first use, because worker startup dominates the cost of a
+short trial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class Context:
-    """One worker's view of its run.
+    """The view that one worker has of its run.
 
     ``listener`` receives each report and returns True to stop the trial.
     """
@@ -62,12 +62,12 @@ class Context:
 
     @property
     def worker(self) -> int:
-        """Number of this worker, from 0."""
+        """The number of this worker, from 0."""
         return self.task.worker
 
     @property
     def workers(self) -> int:
-        """Number of workers."""
+        """The number of workers."""
         return self.task.workers
 
     @property
@@ -77,7 +77,7 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """Number of the current start of the run, from 1."""
+        """The number of times that the run has been started, from 1."""
         return self.task.attempt
 
     @property
@@ -87,7 +87,7 @@ class Context:
 
     @property
     def checkpoint_dir(self) -> str:
-        """The directory of checkpoints."""
+        """The checkpoint directory."""
         return os.path.join(self.task.run, CHECKPOINTS)
 
     @property
@@ -99,8 +99,8 @@ class Context:
     def artifact_dir(self) -> str:
         """The directory of the run's artifacts, created on first use.
 
-        Each worker has its own directory. The run keeps that of the first worker; the others are
-        removed when their workers end.
+        Each worker has its own directory. The run keeps the first worker's directory; the others
+        are removed when their workers end.
         """
         directory = self._artifacts_of(self.worker)
         files.make_directory(directory)
@@ -122,17 +122,17 @@ class Context:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of the model: those of the dataset without the ablated ones."""
+        """The model inputs: the inputs of the dataset without the ablated ones."""
         left_out = self.task.without
         return tuple(name for name in self.dataset.roles.inputs if name not in left_out)
 
     def keeps(self, layer: str) -> bool:
-        """Return True unless an ablation leaves a layer out."""
+        """Return whether the model includes a layer; False if an ablation removes it."""
         return layer not in self.task.without_layers
 
     @cached_property
     def strategy(self) -> Any:
-        """The strategy of ``tf.distribute``; with several workers the first use of TensorFlow."""
+        """The ``tf.distribute`` strategy; with several workers, access it before any TensorFlow."""
         from featurestore.experiments.strategies import make_strategy
 
         tf_strategy = make_strategy(self.task.strategy)
@@ -154,7 +154,7 @@ class Context:
         transformed: Any = None,
         class_weights: ClassWeights | None = None,
     ) -> RunReader:
-        """Return the reader of a split for this worker; see ``dataset.reader`` for arguments."""
+        """Create a reader of a split for this worker; see ``dataset.reader`` for the arguments."""
         from featurestore.experiments.reading import RunReader, columns_without
         from featurestore.readers import open_reader
         from featurestore.training.transformations import resolve_transformations
@@ -190,12 +190,12 @@ class Context:
     def checkpoint(
         self, objects: Mapping[str, Any] | None = None, *, reader: RunReader | None = None
     ) -> RunCheckpoint:
-        """Restore the newest checkpoint, and return the object that saves the next ones.
+        """Restore the newest checkpoint, and return an object that saves further checkpoints.
 
         Args:
-            objects: The trained objects: numpy arrays, which are filled in place, or objects for
-                ``tf.train.Checkpoint``.
-            reader: The reader whose position is saved; None: the first reader of the run.
+            objects: The objects to train: numpy arrays, which are restored in place, or objects
+                for ``tf.train.Checkpoint``.
+            reader: The reader whose position is saved; None for the first reader of the run.
         """
         from featurestore.readers.checkpoint import ReaderCheckpoint
 
@@ -223,19 +223,19 @@ class Context:
         class_weights: ClassWeights | None = None,
         **options: Any,
     ) -> Any:
-        """Fit a compiled Keras model up to ``epochs`` epochs, from the newest checkpoint on.
+        """Fit a compiled Keras model up to ``epochs`` epochs, starting at the newest checkpoint.
 
         Metrics over the steps since the last checkpoint are reported at each checkpoint, so that an
         interrupted run reports the same values.
 
         Args:
-            model: A compiled model; of ``tf_keras`` with several workers.
+            model: A compiled model; a ``tf_keras`` model with several workers.
             epochs: The epoch to stop before, counted from the first start.
-            reader: The reader; None: the first reader of the run.
-            save_every: Steps between two checkpoints.
-            timeout: Seconds without a step before a worker ends.
-            validation: A reader of another split: its loss and metrics over every row once are
-                reported after each epoch, as ``val_loss`` and so on.
+            reader: The reader; None for the first reader of the run.
+            save_every: Number of steps between checkpoints.
+            timeout: Number of seconds without a step after which a worker ends.
+            validation: A reader of another split. Loss and metrics over all of its rows are
+                reported after each epoch as ``val_loss`` and so on.
             class_weights: See ``context.reader``.
             options: Further arguments of ``model.fit``, except data, epochs and steps.
         """
@@ -275,7 +275,7 @@ class Context:
         return history
 
     def _begin(self) -> str | None:
-        """Return the common checkpoint of all workers once, then None for the newest."""
+        """Return the common checkpoint of all workers on the first call, then None (the newest)."""
         first, self._restored = not self._restored, True
         return self.task.checkpoint if first else None
 
@@ -288,7 +288,7 @@ class Context:
         checkpoint: RunCheckpoint | None = None,
         save_every: int = 1000,
     ) -> Iterator[tuple[int, Any]]:
-        """Call a function once with each batch on the workers of a parameter server run.
+        """Schedule a function call for each batch on the workers of a parameter server run.
 
         Yields (step, return value as numpy) in the order of steps, up to ``epochs`` epochs. A call
         whose worker dies is repeated on another one, so its earlier updates of variables count
@@ -297,9 +297,9 @@ class Context:
         Args:
             function: Takes one batch, ``{column: tensor}``; runs as a ``tf.function``.
             epochs: The epoch to stop before, counted from the first start.
-            reader: The reader; None: the first reader of the run.
-            checkpoint: A checkpoint of ``context.checkpoint``; saved while no call is running.
-            save_every: Steps between two checkpoints.
+            reader: The reader; None for the first reader of the run.
+            checkpoint: A checkpoint from ``context.checkpoint``; saved while no call is running.
+            save_every: Number of steps between checkpoints.
         """
         if self.task.strategy != PARAMETER_SERVER:
             raise InvalidArgument(
@@ -313,7 +313,7 @@ class Context:
         return calls.results(epochs, checkpoint=checkpoint, save_every=save_every)
 
     def report(self, step: int, **metrics: Any) -> None:
-        """Report the metrics of a step; only those of the first worker are recorded.
+        """Report the metrics of a step. Only the first worker's metrics are recorded.
 
         Raises:
             Stopped: The search stopped this trial.
@@ -335,9 +335,9 @@ class Context:
         contains its checksum once the run has ended.
 
         Args:
-            model: A model of Keras (``.keras``), a module or state dict of PyTorch (``.pt``), a
-                model of Spark ML (a folder), or an object with ``predict`` (``.joblib``).
-            name: The name of the file; the extension is added.
+            model: A Keras model (``.keras``), a PyTorch module or state dict (``.pt``), a Spark
+                ML model (a folder), or an object with ``predict`` (``.joblib``).
+            name: The file name; the extension is added.
 
         Raises:
             InvalidArgument: The library of the model is unknown, or the file name is invalid.
@@ -353,7 +353,7 @@ class Context:
         return path
 
     def close(self) -> None:
-        """Close the reports, and remove the artifacts of all workers but the first."""
+        """Close the reports, and remove the artifacts of all workers except the first."""
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:
@@ -379,7 +379,7 @@ class RunCheckpoint:
     reader: RunReader
 
     def save(self) -> None:
-        """Save now; a restarted run continues from the reader's position.
+        """Save the current state; a restarted run continues from the reader's position.
 
         All workers must call this after the same step.
         """

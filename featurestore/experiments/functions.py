@@ -1,4 +1,4 @@
-"""Training functions: their arguments, their transport to other processes, their provenance."""
+"""Training functions: their arguments, serialization and provenance."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GIT_SECONDS = 10
 
 
 TrainFunction = Callable[..., Any]
-# Arguments that a function may have in addition to its parameters.
+# Arguments that a function may accept in addition to its parameters.
 PROVIDED = ("params", "context")
 
 _OWN_PACKAGES = ("featurestore", "featurestore_connectors", "featurestore_schemas")
@@ -63,7 +63,7 @@ def check_function(function: TrainFunction, names: Iterable[str]) -> None:
 
 
 def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> Any:
-    """Call a function with the arguments of its signature, by name."""
+    """Call a function with those arguments that its signature accepts, by name."""
     accepted, _, accepts_all = _arguments(function)
     values = {**params}
     for name, value in zip(PROVIDED, (dict(params), context), strict=True):
@@ -74,7 +74,7 @@ def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> An
 
 
 def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return parameters as plain JSON values, as the run record stores them.
+    """Validate parameters and return them as the plain JSON values of the run record.
 
     >>> check_params({"lr": 0.1, "units": (16, 8)})
     {'lr': 0.1, 'units': [16, 8]}
@@ -97,14 +97,14 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
-    """Return a function as bytes for a fresh process.
+    """Serialize a function for another process.
 
     Functions of scripts and notebooks are pickled by value; functions of modules by reference, if
     the other process can import the module.
 
     Args:
         function: The training function.
-        by_value: The other process may run on another machine, with installed packages only.
+        by_value: Whether the other process may run on another machine without the user's modules.
 
     Raises:
         InvalidTrainFunction: The function refers to an object that cannot be pickled.
@@ -136,8 +136,8 @@ def _pickle(function: TrainFunction) -> bytes:
     """Pickle a function with cloudpickle, but refuse open files.
 
     Raises:
-        PicklingError: The function refers to an open file; cloudpickle would send its unread
-            content.
+        PicklingError: The function refers to an open file, whose unread content cloudpickle
+            would serialize.
     """
     import cloudpickle
 
@@ -175,10 +175,10 @@ def reference(function: TrainFunction) -> str:
 
 
 def loaded_function(function_reference: str) -> TrainFunction | None:
-    """Return the function of a reference, if this process has loaded its module.
+    """Return the function with this reference if this process has loaded its module.
 
-    Nothing is imported, and functions of Python and of installed packages are not returned: the
-    text of a record must neither load code nor select an arbitrary function to call.
+    Nothing is imported, and functions of Python and of installed packages are never returned: a
+    stored record must neither load code nor select an arbitrary function to call.
 
     >>> loaded_function("no.such.module:train_fn"), loaded_function("shutil:rmtree")
     (None, None)
@@ -193,7 +193,7 @@ def loaded_function(function_reference: str) -> TrainFunction | None:
 
 
 def _is_user_code(module: ModuleType | None) -> bool:
-    """Return True for a script, a notebook or a module of the user."""
+    """Return True for a script, a notebook or a user module."""
     if module is None:
         return False
     if module.__name__ == "__main__":
@@ -203,7 +203,7 @@ def _is_user_code(module: ModuleType | None) -> bool:
 
 
 def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:
-    """Return the argument names, the required ones, and whether there is a ``**kwargs``."""
+    """Return the argument names, the required names, and whether there is a ``**kwargs``."""
     accepted, required, accepts_all = set(), [], False
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -230,7 +230,7 @@ def _is_user_module(module: ModuleType) -> bool:
 
 
 def _is_unimportable(module: ModuleType) -> bool:
-    """Return True if a fresh process of this machine cannot import a module by name."""
+    """Return True if a fresh process on this machine cannot import a module by name."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
         return False
@@ -250,7 +250,7 @@ def _unpicklable(function: TrainFunction, error: Exception) -> InvalidTrainFunct
 
 
 def code_of(function: TrainFunction) -> dict[str, Any]:
-    """Return the reference and source of a function, and the git commit of its folder."""
+    """Describe the code of a function: its reference, source and git commit."""
     try:
         source = inspect.getsource(function)
         file = inspect.getsourcefile(function)
@@ -271,7 +271,7 @@ def code_of(function: TrainFunction) -> dict[str, Any]:
 
 
 def git_state(folder: str) -> dict[str, Any] | None:
-    """Return the commit of a folder's checkout and whether it has changes, None without git."""
+    """Return the checked-out commit and whether the checkout has changes; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -294,7 +294,7 @@ def _git(folder: str, *words: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Return Python, platform, user, host and the versions of all packages."""
+    """Describe the environment: Python, platform, user, host and all package versions."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -36,16 +36,16 @@ def launch(
     """Run a training function in one fresh process and return the finished run.
 
     Args:
-        train_fn: Called with the arguments of its signature: ``params``, ``context``, or single
-            parameters by name. It returns a dict of numbers, the final values of its metrics.
+        train_fn: A function that accepts ``params``, ``context``, or individual parameters by name.
+            It returns a dict of numbers, the final metric values.
         dataset: The training dataset that ``context.reader`` reads.
-        params: Numbers, strings, lists and objects of these, by name.
-        name: The experiment, ``[a-z][a-z0-9_]{0,62}``; None: the function's name.
+        params: Numbers, strings, lists and dicts of these, by name.
+        name: The experiment name, ``[a-z][a-z0-9_]{0,62}``; None for the function's name.
         on: "local", "spark", or another launcher.
-        retries: How often a process that dies is restarted from its last checkpoint.
+        retries: Maximum number of restarts from the last checkpoint when a process dies.
         seed: Seed of Python, numpy, TensorFlow and the reader's order.
-        environment: Environment variables of the process; records hold their names only.
-        store: The store that records the run; None: the dataset's store, else the one last
+        environment: Environment variables of the process; records contain only their names.
+        store: The store that records the run; None for the dataset's store, or else the store last
             connected.
         progress: True shows the last line of each worker's log, None shows it in notebooks and
             terminals only; a function receives these lines.
@@ -97,9 +97,9 @@ def collective_all_reduce(
     """Run a training function in several workers that sum their gradients.
 
     ``context.strategy`` is a ``MultiWorkerMirroredStrategy``, and each worker reads its own lanes.
-    When one worker is lost, all are stopped and, up to ``retries`` times, restarted from the last
-    checkpoint. With the same number of workers, the losses equal those of an uninterrupted run, bit
-    for bit.
+    When a worker is lost, all workers are stopped and restarted from the last checkpoint, up to
+    ``retries`` times. With the same number of workers, the losses are bit-identical to those of an
+    uninterrupted run.
 
     Args:
         train_fn: See ``launch``; every worker calls it.
@@ -107,8 +107,8 @@ def collective_all_reduce(
         dataset: See ``launch``.
         params: See ``launch``.
         name: See ``launch``.
-        on: "local": processes of this machine; "spark": tasks of one barrier stage.
-        retries: How often all workers are restarted when one is lost.
+        on: "local": processes on this machine; "spark": tasks of one barrier stage.
+        retries: Maximum number of restarts of all workers when one is lost.
         seed: See ``launch``.
         environment: See ``launch``.
         store: See ``launch``.
@@ -155,9 +155,9 @@ def mirrored(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Run:
-    """Run a training function in one process that uses all devices of its machine.
+    """Run a training function in one process that uses all devices of the machine.
 
-    ``context.strategy`` is a ``MirroredStrategy``. Arguments are those of ``launch``.
+    ``context.strategy`` is a ``MirroredStrategy``. The arguments are the same as for ``launch``.
 
     >>> def train_fn(context):
     ...     return {"devices": context.strategy.num_replicas_in_sync}
@@ -200,13 +200,13 @@ def parameter_server(
     """Run a training function in a chief, with variables on servers and steps on workers.
 
     ``context.strategy`` is a ``ParameterServerStrategy``: variables created in its scope are stored
-    on the servers, and a variable of at least 256 KiB per server is sharded. The chief reads every
-    batch, and ``context.schedule`` lets one worker call a function with it, so that each batch is
-    scheduled once. Steps run concurrently: results depend on their order.
+    on the servers, and a variable of at least 256 KiB per server is sharded. The chief reads all
+    batches, and ``context.schedule`` schedules one function call per batch on any worker. Steps run
+    concurrently, so the results depend on their order.
 
-    The run continues without a worker that dies, and another worker repeats its step. When a
-    server, the chief or the last worker is lost, all are stopped and, up to ``retries`` times,
-    restarted from the last checkpoint.
+    If a worker dies, the run continues and another worker repeats its step. When a server, the
+    chief or the last worker is lost, all processes are stopped and restarted from the last
+    checkpoint, up to ``retries`` times.
 
     Args:
         train_fn: See ``launch``; the chief calls it.
@@ -215,9 +215,9 @@ def parameter_server(
         dataset: See ``launch``.
         params: See ``launch``.
         name: See ``launch``.
-        on: "local": processes of this machine; "spark": tasks of one barrier stage, one for each
+        on: "local": processes on this machine; "spark": tasks of one barrier stage, one for each
             worker and server and one for the chief.
-        retries: How often all processes are restarted.
+        retries: Maximum number of restarts of all processes.
         seed: See ``launch``.
         environment: See ``launch``.
         store: See ``launch``.

@@ -1,4 +1,4 @@
-"""Execution of one run: check the request, start the workers, retry them, write the record."""
+"""Execution of one run: check the request, start and retry the workers, write the record."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class _Execution:
-    """State that all attempts of a run share."""
+    """Common state of all attempts of a run."""
 
     session: Session
     record: RunRecord
@@ -87,7 +87,7 @@ class _Execution:
 
 
 def launch(session: Session, request: LaunchRequest) -> RunRecord:
-    """Run a training function to its end and return the record.
+    """Run a training function to completion and return the run record.
 
     All arguments are checked before a directory is created or a process starts.
 
@@ -105,7 +105,7 @@ def launch(session: Session, request: LaunchRequest) -> RunRecord:
 
 
 def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
-    """Check a request and return the pickled function."""
+    """Check a launch request and return the pickled function."""
     check_integer("workers", request.workers, minimum=1, maximum=_MAX_WORKERS)
     if request.strategy == PARAMETER_SERVER:
         check_integer("servers", request.servers, minimum=1, maximum=_MAX_WORKERS)
@@ -121,13 +121,13 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
 
 
 def check_integer(argument: str, value: object, *, minimum: int, maximum: int) -> None:
-    """Raise InvalidArgument unless a value is an integer within bounds."""
+    """Raise InvalidArgument unless the value is an integer within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
         raise InvalidArgument(f"{argument}={value!r} is not an integer of at least {minimum}.")
 
 
 def check_dataset(dataset: object) -> None:
-    """Raise an error unless a value is a training dataset whose files are unchanged."""
+    """Raise an error unless the value is a training dataset with unchanged files."""
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument(
             f"dataset={dataset!r} is not a training dataset.",
@@ -142,7 +142,7 @@ def check_dataset(dataset: object) -> None:
 
 
 def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
-    """Check that an ablation leaves out existing inputs, and not all of them."""
+    """Check that an ablation removes existing inputs, and not all of them."""
     inputs = dataset.roles.inputs
     unknown = [name for name in names if name not in inputs]
     if unknown:
@@ -154,7 +154,7 @@ def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
 
 
 def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
-    """Return the record of a run that is about to start."""
+    """Create the record of a run that is about to start."""
     dataset = None
     if request.dataset is not None:
         manifest = request.dataset.manifest
@@ -232,7 +232,7 @@ def resume(
 
 
 def run_attempts(execution: _Execution) -> RunRecord:
-    """Start the workers until they finish, fail or exhaust the retries; write the record."""
+    """Start the workers until they finish, fail or use up the retries; write the record."""
     session, record, attempt_end = execution.session, execution.record, None
     retries = int(record.settings["retries"])
     files.make_directory(execution.directory)
@@ -276,7 +276,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
 def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
     record, team = execution.record, team_of(execution.record)
     strategy = str(record.settings["strategy"])
-    # Listed once: the first worker may save again before the last one starts.
+    # Listed once: the first worker may save again before the last worker starts.
     newest = newest_checkpoint(os.path.join(execution.directory, CHECKPOINTS))
     tasks = []
     for position, member in enumerate(team):
@@ -317,7 +317,7 @@ def team_of(record: RunRecord) -> tuple[Member, ...]:
 
 
 def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
-    """Return a worker for the launcher: its task, log, directory and environment."""
+    """Build the launcher's description of a worker: task, log, directory and environment."""
     name = f"worker-{task.number:05d}"
     return WorkerTask(
         role=task.role,
@@ -337,9 +337,9 @@ def end_record(
     reason: str | None,
     status: WorkerStatus | None,
 ) -> RunRecord:
-    """Return the record of a run at its end, with its metrics and the checksums of its files.
+    """Return the final run record, with metrics and file checksums.
 
-    A run whose metrics or saved models are damaged has failed.
+    A run fails if its metrics or saved models are damaged.
 
     Args:
         record: The record of the running run.
@@ -370,7 +370,7 @@ def end_record(
 
 
 def last_metrics(directory: str) -> dict[str, float]:
-    """Return the last value of each metric that a run reported."""
+    """Return the last reported value of each metric."""
     return {each.name: each.value for each in catalog.read_metrics(directory)}
 
 
@@ -391,7 +391,7 @@ def _failure(
 
 
 def dataset_of(session: Session, record: RunRecord) -> TrainingDataset | None:
-    """Return the dataset of a run: by name and version in this store, else by its path."""
+    """Load the dataset of a run: by name and version in this store, else by its path."""
     run_dataset = record.dataset
     if run_dataset is None:
         return None

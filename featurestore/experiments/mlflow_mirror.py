@@ -1,7 +1,7 @@
 """Mirror runs into MLflow: parameters, metrics by step, dataset, code, files.
 
-The run record remains authoritative. A mirrored run has the id of our run as a tag, so that
-mirroring it again adds only what is new.
+The run record remains authoritative. A mirrored run is tagged with the id of our run, so that a
+repeated call only adds new values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STATUS = {
     "stopped": "KILLED",
     "interrupted": "KILLED",
 }
-# Limits of MLflow for one request, and for one value.
+# MLflow limits: items per request, and characters per value.
 _MAX_NAMES = 100
 _MAX_METRICS = 1000
 _MAX_PARAM_LENGTH = 6000
@@ -48,7 +48,7 @@ _INVALID_CHARACTERS = re.compile(r"[^\w.\- /]")
 
 @dataclass(frozen=True)
 class _Point:
-    """A metric value of MLflow; ``time`` in milliseconds."""
+    """An MLflow metric value; ``time`` is in milliseconds."""
 
     key: str
     value: float
@@ -58,7 +58,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Mirror:
-    """Client of an MLflow server or database, with the folders of a run to upload."""
+    """Client of an MLflow server or database; ``artifacts`` are the run folders to upload."""
 
     client: Any
     entities: Any
@@ -94,7 +94,7 @@ class _Mirror:
         return str(self.client.create_experiment(name))
 
     def _new_points(self, mirrored: str, points: Sequence[_Point]) -> list[_Point]:
-        """Return the values that the mirrored run lacks."""
+        """Return the values that the mirrored run does not have yet."""
         logged_values = set()
         for key in sorted({point.key for point in points}):
             for metric in self.client.get_metric_history(mirrored, key):
@@ -179,7 +179,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
 
 
 def points_of(run: Run) -> list[_Point]:
-    """Return all metric values; those that the function returned belong to the last step.
+    """Return all metric values; values that the function returned belong to the last step.
 
     Raises:
         InvalidArgument: Two metrics would have the same name in MLflow.

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from featurestore.session import Session
 
-# Quantiles of Student's t at 0.975 by degrees of freedom, from 1; the normal one beyond.
+# 0.975 quantiles of Student's t by degrees of freedom, from 1; beyond, the normal quantile.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 _NORMAL = 1.96
 
@@ -50,7 +50,7 @@ def run_planned(
     metric: str | None,
     settings: Mapping[str, Any],
 ) -> tuple[RunRecord, list[RunRecord]]:
-    """Run all trials of a plan and return the records of the study and of the trials."""
+    """Run all trials of a plan and return the study record and the trial records."""
     if request.dataset is None:
         raise InvalidArgument(f"{request.kind} needs dataset=.")
     check_integer("parallel", parallel, minimum=1, maximum=4096)
@@ -101,7 +101,7 @@ class PlannedTrials:
         return False
 
     def ended(self, record: RunRecord) -> None:
-        """Raise an error if a trial failed, since the comparison needs all of them."""
+        """Raise an error if a trial failed, since the comparison needs all trials."""
         if record.state != "finished":
             raise RunFailed(
                 f"Trial {record.number} ({record.id!r}) {record.state}: {record.reason}",
@@ -151,9 +151,9 @@ def cross_validate(
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """The metrics of each fold.
+    """The metrics of all folds.
 
-    ``runs`` are the ids of the runs, ``folds`` their metrics, both by the number of the fold.
+    ``runs`` contains the run ids and ``folds`` the metrics, both in fold order.
     """
 
     id: str
@@ -162,12 +162,12 @@ class CrossValidation:
 
     @property
     def mean(self) -> dict[str, float]:
-        """The mean of each metric over the folds."""
+        """The mean of each metric across folds."""
         return {name: statistics.fmean(values) for name, values in self._by_metric().items()}
 
     @property
     def std(self) -> dict[str, float]:
-        """The standard deviation of each metric over the folds (n - 1)."""
+        """The sample standard deviation (n - 1) of each metric across folds."""
         return {name: statistics.stdev(values) for name, values in self._by_metric().items()}
 
     def to_pandas(self) -> pd.DataFrame:
@@ -203,7 +203,7 @@ def ablate(
     repeats: int,
     parallel: int,
 ) -> Ablation:
-    """Train the full model and one without each component for each seed, and compare them."""
+    """Train the full model and a model without each component per seed, and compare them."""
     dataset = request.dataset
     if not isinstance(dataset, TrainingDataset):
         raise InvalidArgument("ablate needs dataset=.", hint="dataset=store.get_training_dataset()")
@@ -234,7 +234,7 @@ def ablate(
 
 @dataclass(frozen=True)
 class Ablation:
-    """The result table of an ablation, largest effect first."""
+    """The results of an ablation, largest effect first."""
 
     id: str
     metric: str
@@ -259,7 +259,7 @@ class Ablation:
         return display.records_table([row.to_json() for row in self.rows])
 
     def plot(self) -> Figure:
-        """Return a bar for each component, with its interval."""
+        """Plot a bar for each component, with its confidence interval."""
         from featurestore.statistics.plots.panels import draw_intervals
 
         return draw_intervals(
@@ -270,7 +270,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Component:
-    """A component to leave out: features of the dataset, or a layer of the model."""
+    """A component to ablate: dataset features, or a model layer."""
 
     name: str
     features: tuple[str, ...] = ()
@@ -279,9 +279,9 @@ class Component:
 
 @dataclass(frozen=True)
 class ComponentEffect:
-    """The effect of a component: how much worse the metric is without it.
+    """The effect of removing a component: how much worse the metric becomes.
 
-    ``mean`` is over the repeats, each compared with the full model of the same seed; ``low`` and
+    ``mean`` averages the repeats, each compared with the full model of the same seed. ``low`` and
     ``high`` are the 95 % confidence interval of the mean, None for a single repeat.
     """
 
@@ -293,7 +293,7 @@ class ComponentEffect:
 
     @property
     def interval(self) -> str:
-        """The interval as text.
+        """The confidence interval as a string.
 
         >>> component_effect("temp", [0.1]).interval
         'no interval'
@@ -303,7 +303,7 @@ class ComponentEffect:
         return f"[{self.low:+.4g}, {self.high:+.4g}]"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the effect as JSON."""
+        """Return the effect as a JSON object."""
         return {**vars(self), "values": list(self.values)}
 
 
@@ -312,7 +312,7 @@ def components(
     features: str | Sequence[Any] | Mapping[str, Sequence[str]] | None,
     layers: Sequence[str] | None,
 ) -> list[Component]:
-    """Return the components that the trials leave out, in order.
+    """Return the components to ablate, in trial order.
 
     Raises:
         InvalidArgument: A feature is not an input of the dataset, or there are no components.
@@ -385,7 +385,7 @@ def features_by_group(dataset: TrainingDataset) -> dict[str, tuple[str, ...]]:
 def table_of(
     session: Session, record: RunRecord, trials: Sequence[RunRecord], *, metric: str, direction: str
 ) -> Ablation:
-    """Return the table of the trials of an ablation."""
+    """Build the result table of an ablation from its trial records."""
     sign = 1.0 if direction == "max" else -1.0
     values: dict[str, dict[int, float]] = {}
     for trial in trials:
@@ -403,7 +403,7 @@ def table_of(
 
 
 def component_effect(name: str, changes: Sequence[float]) -> ComponentEffect:
-    """Return the mean and the 95 % confidence interval of changes over repeats.
+    """Return the mean of the changes across repeats, with its 95 % confidence interval.
 
     >>> effect = component_effect("temp", [0.1, 0.2, 0.3])
     >>> round(effect.mean, 3), round(effect.low, 3), round(effect.high, 3)

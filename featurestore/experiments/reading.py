@@ -1,4 +1,4 @@
-"""Reader of a training function: the batches of its worker, from the current position."""
+"""Reader of a training function: the batches of one worker, from the current position."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from featurestore.readers.reader import Batch
 
 @dataclass
 class RunReader:
-    """A reader with its worker number and the position of the run.
+    """A reader bound to a worker, with the position of the run.
 
-    ``epoch`` and ``step`` are the next position: restored by a checkpoint, advanced by ``steps``.
+    ``epoch`` and ``step`` are the next position: a checkpoint restores it, ``steps`` advances it.
     """
 
     reader: Reader
@@ -26,12 +26,12 @@ class RunReader:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps of an epoch, the same on every worker."""
+        """The number of steps per epoch, the same on every worker."""
         return self.reader.steps_per_epoch
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The columns that are neither label nor weight."""
+        """The columns that are neither labels nor weights."""
         return self.reader.inputs
 
     def batches(self, epoch: int = 0, *, start_step: int = 0) -> Iterator[Batch]:
@@ -41,10 +41,10 @@ class RunReader:
         )
 
     def steps(self, epochs: int) -> Iterator[tuple[int, Batch]]:
-        """Yield (step, this worker's batch) up to ``epochs`` epochs, from the position on.
+        """Yield (step, this worker's batch) from the current position, up to ``epochs`` epochs.
 
-        Steps are counted from 0 over all epochs. While a batch is processed, the position is the
-        next step, so that a checkpoint saved then continues there.
+        Steps are counted from 0 over all epochs. While a batch is processed, the position already
+        refers to the next step, so that a checkpoint saved during the step continues after it.
         """
         while self.epoch < epochs:
             epoch, first = self.epoch, self.step
@@ -56,7 +56,7 @@ class RunReader:
                 self.epoch, self.step = epoch + 1, 0
 
     def distributed(self, epochs: int) -> Iterator[tuple[int, Any]]:
-        """Yield (step, distributed batch) of the strategy up to ``epochs`` epochs."""
+        """Yield (step, distributed batch) of the strategy, up to ``epochs`` epochs."""
         dataset = self.distribute(epochs - self.epoch)
         for batch in dataset:
             number = self._number()
@@ -73,7 +73,7 @@ class RunReader:
         """Return this worker's ``tf.data.Dataset`` of ``epochs`` epochs from the current position.
 
         Raises:
-            ReaderConfigError: Workers share a strategy, and Keras would distribute it again.
+            ReaderConfigError: Workers share a strategy, so Keras would distribute the data again.
         """
         from featurestore.readers.keras import refuse_undistributed
 
@@ -90,11 +90,11 @@ class RunReader:
         )
 
     def evaluate(self, model: Any, **options: Any) -> dict[str, float]:
-        """Return loss and metrics over every row once; see ``Reader.evaluate``."""
+        """Evaluate a model over all rows; see ``Reader.evaluate``."""
         return self.reader.evaluate(model, **options)
 
     def state(self) -> dict[str, Any]:
-        """Return the reader's settings and the position, as JSON."""
+        """Return the reader settings and the position, as a JSON object."""
         return self.reader.state(self.epoch, self.step)
 
     def _number(self) -> int:
@@ -107,7 +107,7 @@ class RunReader:
 
 
 def columns_without(columns: Mapping[str, str], left_out: frozenset[str]) -> list[str] | None:
-    """Return the columns to read of ``{column: role}``; None: the default of the reader.
+    """Return the columns to read from ``{column: role}``; None for the reader's default.
 
     >>> columns_without({"temp": "feature", "seats": "feature", "late": "label"}, {"temp"})
     ['seats', 'late']

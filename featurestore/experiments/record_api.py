@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> Session:
-    """Return the store that records runs: the argument, the dataset's, or the last connected.
+    """Resolve the store that records runs: the argument, the dataset's, or the last connected one.
 
     Raises:
         UnsupportedLocation: The store is not in a directory; the hint shows an alternative.
     """
     session = _resolve_session(store, dataset)
-    # Workers append to files and wait for one another by them; an object store has neither.
+    # Workers append to files and lock them, which object stores do not support.
     if not storage_for(session.location).supports_appending:
         raise UnsupportedLocation(
             f"Runs of experiments need a directory, and the store at {session.location!r} is not in one.",
@@ -44,7 +44,7 @@ def _resolve_session(store: FeatureStore | None, dataset: TrainingDataset | None
 
     if store is not None:
         return store.session
-    # The type of the dataset is checked with the request.
+    # The dataset type is checked later, with the launch request.
     session: Session | None = getattr(dataset, "session", None)
     if session is not None:
         return session
@@ -67,11 +67,11 @@ def get_runs(
     Args:
         name: Only runs of this experiment.
         dataset: Only runs of this training dataset.
-        version: Only runs of this version of the dataset.
+        version: Only runs of this dataset version.
         state: Only runs in this state.
         trials: Include the trials of studies.
-        limit: Maximum number of records to read, before the filter by state.
-        store: None: the store last connected.
+        limit: Maximum number of records to read, before the state filter is applied.
+        store: The store; None for the store last connected.
 
     >>> from featurestore import experiments
     >>> run = experiments.launch(lambda: {"loss": 0.5}, name="baseline")
@@ -93,7 +93,7 @@ def get_run(run_id: str, *, store: FeatureStore | None = None) -> Run:
     """Return a run by its id.
 
     Raises:
-        RunNotFound: The run does not exist; the newest ones are listed.
+        RunNotFound: The run does not exist; the error lists the newest runs.
         RunDamaged: The record cannot be read.
 
     >>> from featurestore import experiments
@@ -128,7 +128,7 @@ def get_study(study_id: str, *, store: FeatureStore | None = None) -> Study:
 
 @with_suggestions
 def compare(a: Run | str, b: Run | str, *, store: FeatureStore | None = None) -> RunComparison:
-    """Return the differences of two runs: parameters, data, code, packages, metrics.
+    """Compare two runs: parameters, data, code, packages and metrics.
 
     >>> from featurestore import experiments
     >>> def train_fn(lr): return {"loss": 1 - lr}
@@ -153,16 +153,16 @@ def to_mlflow(
 ) -> str:
     """Mirror a run and its trials into MLflow, and return the MLflow run id.
 
-    The mirrored run has parameters, metrics by step, the dataset with its hash, the function, the
-    commit and files, and the record as ``run.json``. A repeated call adds what is new. The
-    experiment has the same name, and each run the tag ``featurestore.run_id``.
+    The mirrored run has the parameters, the metrics by step, the dataset with its hash, the
+    function, the commit and the files, and the record as ``run.json``. A repeated call only adds
+    new values. The experiment name is the same, and each run is tagged ``featurestore.run_id``.
 
     Args:
         run: The run, its id, or a study.
-        uri: A tracking URI of MLflow: the address of a server, or a database.
+        uri: An MLflow tracking URI: a server address or a database.
         artifacts: Folders of the run's directory to upload: "artifacts", "tensorboard",
             "checkpoints", "logs".
-        store: None: the store last connected.
+        store: The store; None for the store last connected.
 
     Raises:
         MlflowError: MLflow is unavailable or rejected a request.
@@ -200,32 +200,32 @@ def register_model(
     trust: bool = False,
     store: FeatureStore | None = None,
 ) -> Model:
-    """Copy the model of a run into the store, with the features that it needs, and return it.
+    """Copy the model of a run into the store, together with the features that it needs.
 
-    The model first predicts a few rows of its dataset; a model that cannot is rejected.
+    The model must first predict a few rows of its dataset; otherwise it is rejected.
 
     Args:
         run: The run, or its id.
         name: Name of the model.
-        artifact: The file or folder, relative to the run's directory; None: its only model.
-        dataset: The training dataset of the model; None: the dataset of the run.
-        columns: The inputs in order; None: those of the run's reader, else all features.
-        transformed: The transformations; None: those of the run's reader, else the dataset's.
-        nulls: See ``reader``; None: the setting of the run's reader.
-        arrays: "columns": the model takes ``{column: array}``; "matrix": one float32 array of
-            (rows, inputs). None: "matrix" for pickles, else "columns".
+        artifact: The file or folder, relative to the run's directory; None for the only model.
+        dataset: The training dataset of the model; None for the dataset of the run.
+        columns: The inputs in order; None for the reader's columns, or else all features.
+        transformed: The transformations; None for those of the run's reader, or else the dataset's.
+        nulls: See ``reader``; None for the setting of the run's reader.
+        arrays: "columns": the model takes ``{column: array}``; "matrix": it takes one float32 array
+            of shape (rows, inputs). None: "matrix" for pickles, otherwise "columns".
         method: The prediction method of a pickled model.
-        version: The version to create; None: the next one.
+        version: The version to create; None for the next version.
         stage: "development", "staging", "production" or "archived".
         description: The purpose of the model.
-        tags: Tags to search by.
-        trust: Allow files to run code: SavedModel and pickles do.
-        store: None: the run's, or the store last connected.
+        tags: Tags for searching.
+        trust: Allow loading files that run code, such as SavedModel and pickles.
+        store: The store; None for the run's store, or the store last connected.
 
     Raises:
-        ModelNotFound: The run has no model, or several.
+        ModelNotFound: The run has no model, or more than one.
         UntrustedModel: Loading the model runs code, and ``trust`` is False.
-        InvalidArgument: The model cannot predict the features of its dataset.
+        InvalidArgument: The model cannot predict from the features of its dataset.
     """
     from featurestore.experiments.models import Model
     from featurestore.experiments.models.catalog import check_stage
@@ -255,13 +255,13 @@ def get_model(
     """Return a registered model.
 
     Args:
-        name: The model.
-        version: None: the latest version.
+        name: The model name.
+        version: The version; None for the latest version.
         stage: Return the latest version in this stage.
-        store: None: the store last connected.
+        store: The store; None for the store last connected.
 
     Raises:
-        ModelNotFound: The model or version does not exist; existing ones are listed.
+        ModelNotFound: The model or version does not exist; the error lists the existing ones.
     """
     from featurestore.experiments.models import Model
     from featurestore.experiments.models import catalog as models
@@ -275,7 +275,7 @@ def get_model(
 
 @with_suggestions
 def get_models(name: str | None = None, *, store: FeatureStore | None = None) -> list[Model]:
-    """Return every version of every model, or of one, by name and version.
+    """Return all versions of all models, or of one model, by name and version.
 
     >>> from featurestore import experiments
     >>> experiments.get_models()

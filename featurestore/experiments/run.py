@@ -1,4 +1,4 @@
-"""Run: the handle of one run of an experiment, and the comparison of two runs."""
+"""Run: the handle of a run, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of each metric; values that the function returned are the last."""
+        """The last value of each metric; values that the function returned take precedence."""
         if self.record.state != "running":
             return dict(self.record.metrics)
         return {name: series[max(series)] for name, series in self._series().items()}
@@ -80,12 +80,12 @@ class Run:
 
     @property
     def log_dir(self) -> str:
-        """The directory to show in TensorBoard."""
+        """The TensorBoard log directory."""
         return os.path.join(self.path, TENSORBOARD)
 
     @property
     def reason(self) -> str | None:
-        """The reason of a failure, None otherwise."""
+        """The reason for a failure, or None."""
         return self.record.reason
 
     @property
@@ -106,10 +106,10 @@ class Run:
         return dataset_of(self.session, self.record)
 
     def history(self, metric: str) -> dict[int, float]:
-        """Return ``{step: value}`` of a metric.
+        """Return the history of a metric as ``{step: value}``.
 
         Raises:
-            RunNotFound: The run did not report the metric; the reported ones are listed.
+            RunNotFound: The run did not report the metric; the error lists the reported metrics.
         """
         series = self._series()
         if metric not in series:
@@ -136,11 +136,11 @@ class Run:
         """Restart the run from its newest checkpoint and return the finished run.
 
         Args:
-            train_fn: The function; None: the function of the same module and name, if this process
-                has loaded it. The record never causes an import or a call.
-            retries: How often lost workers are restarted; None: as before.
+            train_fn: The function; None for the function with the same module and name, if this
+                process has loaded it. A record never causes an import or a call.
+            retries: Maximum number of restarts of lost workers; None for the previous limit.
             on: Another launcher.
-            environment: Environment variables of the workers; records do not store them.
+            environment: Environment variables of the workers; they are not stored in records.
             progress: See ``launch``.
 
         Raises:
@@ -161,7 +161,7 @@ class Run:
         return Run(self.session, record)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record with the current state."""
+        """Return the record as a JSON object, with the current state."""
         return {
             **self.record.to_json(),
             "state": self.state,
@@ -191,9 +191,9 @@ class Run:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The differences of two runs: ``{name: (first, second)}`` by kind.
+    """The differences between two runs, by kind, as ``{name: (first, second)}``.
 
-    ``metrics`` holds all metrics of both.
+    ``metrics`` contains all metrics of both runs.
     """
 
     a: str
@@ -213,12 +213,12 @@ class RunComparison:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON."""
+        """Return the comparison as a JSON object."""
         return dict(vars(self))
 
 
 def compare_runs(a: Run, b: Run) -> RunComparison:
-    """Return the differences of two runs.
+    """Compare two runs.
 
     Raises:
         RunDamaged: The record or the metrics of a run are damaged.
@@ -244,12 +244,12 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
 
 
 def pair_values(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
-    """Return pairs of values by name, with None for a missing value."""
+    """Pair values by name, with None for missing values."""
     return {name: (first.get(name), second.get(name)) for name in {**first, **second}}
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Differences:
-    """Return the values that differ.
+    """Return pairs of the values that differ.
 
     >>> differing({"lr": 1, "units": 8}, {"lr": 2, "units": 8, "dropout": 0.5})
     {'lr': (1, 2), 'dropout': (None, 0.5)}

@@ -1,4 +1,4 @@
-"""Files of a run: metrics and TensorBoard events, saved models, checksums and their verification."""
+"""Files of a run: metrics, TensorBoard events, saved models, and their checksums."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ TEMPORARY = ".saving-"  # prefix of the directories in which models are written
 
 
 class Reports:
-    """Writer of the metrics file and the events of a run; only its first worker has one.
+    """Writer of a run's metrics file and TensorBoard events; only the first worker has one.
 
     Args:
         directory: The run's directory.
-        params: Shown by TensorBoard's HParams, with the run's id.
+        params: Parameters for TensorBoard's HParams, with the run's id.
     """
 
     def __init__(self, directory: str, params: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Reports:
 
 
 class Events:
-    """An event file of TensorBoard, written without TensorFlow."""
+    """A TensorBoard event file, written without TensorFlow."""
 
     def __init__(self, directory: str) -> None:
         try:
@@ -81,14 +81,14 @@ class Events:
         self._put(file_version="brain.Event:2")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write scalars."""
+        """Write scalar metrics."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._put(step=step, summary=Summary(value=values))
 
     def discard_from(self, step: int) -> None:
-        """Discard the events of earlier files from a step on, since they are written again."""
+        """Discard events of earlier files from ``step`` on, since the steps are repeated."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._put(step=step, session_log=SessionLog(status=SessionLog.START))
@@ -113,7 +113,7 @@ class Events:
 
 
 def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, float]:
-    """Return metrics as finite numbers.
+    """Validate metrics and return them as finite floats.
 
     Raises:
         InvalidMetric: A metric is not a number, NaN or infinite.
@@ -142,7 +142,7 @@ def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, flo
 
 
 def check_step(step: object) -> int:
-    """Return the number of a step."""
+    """Validate a step number and return it."""
     index = getattr(step, "__index__", None)
     if index is None or isinstance(step, bool) or index() < 0:
         raise InvalidArgument(f"step={step!r} is not the number of a step: 0, 1, ...")
@@ -150,12 +150,12 @@ def check_step(step: object) -> int:
 
 
 def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
-    """Write a model below a directory, and return the path that the first worker publishes.
+    """Save a model below a directory, and return the path that the first worker publishes.
 
     Args:
-        model: A model of Keras, PyTorch, Spark ML or scikit-learn.
-        directory: The folder of the run's artifacts.
-        name: The name of the file, with or without its extension.
+        model: A model from Keras, PyTorch, Spark ML or scikit-learn.
+        directory: The artifact directory of the run.
+        name: The file name, with or without its extension.
         worker: The number of this worker.
 
     Raises:
@@ -189,7 +189,7 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """A file format of models, with its writer.
+    """A model file format, with its writer.
 
     Every worker writes ``collective`` models, because saving them may synchronize workers.
     """
@@ -200,7 +200,7 @@ class ModelFormat:
 
 
 def format_of(model: Any) -> ModelFormat:
-    """Return the file format of a model.
+    """Determine the file format for a model.
 
     Raises:
         InvalidArgument: The library of the model is unknown.
@@ -265,7 +265,7 @@ def _is_torch(model: Any) -> bool:
 
 
 def checksums_below(directory: str, folder: str) -> dict[str, str]:
-    """Return the SHA-256 of a file or of all files of a folder, by path in a run's directory.
+    """Compute the SHA-256 of a file or of all files in a folder, by path in the run's directory.
 
     Symbolic links are skipped, since they may lead outside the run.
     """
@@ -282,7 +282,7 @@ def checksums_below(directory: str, folder: str) -> dict[str, str]:
 
 
 def final_checksums(directory: str, saved: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of the metrics file and of all artifacts of a run that has ended.
+    """Compute the SHA-256 of the metrics file and all artifacts of a completed run.
 
     Args:
         directory: The directory of the run.
@@ -308,11 +308,11 @@ def final_checksums(directory: str, saved: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> None:
-    """Compare files of a run with the checksums of its record.
+    """Verify files of a run against the checksums in its record.
 
     Args:
         directory: The directory of the run.
-        record: The record of the run; without checksums until the run has ended.
+        record: The run record; it has no checksums until the run has ended.
         below: The files and folders to check, relative to the directory.
 
     Raises:
@@ -329,10 +329,10 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
 
 
 def check_own_files(directory: str, relative: str) -> None:
-    """Check that a file, or all files of a folder, are inside the directory of the run.
+    """Check that a file, or all files in a folder, are inside the run's directory.
 
     Raises:
-        StorageError: The path, or one below it, is a symbolic link or leads outside.
+        StorageError: The path, or a path below it, is a symbolic link or leads outside.
     """
     top = files.resolve_inside(directory, relative)
     for path in files.walk(top):
@@ -340,12 +340,12 @@ def check_own_files(directory: str, relative: str) -> None:
 
 
 def check_tensorboard(directory: str) -> None:
-    """Raise an error if a directory contains a projector configuration of TensorBoard.
+    """Raise an error if a directory contains a TensorBoard projector configuration.
 
-    The projector serves any file of this machine that ``projector_config.pbtxt`` names.
+    The projector serves any local file that ``projector_config.pbtxt`` refers to.
 
     Raises:
-        UntrustedModel: The directory contains one.
+        UntrustedModel: The directory contains a projector configuration.
     """
     for path in files.walk(directory):
         if os.path.basename(path) == PROJECTOR_FILE:
@@ -356,7 +356,7 @@ def check_tensorboard(directory: str) -> None:
 
 
 def damaged_file(path: str, reason: str) -> RunDamaged:
-    """Return the error of a damaged file of a run."""
+    """Build the error for a damaged file of a run."""
     return RunDamaged(
         f"The file {path!r} of a run is damaged: {reason}.",
         hint="restore the file from a copy, or run the training again",

@@ -1,8 +1,8 @@
-"""Search spaces, and the sampling of their parameters with Optuna's ask-and-tell interface.
+"""Search spaces, and parameter sampling with Optuna's ask-and-tell interface.
 
 Trials are stored as runs, and the in-memory Optuna study is rebuilt from them, so that a search
-continues after a crash. A sampler chosen by name is seeded per trial by the trial number, so that
-an interruption does not change its proposals.
+can continue after a crash. A sampler selected by name is seeded with the trial number, so that an
+interruption does not change its proposals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DIRECTIONS = {"max": "maximize", "min": "minimize"}
 
 
 def uniform(low: float, high: float) -> Interval:
-    """Return the interval from ``low`` to ``high``, sampled uniformly.
+    """Create an interval that is sampled uniformly from ``low`` to ``high``.
 
     >>> uniform(0.0, 0.5)
     Interval(low=0.0, high=0.5, log=False, whole=False)
@@ -38,7 +38,7 @@ def uniform(low: float, high: float) -> Interval:
 
 
 def loguniform(low: float, high: float) -> Interval:
-    """Return the interval from ``low`` to ``high``, sampled log-uniformly.
+    """Create an interval that is sampled log-uniformly from ``low`` to ``high``.
 
     >>> loguniform(1e-4, 1e-1).value_at(0.5)
     0.003162...
@@ -47,7 +47,7 @@ def loguniform(low: float, high: float) -> Interval:
 
 
 def integers(low: int, high: int, *, log: bool = False) -> Interval:
-    """Return the integers from ``low`` to ``high``.
+    """Create an interval of the integers from ``low`` to ``high``.
 
     >>> integers(1, 4).values()
     (1, 2, 3, 4)
@@ -56,7 +56,7 @@ def integers(low: int, high: int, *, log: bool = False) -> Interval:
 
 
 def choice(options: Sequence[Any]) -> Choice:
-    """Return a choice among values; a list in a space has the same meaning.
+    """Create a choice among values; a list in a search space has the same meaning.
 
     >>> choice(["relu", "tanh"]).values()
     ('relu', 'tanh')
@@ -88,7 +88,7 @@ class Interval:
     whole: bool = False
 
     def distribution(self) -> Any:
-        """Return the interval as an Optuna distribution."""
+        """Convert the interval to an Optuna distribution."""
         import optuna
 
         if self.whole:
@@ -96,7 +96,7 @@ class Interval:
         return optuna.distributions.FloatDistribution(self.low, self.high, log=self.log)
 
     def position(self, value: Any) -> float:
-        """Return the position of a value between the bounds, from 0 to 1."""
+        """Return the relative position of a value between the bounds, from 0 to 1."""
         low, high, scaled = self._scaled(self.low), self._scaled(self.high), self._scaled(value)
         return (scaled - low) / (high - low) if high > low else 0.0
 
@@ -110,7 +110,7 @@ class Interval:
         return round(value) if self.whole else value
 
     def values(self) -> tuple[Any, ...]:
-        """Return all values, for a grid."""
+        """Return all values, for grid search."""
         if not self.whole:
             raise InvalidArgument(
                 "A grid needs a finite set of values, and an interval of real numbers has none.",
@@ -119,7 +119,7 @@ class Interval:
         return tuple(range(int(self.low), int(self.high) + 1))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the interval as JSON."""
+        """Return the interval as a JSON object."""
         return {"kind": "interval", **vars(self)}
 
     def _scaled(self, value: float) -> float:
@@ -133,7 +133,7 @@ class Choice:
     options: tuple[Any, ...]
 
     def distribution(self) -> Any:
-        """Return an Optuna distribution over the indexes of the options."""
+        """Return an Optuna distribution over the option indexes."""
         import optuna
 
         return optuna.distributions.CategoricalDistribution(tuple(range(len(self.options))))
@@ -151,7 +151,7 @@ class Choice:
         return self.options
 
     def to_json(self) -> dict[str, Any]:
-        """Return the choice as JSON."""
+        """Return the choice as a JSON object."""
         return {"kind": "choice", "options": list(self.options)}
 
 
@@ -161,7 +161,7 @@ Params = Mapping[str, Any]
 
 
 def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return a space with lists as choices.
+    """Validate a search space and convert its lists to choices.
 
     Raises:
         InvalidArgument: The space is empty, or a parameter is neither a list nor an interval.
@@ -187,7 +187,7 @@ def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
 
 
 def space_from_json(data: Mapping[str, Any]) -> dict[str, Parameter]:
-    """Return the space of a record."""
+    """Parse the search space of a run record."""
     parameters: dict[str, Parameter] = {}
     for name, spec in data.items():
         if spec["kind"] == "choice":
@@ -210,14 +210,14 @@ def grid(space: Space) -> list[dict[str, Any]]:
 
 
 class Sampling:
-    """Proposes the parameters of one search and prunes its trials.
+    """Proposes the parameters of a search and prunes its trials.
 
     Args:
         space: The search space.
-        sampler: A name of ``SAMPLERS``, or a sampler of Optuna.
-        stop: A name of ``STOPS``, a pruner of Optuna, or None.
+        sampler: A name from ``SAMPLERS``, or an Optuna sampler.
+        stop: A name from ``STOPS``, an Optuna pruner, or None.
         direction: "max" or "min".
-        seed: Seed of samplers chosen by name.
+        seed: The seed of samplers selected by name.
     """
 
     def __init__(self, space: Space, *, sampler: Any, stop: Any, direction: str, seed: int) -> None:
@@ -243,7 +243,7 @@ class Sampling:
 
     @property
     def size(self) -> int | None:
-        """Maximum number of trials, None for no limit."""
+        """The maximum number of trials, None for no limit."""
         return len(self._grid) or None
 
     def restore(self, past_trials: Iterable[PastTrial]) -> None:
@@ -277,7 +277,7 @@ class Sampling:
         return trial.number, self._external(trial.params)
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Record a value of a running trial and return True to prune it."""
+        """Record an intermediate value of a trial and return True to prune the trial."""
         trial = self._trials[number]
         self._note_step({step: value})
         if step not in self._study.trials[number].intermediate_values:
@@ -297,7 +297,7 @@ class Sampling:
         self._trials.pop(number, None)
 
     def _fixed(self, number: int) -> dict[str, Any] | None:
-        """Return the proposal of a sampler that is not Optuna's, else None."""
+        """Return the proposal of a sampler that Optuna does not provide, otherwise None."""
         if self._sampler == "grid":
             return self._grid[number]
         if self._sampler == "evolution":
@@ -332,7 +332,7 @@ class Sampling:
             self._study.pruner = self._stop
 
     def _external(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the parameters of Optuna to those of the training function."""
+        """Convert Optuna parameters to the parameters of the training function."""
         values = dict(params)
         for name, parameter in self._space.items():
             if isinstance(parameter, Choice):
@@ -340,7 +340,7 @@ class Sampling:
         return values
 
     def _internal(self, name: str, value: Any) -> Any:
-        """Convert a value to its Optuna representation: the index of a choice."""
+        """Convert a value to its Optuna representation; choices are represented by their index."""
         parameter = self._space[name]
         if isinstance(parameter, Choice):
             return parameter.options.index(value)
@@ -349,7 +349,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class PastTrial:
-    """A trial read from its run; ``value`` is None until the trial has one."""
+    """A trial restored from its run; ``value`` is None until the trial has one."""
 
     number: int
     params: Mapping[str, Any]
@@ -359,11 +359,11 @@ class PastTrial:
 
 
 def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str) -> dict[str, Any]:
-    """Return the parameters of the next trial.
+    """Propose the parameters of the next trial with an evolutionary strategy.
 
     Args:
         space: The search space.
-        finished: Parameters and values of trials that finished; lower is better.
+        finished: Parameters and values of finished trials; lower is better.
         seed: Seed of the random numbers.
 
     >>> from featurestore.experiments.spaces import uniform
@@ -391,7 +391,7 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
 
 
 def check_names(sampler: Any, stop: Any, direction: str) -> None:
-    """Raise InvalidArgument for unknown names and for objects that are not Optuna's."""
+    """Raise InvalidArgument for unknown names and for objects that Optuna does not provide."""
     optuna = import_optuna()
     if direction not in DIRECTIONS:
         raise InvalidArgument(f"direction={direction!r} is neither 'max' nor 'min'.")
@@ -410,14 +410,14 @@ def check_names(sampler: Any, stop: Any, direction: str) -> None:
 
 
 def name_of(sampler: Any) -> str | None:
-    """Return the name of a sampler or pruner in a record."""
+    """Return the name of a sampler or pruner for the record."""
     if sampler is None or isinstance(sampler, str):
         return sampler
     return type(sampler).__qualname__
 
 
 def import_optuna() -> Any:
-    """Return the module ``optuna``, or raise MissingExtra."""
+    """Import ``optuna``, or raise MissingExtra."""
     try:
         with warnings.catch_warnings():
             # Raised in a notebook without widgets; Optuna's progress bar is never shown.

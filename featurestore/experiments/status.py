@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 Lines = Callable[[], None]
 Listener = Callable[[list[str]], None]
-# Returns the paths of the logs to show, by label.
+# Returns the paths of the logs to display, by label.
 Logs = Callable[[], Mapping[str, str]]
 _WIDTH = 100
 _NOTEBOOK_SECONDS = 0.25
 
 
 _POLL_SECONDS = 0.05
-# A worker that lost a peer may fail before the exit of the peer is visible.
+# A worker that lost a peer may fail before the peer's exit is visible.
 _GATHER_SECONDS = 1.0
 _SAME_CALLS = (
     "All workers must make the same TensorFlow calls: context.save(model) instead of "
@@ -46,7 +46,7 @@ _locked_paths: set[str] = set()  # closing a second handle of a locked file woul
 
 
 WORKERS = "workers"
-# Errors of workers that lost a peer; the failure of the peer is the cause.
+# Errors of workers that lost a peer; the peer's failure is the cause.
 _LOST_PEER = (
     "UnavailableError",
     "PSUnavailableError",
@@ -58,7 +58,7 @@ _LOST_PEER = (
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """A worker of one attempt: running, finished, stopped or failed with an error."""
+    """The status of a worker in one attempt: running, finished, stopped or failed."""
 
     state: str
     attempt: int
@@ -73,15 +73,15 @@ class WorkerStatus:
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it failed because another worker was lost."""
+        """Whether the worker failed because another worker was lost."""
         return self.error in _LOST_PEER
 
     def ended(self, state: str, *, metrics: Mapping[str, float] | None = None) -> WorkerStatus:
-        """Return the status at the end."""
+        """Return the status of an ended worker."""
         return replace(self, state=state, metrics=metrics or {})
 
     def failed(self, error: BaseException) -> WorkerStatus:
-        """Return the status after an error."""
+        """Return the status after a failure with an error."""
         trace = "".join(traceback.format_exception(error))
         kind = type(error).__name__
         return replace(self, state="failed", error=kind, message=str(error), trace=trace)
@@ -91,22 +91,22 @@ class WorkerStatus:
         return replace(self, saved=dict(saved))
 
     def with_readers(self, states: list[dict[str, Any]]) -> WorkerStatus:
-        """Return the status with the position of each reader."""
+        """Return the status with the reader positions."""
         return replace(self, readers=tuple(states))
 
 
 def status_path(run: str, number: int) -> str:
-    """Return the file of a process."""
+    """Return the path of a process's status file."""
     return os.path.join(run, WORKERS, f"worker-{number:05d}.json")
 
 
 def write_status(task: Task, status: WorkerStatus) -> None:
-    """Write the status of a worker for its driver."""
+    """Write the status file of a worker for the driver."""
     files.replace_json(status_path(task.run, task.number), vars(status))
 
 
 def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
-    """Return the status of a process of an attempt, None before it has started."""
+    """Read the status of a process in an attempt; None before it has started."""
     path = status_path(run, number)
     if not files.exists(path):
         return None
@@ -131,7 +131,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
 
 @contextmanager
 def driving(directory: str) -> Iterator[None]:
-    """Lock a run while the block drives it.
+    """Hold the driver lock of a run for the duration of the block.
 
     Raises:
         RunRunning: Another process, or another thread of this one, drives the run.
@@ -153,16 +153,16 @@ def driving(directory: str) -> Iterator[None]:
 
 
 def is_driven(directory: str) -> bool:
-    """Return True if a live process drives a run."""
+    """Return True if a live process is driving the run."""
     path = os.path.join(directory, _LOCK)
     return path in _locked_paths or locks.is_locked(path)
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The end of one start of all processes.
+    """The end of one attempt of all processes.
 
-    ``can_retry`` is True if a process died, so that another start may succeed.
+    ``can_retry`` is True if a process died, so that another attempt may succeed.
     """
 
     state: str
@@ -180,7 +180,7 @@ def watch(
     team: Sequence[Member],
     each_poll: Callable[[], None],
 ) -> AttemptEnd:
-    """Wait until a run ends or cannot continue, and stop all of its processes.
+    """Wait until a run ends or cannot continue, then stop all of its processes.
 
     Args:
         running: The processes.
@@ -204,7 +204,7 @@ def watch(
 
 
 def _gather(running: RunningGang) -> list[int | None]:
-    """Return the exits once all have ended, or after a short wait."""
+    """Return the exit statuses once all processes have ended, or after a short wait."""
     end = time.monotonic() + _GATHER_SECONDS
     while None in (exits := running.poll()) and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
@@ -250,7 +250,7 @@ def evaluate_attempt(
                 each is not None and each.state in ("finished", "stopped")
                 for each in other_statuses
             ):
-                # The others finished, so another start would end in the same way.
+                # The others finished, so another attempt would end in the same way.
                 reason = f"{member} waited for workers that had finished: {status.error}. "
                 reason += _SAME_CALLS
                 return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
@@ -261,9 +261,9 @@ def evaluate_attempt(
 
 @contextmanager
 def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
-    """Yield a function that shows the last line of each log.
+    """Yield a function that displays the last line of each log.
 
-    True shows them in the notebook or terminal, None shows them if there is one, and a function
+    True displays them in the notebook or terminal, None only if there is one, and a function
     receives the lines.
     """
     if callable(progress):
@@ -284,7 +284,7 @@ def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
 
 
 def _in_notebook(logs: Logs) -> Lines:
-    """Return a function that updates the lines below the cell."""
+    """Return a function that updates the lines below the notebook cell."""
     display = importlib.import_module("IPython.display").display
     displayed, last_refresh = "", 0.0
     handle = display({"text/plain": ""}, raw=True, display_id=True)
@@ -312,7 +312,7 @@ def _progress_lines(logs: Logs) -> list[str]:
 
 
 def _is_notebook() -> bool:
-    """Return True if a notebook kernel runs in this process, not merely imported."""
+    """Return True if this process runs a notebook kernel, rather than merely importing it."""
     if "ipykernel" not in sys.modules:
         return False
     kernel = importlib.import_module("ipykernel.kernelapp").IPKernelApp

@@ -1,8 +1,8 @@
-"""Strategies of ``tf.distribute`` by kind of run, with calls on parameter servers.
+"""Strategies of ``tf.distribute`` by run kind, and scheduled calls on parameter servers.
 
 The chief reads the data: each batch is the argument of one function call, which runs on any free
-worker. With a ``tf.data`` dataset on the workers, each of them would read all rows, since this
-strategy does not shard datasets.
+worker. If the workers read a ``tf.data`` dataset instead, each of them would read all rows, since
+the parameter server strategy does not shard datasets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from featurestore.experiments.reading import RunReader
     from featurestore.readers.reader import Batch
 
-# A variable is sharded into at least this size, with at most one shard for each server.
+# Minimum size of a variable's shards; there is at most one shard per server.
 SHARD_BYTES = 256 * 1024
-# Concurrent calls for each worker; a lost worker repeats at most this many.
+# Concurrent calls per worker; when a worker is lost, at most this many calls are repeated.
 CALLS_PER_WORKER = 4
 
 
 def make_strategy(kind: str) -> Any:
-    """Return the strategy of a kind of run, as ``LaunchRequest.strategy`` names it."""
+    """Create the strategy for a kind of run; see ``LaunchRequest.strategy``."""
     if kind == PARAMETER_SERVER:
         return _parameter_server_strategy()
     tf = importlib.import_module("tensorflow")
@@ -44,7 +44,7 @@ def make_strategy(kind: str) -> Any:
 def report_callback(
     context: Context, model: Any, reader: RunReader, *, save_every: int, start: tuple[int, int]
 ) -> Any:
-    """Return a Keras callback that reports the means of the steps since the last checkpoint."""
+    """Create a Keras callback that reports metric means since the last checkpoint."""
     name = "keras"
     if any(each.__module__.split(".")[0] == "tf_keras" for each in type(model).__mro__):
         name = "tf_keras"
@@ -62,7 +62,7 @@ def report_callback(
             epoch_ends = self.completed_steps % steps_per_epoch == 0
             if not epoch_ends and self.completed_steps % save_every:
                 return
-            # ``logs`` contain sums over all replicas; the metrics themselves are means.
+            # ``logs`` contains sums over all replicas; the metrics themselves are means.
             metric_values = self.model.get_metrics_result()
             means = {key: float(value) for key, value in metric_values.items()}
             # A run resumed from this checkpoint counts from here, so the sums restart. The epoch
@@ -83,7 +83,7 @@ def report_callback(
 
 
 def _parameter_server_strategy() -> Any:
-    """Return the strategy of the chief, after waiting for workers and servers."""
+    """Create the chief's strategy after waiting for the workers and servers."""
     tf = import_tensorflow()
     resolver = _resolver(tf)
     servers = resolver.cluster_spec().num_tasks("ps")
@@ -94,11 +94,11 @@ def _parameter_server_strategy() -> Any:
 
 
 def serve() -> None:
-    """Serve the chief as a worker or a parameter server until this process is stopped."""
+    """Serve the chief as a worker or parameter server until this process is stopped."""
     tf = import_tensorflow()
     resolver = _resolver(tf)
     cluster = resolver.cluster_spec()
-    # Calls wait for one another; with fewer threads than members they would deadlock.
+    # Calls wait for each other; with fewer threads than members they would deadlock.
     threads = cluster.num_tasks("worker") + cluster.num_tasks("ps") + 1
     server = tf.distribute.Server(
         cluster,
@@ -112,7 +112,7 @@ def serve() -> None:
 
 @dataclass
 class ScheduledCall:
-    """A call with the batch of a step; its result remains on the worker until fetched."""
+    """A call for the batch of one step; its result remains on the worker until fetched."""
 
     step: int
     batch: dict[str, Any]
@@ -121,7 +121,7 @@ class ScheduledCall:
 
 @dataclass
 class Schedule:
-    """The queue of scheduled calls of one function, one batch each."""
+    """The queue of scheduled calls of one function, one call per batch."""
 
     strategy: Any
     function: Callable[[Any], Any]
@@ -146,7 +146,7 @@ class Schedule:
     def results(
         self, epochs: int, *, checkpoint: RunCheckpoint | None, save_every: int
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (step, return value) in the order of steps."""
+        """Yield (step, return value) in step order."""
         workers = _resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
         max_calls = CALLS_PER_WORKER * workers
         saved = True
@@ -184,8 +184,8 @@ class Schedule:
             self.coordinator.join()  # raises the error of the call for which this one was cancelled
             raise
         except errors.UnavailableError:
-            # TensorFlow repeats the running call of a lost worker, but not its finished calls that
-            # were not fetched yet. If a server is lost instead, this raises.
+            # TensorFlow repeats the running call of a lost worker, but not finished calls whose
+            # results were not fetched yet. If a server is lost instead, this raises.
             return oldest.step, self._schedule_call(oldest.batch).fetch()
 
 

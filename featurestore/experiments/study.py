@@ -1,4 +1,4 @@
-"""Hyperparameter search: the handle of a study, and trials that Optuna proposes and prunes."""
+"""Hyperparameter search: the study handle, and trials that Optuna proposes and prunes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _MAX_TRIALS = 1_000_000
 @suggest_arguments
 @dataclass(frozen=True)
 class Study:
-    """A search: its trials are runs."""
+    """A hyperparameter search, whose trials are runs."""
 
     session: Session = field(repr=False, compare=False)
     record: RunRecord = field(repr=False)
@@ -75,7 +75,7 @@ class Study:
 
     @property
     def run(self) -> Run:
-        """The study as a run: state, dataset, code, settings."""
+        """The run of the study itself: state, dataset, code and settings."""
         return Run(self.session, self.record)
 
     @property
@@ -85,7 +85,7 @@ class Study:
 
     @property
     def runs(self) -> list[Run]:
-        """The trials, by their number."""
+        """The trials in numerical order."""
         trials = catalog.find(self.session, parent=self.id)
         return [Run(self.session, record) for record in trials]
 
@@ -103,7 +103,7 @@ class Study:
         return Run(self.session, best_record)
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one object for each trial: number, state, parameters, metrics."""
+        """Return one object per trial: number, state, parameters and metrics."""
         records = []
         for run in self.runs:
             identity = {"number": run.record.number, "id": run.id, "state": run.state}
@@ -111,7 +111,7 @@ class Study:
         return records
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return one row for each trial."""
+        """Return one row per trial."""
         import pandas as pd
 
         return pd.DataFrame(self.to_records())
@@ -134,10 +134,10 @@ class Study:
 
         Args:
             train_fn: See ``Run.resume``.
-            trials: Total number of trials; None: as before.
-            parallel: Number of concurrent workers; None: as before.
-            sampler: Required if the study used a sampler object of Optuna.
-            stop: Required if the study used a pruner object of Optuna.
+            trials: Total number of trials; None for the previous number.
+            parallel: Number of concurrent workers; None for the previous number.
+            sampler: Required if the study used an Optuna sampler object.
+            stop: Required if the study used an Optuna pruner object.
             on: Another launcher.
             environment: Environment variables of the workers.
             progress: See ``launch``.
@@ -188,7 +188,7 @@ class Study:
 
 
 def check_study(record: RunRecord) -> RunRecord:
-    """Return a record after checking that it is of a search."""
+    """Check that a record belongs to a search, and return it."""
     if record.kind != "search":
         raise RunNotFound(
             f"Run {record.id!r} is a {record.kind}, not a search.",
@@ -199,7 +199,7 @@ def check_study(record: RunRecord) -> RunRecord:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search request: ``launch`` describes the runs, ``space`` the parameters."""
+    """A search request: ``launch`` describes the runs, ``space`` the search space."""
 
     launch: LaunchRequest
     space: Mapping[str, Any]
@@ -212,7 +212,7 @@ class SearchRequest:
 
 
 def search(session: Session, request: SearchRequest) -> RunRecord:
-    """Run a search to its end and return the record of the study."""
+    """Run a search to completion and return the study record."""
     launcher = find_launcher(request.launch.on)
     space = check_space(request.space)
     check_names(request.sampler, request.stop, request.direction)
@@ -270,7 +270,7 @@ def resume_study(session: Session, record: RunRecord, request: SearchRequest) ->
 def run_study(
     session: Session, record: RunRecord, request: SearchRequest, dumped: bytes
 ) -> RunRecord:
-    """Run the missing trials of a study and return its record."""
+    """Run the remaining trials of a study and return its record."""
     launcher = find_launcher(request.launch.on)
     sampling = Sampling(
         space_from_json(record.settings["space"]),
@@ -322,13 +322,13 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
 
 
 def unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
-    """Return the trials that were running when their driver ended, reset to run again."""
+    """Return the trials that were running when their driver ended, reset for another run."""
     interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
     return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
 
 
 def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
-    """Return the finished trial with the best value of a metric, the first of equals."""
+    """Return the finished trial with the best metric value; the first one in case of a tie."""
     finished = [each for each in trials if each.state == "finished" and metric in each.metrics]
     if not finished:
         return None
@@ -359,7 +359,7 @@ def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:
 
 @dataclass
 class SearchProposals:
-    """Trials proposed by Optuna; ``fixed`` are the parameters that all trials share."""
+    """Trials proposed by Optuna; ``fixed`` contains the parameters common to all trials."""
 
     sampling: Sampling
     fixed: Mapping[str, Any]

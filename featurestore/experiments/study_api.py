@@ -41,31 +41,31 @@ def search(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Study:
-    """Search the parameters of a training function and return the study of its trials.
+    """Search for the best parameters of a training function and return the study.
 
-    Workers live for many trials and never wait for one another. A worker that dies is replaced, and
-    its trial continues from its last checkpoint; an error of the function fails only its trial.
-    With ``parallel=1`` equal seeds give equal trials, also after an interruption.
+    Each worker runs many trials and never waits for other workers. A worker that dies is replaced,
+    and its trial continues from its last checkpoint. An error in the function fails only its trial.
+    With ``parallel=1``, equal seeds give equal trials, even after an interruption.
 
     Args:
         train_fn: See ``launch``. It reports or returns ``metric``.
         space: ``{parameter: list, uniform(...), loguniform(...), integers(...), choice(...)}``.
         metric: The metric to optimize.
-        trials: Number of trials; None: all combinations of a grid.
+        trials: Number of trials; None for all combinations of a grid.
         parallel: Number of concurrent workers.
-        sampler: "tpe", "random", "grid", "evolution", or a sampler of Optuna.
+        sampler: "tpe", "random", "grid", "evolution", or an Optuna sampler.
         stop: "asha" and "median" stop trials that report worse values than others at the same step
-            (``context.report`` raises ``Stopped``); a pruner of Optuna; None: no trial is stopped.
+            (``context.report`` raises ``Stopped``); or an Optuna pruner; None stops no trial.
         direction: "max" or "min".
         dataset: See ``launch``.
-        params: Further parameters, constant over all trials.
+        params: Further parameters that are the same in all trials.
         name: See ``launch``.
         on: See ``launch``.
-        retries: How often a trial is retried after its worker died.
+        retries: Maximum number of retries of a trial whose worker died.
         seed: Seed of the sampler and of every trial.
         environment: See ``launch``.
         store: See ``launch``.
-        progress: See ``launch``; one line for each running trial.
+        progress: See ``launch``; one line per running trial.
 
     Raises:
         InvalidMetric: A trial finished without the metric.
@@ -124,20 +124,20 @@ def ablate(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> Ablation:
-    """Train without each component in turn and measure how much worse the metric is.
+    """Train without each component in turn and measure how much worse the metric becomes.
 
-    ``context.reader`` leaves features out (``context.inputs`` and ``reader.inputs`` are the
-    remaining ones), and ``context.keeps("layer")`` is False for a removed layer. No dataset is
+    ``context.reader`` omits the ablated features (``context.inputs`` and ``reader.inputs`` contain
+    the remaining ones), and ``context.keeps("layer")`` is False for an ablated layer. No dataset is
     written.
 
     Args:
         train_fn: See ``launch``; it returns or reports ``metric``.
         dataset: The training dataset.
         metric: The metric to compare.
-        features: "each" input alone, "groups": all inputs of a feature group together, lists of
-            inputs, or ``{name: inputs}``; None: no features.
+        features: "each" ablates every input separately, "groups" all inputs of each feature group
+            together; or lists of inputs, or ``{name: inputs}``; None ablates no features.
         layers: Names of layers.
-        direction: "max" if higher values are better, "min" if lower ones are.
+        direction: "max" if higher values are better, "min" if lower values are.
         repeats: Number of seeds, starting at ``seed``; each is compared with the full model of the
             same seed.
         parallel: Number of concurrent workers.
@@ -205,18 +205,18 @@ def cross_validate(
     store: FeatureStore | None = None,
     progress: bool | Listener | None = None,
 ) -> CrossValidation:
-    """Train once for each fold on the rows of the other folds, and return all metrics.
+    """Train once per fold on the rows of the other folds, and return all metrics.
 
     Folds are equal ranges of the row hash. ``context.reader(split)`` reads the rows of the other
-    folds, ``context.reader(held_out)`` those of the fold; no file is written.
+    folds, ``context.reader(held_out)`` the rows of the held-out fold; no files are written.
 
     Args:
         train_fn: See ``launch``.
         dataset: The training dataset.
         folds: Number of folds.
         split: The split to divide into folds.
-        held_out: The split name under which the function reads the held-out fold; it hides a split
-            of this name in the dataset.
+        held_out: The split name for reading the held-out fold; it hides a dataset split with the
+            same name.
         parallel: Number of concurrent workers.
         params: See ``launch``.
         name: See ``launch``.

@@ -1,4 +1,4 @@
-"""Tasks of worker processes: the members of a run, the JSON task of each member, and its seeds."""
+"""Tasks of worker processes: run members, their JSON tasks and their seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHIEF, WORKER, SERVER = "chief", "worker", "ps"
 
 @dataclass(frozen=True)
 class Member:
-    """A process of a run: its role in the TensorFlow cluster and its index in this role."""
+    """A process of a run: its role in the TensorFlow cluster and its index in that role."""
 
     role: str
     index: int
@@ -36,7 +36,7 @@ class Member:
 
 
 def members(strategy: str, workers: int, servers: int) -> tuple[Member, ...]:
-    """Return the processes of a run in order.
+    """Return the processes of a run, in order.
 
     >>> [str(each) for each in members("parameter_server", 2, 1)]
     ['the chief', 'worker 0', 'worker 1', 'server 0']
@@ -49,7 +49,7 @@ def members(strategy: str, workers: int, servers: int) -> tuple[Member, ...]:
 
 
 def by_severity(team: Sequence[Member]) -> list[int]:
-    """Return the indexes of members, the most severe loss first.
+    """Return the indexes of members, ordered by the severity of their loss.
 
     >>> by_severity(members("parameter_server", 2, 1))
     [0, 3, 1, 2]
@@ -59,10 +59,10 @@ def by_severity(team: Sequence[Member]) -> list[int]:
 
 
 def is_over(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
-    """Return True if a run has ended or cannot continue, by the exits of its members.
+    """Determine from exit statuses whether a run has ended or cannot continue.
 
-    Equal workers need one another. A chief can lose some of its workers, but not all of them, and
-    not a server.
+    All workers of a run without a chief are required. A chief can continue without some of its
+    workers, but not without all of them, and not without a server.
 
     >>> is_over([None, -9], members("multiworker", 2, 0))
     True
@@ -84,9 +84,9 @@ def is_over(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold of a cross-validation: the ``number``-th of ``folds`` equal ranges of the row hash.
+    """A fold of a cross-validation: range ``number`` of ``folds`` equal ranges of the row hash.
 
-    ``split`` reads the rows of the other folds, ``held_out`` those of this one.
+    ``split`` reads the rows of the other folds, ``held_out`` the rows of this fold.
     """
 
     split: str
@@ -96,7 +96,7 @@ class Fold:
 
     @classmethod
     def from_json(cls, payload: object) -> Fold | None:
-        """Return the fold of a JSON object, None for null."""
+        """Parse the fold of a JSON object; None for null."""
         if payload is None:
             return None
         data = JsonObject.from_value(payload, "fold")
@@ -125,12 +125,12 @@ class Fold:
 
 @dataclass(frozen=True)
 class Task:
-    """One process of one attempt of a run.
+    """The task of one process in one attempt of a run.
 
-    ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server"; ``number`` is the
-    number of the process, ``worker`` of ``workers`` selects the rows that it reads. ``without`` are
-    the features and ``without_layers`` the layers that an ablation leaves out; ``checkpoint`` is
-    the initial one of all workers, "" for none, None for the newest.
+    ``strategy`` is "none", "mirrored", "multiworker" or "parameter_server". ``number`` is the
+    process number; ``worker`` and ``workers`` select the rows to read. ``without`` contains the
+    features and ``without_layers`` the layers that an ablation removes. ``checkpoint`` is the
+    common initial checkpoint of all workers: "" for none, None for the newest.
     """
 
     run: str
@@ -149,14 +149,14 @@ class Task:
     checkpoint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the task as JSON."""
+        """Return the task as a JSON object."""
         lists = {name: sorted(getattr(self, name)) for name in ("without", "without_layers")}
         fold = None if self.fold is None else vars(self.fold)
         return {**vars(self), **lists, "fold": fold}
 
     @classmethod
     def from_json(cls, data: JsonObject) -> Task:
-        """Return the task of a JSON object."""
+        """Parse the task of a JSON object."""
         return cls(
             run=data.text("run"),
             params=data.object("params").data,
@@ -176,11 +176,11 @@ class Task:
 
     @property
     def serves(self) -> bool:
-        """Whether the process only serves a chief."""
+        """Whether the process only serves the chief."""
         return self.strategy == PARAMETER_SERVER and self.role != CHIEF
 
     def open_dataset(self) -> TrainingDataset:
-        """Return the dataset of the run, after checking that its content is unchanged."""
+        """Open the dataset of the run, and check that its content is unchanged."""
         from featurestore.training.dataset import TrainingDataset
 
         reference = JsonObject.from_value(self.dataset, "dataset")
@@ -195,7 +195,7 @@ class Task:
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python and numpy, and TensorFlow where it is loaded."""
+    """Seed Python, numpy and, if it is loaded, TensorFlow."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     _seeded.clear()
@@ -204,7 +204,7 @@ def seed_all(seed: int) -> None:
 
 
 def seed_tensorflow(seed: int) -> None:
-    """Seed TensorFlow once for a run, and make its operations deterministic."""
+    """Seed TensorFlow once per run, and make its operations deterministic."""
     if seed in _seeded:
         return
     tf = importlib.import_module("tensorflow")

@@ -1,4 +1,4 @@
-"""Trial pool of a study: asynchronous workers, one run for each trial.
+"""Trial pool of a study: asynchronous workers, one run per trial.
 
 A worker that dies is replaced, and its trial is retried from its last checkpoint.
 """
@@ -29,7 +29,7 @@ from featurestore.storage.supervised import describe_exit
 
 @dataclass(frozen=True)
 class Message:
-    """A message of a worker."""
+    """A message from a worker."""
 
     peer: Peer
     worker: int
@@ -37,7 +37,7 @@ class Message:
 
 
 class TrialServer:
-    """Listens for workers; one thread calls it."""
+    """Accepts connections from workers; only one thread calls it."""
 
     def __init__(self, host: str) -> None:
         self._port = WorkerPort(host)
@@ -45,7 +45,7 @@ class TrialServer:
         self._workers: dict[Peer, int] = {}
 
     def poll(self, seconds: float) -> list[Message]:
-        """Return the messages of workers, waiting at most ``seconds`` for the first."""
+        """Return messages from workers, waiting at most ``seconds`` for the first message."""
         messages = []
         for received in self._port.poll(seconds):
             message = self._parse(received)
@@ -54,7 +54,7 @@ class TrialServer:
         return messages
 
     def reply(self, message: Message, data: Mapping[str, Any]) -> None:
-        """Reply to a message; a disconnected worker is ignored."""
+        """Reply to a message; the reply to a disconnected worker is dropped."""
         self._port.send(message.peer, json.dumps(data).encode())
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class TrialServer:
         self._port.close()
 
     def _parse(self, received: Received) -> Message | None:
-        """Return the parsed message; disconnect a worker that sends anything else."""
+        """Return the parsed message; disconnect a worker that sends an invalid message."""
         if received.data is None:
             self._workers.pop(received.peer, None)
             return None
@@ -81,13 +81,13 @@ class TrialServer:
 
 
 _POLL_SECONDS = 0.05
-# A study fails once this many workers in a row die before they begin a trial.
+# A study fails when this many consecutive workers die before they begin a trial.
 _MAX_EARLY_DEATHS = 3
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Parameters of a trial, and the components that an ablation leaves out."""
+    """The parameters of a trial, and the components that an ablation removes."""
 
     number: int
     params: Mapping[str, Any]
@@ -96,10 +96,10 @@ class Proposal:
 
 
 class Proposals(Protocol):
-    """Source of trials, notified of their reports and ends. Only one thread calls it."""
+    """Source of trials, notified of trial reports and ends. Only one thread calls it."""
 
     def next(self) -> Proposal | None:
-        """Return the next trial, None at the end."""
+        """Return the next trial, None if there are no more."""
         ...
 
     def report(self, number: int, step: int, metrics: Mapping[str, float]) -> bool:
@@ -107,13 +107,13 @@ class Proposals(Protocol):
         ...
 
     def ended(self, record: RunRecord) -> None:
-        """Record the end of a trial; an exception ends the study."""
+        """Record the end of a trial; an exception aborts the study."""
         ...
 
 
 @dataclass
 class _Slot:
-    """A slot for one worker: its gang and its current trial."""
+    """A worker slot: its gang and its current trial."""
 
     key: int
     gang: RunningGang
@@ -124,10 +124,10 @@ class _Slot:
 
 @dataclass
 class TrialPool:
-    """Runs the trials of a study on a number of workers.
+    """Runs the trials of a study on a fixed number of workers.
 
-    ``template`` is the common content of all trial records; ``unfinished`` are earlier trials to
-    retry.
+    ``template`` contains the common fields of all trial records; ``unfinished`` contains earlier
+    trials to retry.
     """
 
     session: Session
@@ -189,14 +189,14 @@ class TrialPool:
                 return
             slot.trial, slot.attempt_start = trial, utc_now().isoformat()
             changed.append(trial)
-            # The worker trains while the records are written. Until then the previous trial still
-            # counts as running, and the new directory belongs to no run.
+            # The worker trains while the records are written. Until then the previous trial is
+            # still recorded as running, and no record refers to the new directory.
             server.reply(message, {"task": self._task(trial).to_json()})
         finally:
             catalog.save_all(self.session, changed)
 
     def _logs(self) -> dict[str, str]:
-        """Return the log paths of the workers, by the label of the current trial."""
+        """Return the worker log paths, by the label of the current trial."""
         log_paths = {}
         for slot in self._slots:
             trial = slot.trial
@@ -246,7 +246,7 @@ class TrialPool:
         )
 
     def _end_trial(self, slot: _Slot) -> RunRecord:
-        """Return the final record of a slot's trial from the status file of its worker."""
+        """Return the final record of a slot's trial, from the status file of its worker."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
@@ -260,7 +260,7 @@ class TrialPool:
     def _end_attempt(
         self, slot: _Slot, state: Any, *, reason: str | None, status: WorkerStatus | None = None
     ) -> RunRecord:
-        """Return the record with the end of an attempt, and clear the slot."""
+        """Record the end of an attempt, and clear the slot."""
         trial = slot.trial
         assert trial is not None
         directory = catalog.directory_of(self.session, trial)
@@ -275,7 +275,7 @@ class TrialPool:
         return replace(record, attempts=(*trial.attempts, attempt))
 
     def _save_attempt(self, slot: _Slot, state: Any, *, reason: str) -> RunRecord:
-        """Save the end of an attempt whose worker sent no status."""
+        """Save the end of an attempt whose worker did not report a status."""
         record = self._end_attempt(slot, state, reason=reason)
         catalog.save_all(self.session, [record])
         return record
@@ -334,7 +334,7 @@ class TrialPool:
 
 
 def _trial_label(trial: RunRecord) -> str:
-    """Return a short label of a trial: its parameters or its component.
+    """Return a short label for a trial: its parameters or its component.
 
     >>> params = {"lr": 0.0123456, "units": 8}
     >>> _trial_label(RunRecord("20130101-000000-abcdef", "n", "trial", "running", "", params))

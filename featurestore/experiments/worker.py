@@ -1,7 +1,7 @@
-"""Worker processes: one trains a run, or one trial of a study after the other.
+"""Worker processes: each trains one run, or consecutive trials of a study.
 
-The launcher starts ``python -m featurestore.experiments.worker`` and passes a line of JSON and the
-pickled function on standard input; no code is ever loaded from a store.
+The launcher starts ``python -m featurestore.experiments.worker`` and sends a line of JSON and the
+pickled function to standard input; no code is ever loaded from a store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXIT_FAILED = 1
 
 
 def main() -> int:
-    """Run the task of standard input and return the exit status."""
+    """Run the task from standard input and return the exit status."""
     faulthandler.enable()
     sys.argv = sys.argv or [""]  # some libraries read it while they are imported
     message = JsonObject.from_value(json.loads(sys.stdin.buffer.readline()), "task")
@@ -63,7 +63,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     context = Context(task, listener)
     try:
         function = pickle.loads(dumped)
-        # Again, since unpickling imports modules, which may draw numbers or load TensorFlow.
+        # Seed again: unpickling imports modules, which may draw random numbers or load TensorFlow.
         seed_all(task.seed)
         returned = functions.call(function, task.params, context)
         final_status = running_status.ended("finished", metrics=returned_metrics(returned))
@@ -83,7 +83,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
 
 
 def serve_chief(task: Task) -> int:
-    """Serve a chief until the launcher ends this process, without loading the function."""
+    """Serve the chief until the launcher ends this process, without loading the function."""
     from featurestore.experiments.strategies import serve
 
     status = WorkerStatus(
@@ -99,10 +99,10 @@ def serve_chief(task: Task) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process without finalizing its objects.
+    """Exit this process without finalizing its objects.
 
-    The coordinator of TensorFlow joins a daemon thread when it is collected. At interpreter shutdown
-    that thread is already stopped, so a finished chief would wait for it forever.
+    When TensorFlow's coordinator is garbage-collected, it joins a daemon thread. At interpreter
+    shutdown that thread has already stopped, so a finished chief would wait for it forever.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -111,7 +111,7 @@ def leave(code: int) -> NoReturn:
 
 
 def returned_metrics(returned: Any) -> dict[str, float]:
-    """Return the return value of a training function as metrics; a number is named ``result``."""
+    """Convert a function's return value to metrics; a number is named ``result``."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
@@ -120,7 +120,7 @@ def returned_metrics(returned: Any) -> dict[str, float]:
 
 
 def set_addresses(message: JsonObject) -> None:
-    """Set TF_CONFIG, which TensorFlow's strategies read."""
+    """Set TF_CONFIG, which the TensorFlow strategies read."""
     task = {"type": message.text("role"), "index": message.number("index")}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": message.get("cluster"), "task": task})
 
@@ -144,7 +144,7 @@ class Driver:
         return JsonObject.from_value(json.loads(reply), "answer")
 
     def report(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Send metrics and return True if the trial has to stop."""
+        """Send metrics and return True if the trial must stop."""
         return self.request("report", step=step, metrics=dict(metrics)).flag("stop")
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Driver:
 
 
 def serve_trials(settings: JsonObject, dumped: bytes) -> None:
-    """Run trials until the driver has none."""
+    """Run trials until the driver has no more."""
     driver = Driver(settings)
     reply = driver.request("next")
     while "task" in reply:
@@ -193,7 +193,7 @@ def _flush() -> None:
 
 
 def _clear_models() -> None:
-    """Clear the graphs of the last trial in each installed Keras."""
+    """Clear the graphs of the previous trial in each installed Keras."""
     for name in ("keras", "tf_keras"):
         if name in sys.modules:
             sys.modules[name].backend.clear_session()

@@ -1,4 +1,4 @@
-"""Model catalog of a store: the handle of a version; publish, list, describe and remove versions."""
+"""Model catalog of a store: publish, list, describe and remove model versions."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class Model:
 
     @property
     def features(self) -> list[str]:
-        """The features of the model, as references with group versions."""
+        """The model's features, as references with group versions."""
         return [feature.reference for feature in self.spec.features.features]
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The required label columns: join keys, and inputs that no group has."""
+        """The required label columns: join keys, and inputs that no group provides."""
         return self.spec.label_columns
 
     @property
@@ -112,12 +112,12 @@ class Model:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The columns of its predictions."""
+        """The prediction columns."""
         return tuple(each.name for each in self.spec.outputs)
 
     @property
     def label(self) -> tuple[str, ...]:
-        """The label columns of the training."""
+        """The label columns used in training."""
         return self.spec.label
 
     @property
@@ -138,7 +138,7 @@ class Model:
 
     @property
     def transformations(self) -> Transformations | None:
-        """The fitted transformations between features and model, or None."""
+        """The fitted transformations that are applied before the model, or None."""
         if self.spec.transformations is None:
             return None
         path = os.path.join(self.path, TRANSFORMATIONS_FILE)
@@ -152,7 +152,7 @@ class Model:
         """Load and return the model.
 
         Args:
-            trust: Allow files to run code: SavedModel and pickles do.
+            trust: Allow loading files that run code, such as SavedModel and pickles.
 
         Raises:
             UntrustedModel: The file contains code, and ``trust`` is False.
@@ -170,10 +170,10 @@ class Model:
         label_time: datetime | str | None = None,
         as_of: datetime | str | Mapping[str, int | datetime | str] | None = None,
     ) -> FeatureFrame:
-        """Return the features of the model for labels, as of each label's time.
+        """Return the model's features for the labels, as of each label's time.
 
         Raises:
-            FeatureViewBroken: A group no longer has a feature of the model.
+            FeatureViewBroken: A group no longer has one of the model's features.
         """
         from featurestore.experiments.models.scoring import features_of
 
@@ -186,7 +186,7 @@ class Model:
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> Model:
-        """Change stage, description or tags (all of them) of the version."""
+        """Update the stage, the description or the tags, which replace all existing tags."""
         annotations = self._annotations
         if stage is not None:
             annotations = replace(annotations, stage=check_stage(stage))
@@ -203,7 +203,7 @@ class Model:
         remove(self.session, self.name, self.version)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the version as JSON."""
+        """Return the version as a JSON object."""
         return {
             "name": self.name,
             "version": self.version,
@@ -241,7 +241,7 @@ def publish(
     fitted: bytes | None,
     version: int | None,
 ) -> ModelSpec:
-    """Copy a model into the store and publish it as the next or the requested version.
+    """Copy a model into the store and publish it as the requested or the next version.
 
     The version is published when ``model.json`` appears under its name, which is atomic.
 
@@ -251,7 +251,7 @@ def publish(
         annotations: Stage, description and tags.
         artifact: The file or folder to copy.
         fitted: The serialized transformations.
-        version: None: the next one.
+        version: The version to create; None for the next version.
 
     Raises:
         ModelExists: The version exists, or another process is writing it.
@@ -285,7 +285,7 @@ def publish(
 
 
 def _copy(source: str, target: str, directory: str) -> tuple[ModelFile, ...]:
-    """Copy a file or a folder, and return the copied files."""
+    """Copy a file or folder, and return the copied files."""
     pairs = [(source, target)]
     if files.is_directory(source):
         paths = files.walk(source)
@@ -299,14 +299,14 @@ def _copy(source: str, target: str, directory: str) -> tuple[ModelFile, ...]:
 
 
 def get(session: Session, name: str, version: int | None, *, stage: str | None = None) -> ModelSpec:
-    """Return a version of a model, None: the latest."""
+    """Return a model version; None for the latest."""
     with session.registry.reading() as connection:
         model_key = index.get(connection, name, version, stage=stage)
     return directories.read(session.paths.model(*model_key), *model_key)
 
 
 def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
-    """Return every version of every model; skip damaged ones with a warning."""
+    """Return all versions of all models; skip damaged ones with a warning."""
     with session.registry.reading() as connection:
         names = index.names(connection) if name is None else [name]
         model_keys = [
@@ -323,7 +323,7 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
 
 
 def describe(session: Session, spec: ModelSpec, annotations: ModelAnnotations) -> None:
-    """Change the annotations of a version: its file, then the registry."""
+    """Update the annotations of a version: first the file, then the registry."""
     directories.write_annotations(session.paths.model(spec.name, spec.version), annotations)
     subject = f"The annotations of model {spec.name!r} version {spec.version}"
     with warn_after_publication(subject), session.registry.transaction() as connection:
@@ -342,7 +342,7 @@ def remove(session: Session, name: str, version: int) -> None:
 
 
 def check_stage(stage: str) -> Stage:
-    """Return a stage after checking its name."""
+    """Check the name of a stage and return it."""
     stages = get_args(Stage)
     if stage not in stages:
         raise InvalidArgument(

@@ -1,8 +1,8 @@
 """Detection of code in ``.keras`` files before Keras loads them.
 
-Keras builds any class and function that the file's ``config.json`` names: Keras 2 imports any
-module, and Lambda layers contain byte code. The names are therefore compared with the public
-classes of the installed Keras first. Everything else is code, which callers have to trust.
+Keras builds any class or function that ``config.json`` refers to: Keras 2 imports any module, and
+Lambda layers contain bytecode. All references are therefore checked against the public classes of
+the installed Keras. Everything else is code, and requires the caller's trust.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from featurestore.errors import ModelDamaged
 from featurestore.storage import files
 
-# Public modules whose classes a configuration may name.
+# Public modules whose classes a configuration may refer to.
 _MODULES = (
     "",
     "layers",
@@ -34,11 +34,11 @@ _MODULES = (
     "dtype_policies",
     "random",
 )
-# Private modules of models, by class.
+# Private modules that contain models, by class.
 _MODELS = {"Functional": ("models.functional", "engine.functional"), "Sequential": ("models",)}
-# Public layers that contain code or open another file.
+# Public layers that contain code or open other files.
 _CODE = ("Lambda", "TFSMLayer", "TorchModuleWrapper", "FlaxLayer", "JaxLayer", "TensorFlowOpLayer")
-# Class names by which the format encodes plain values.
+# Class names that the format uses to encode plain values.
 _VALUES = (
     "__keras_tensor__",
     "__tensor__",
@@ -51,7 +51,7 @@ _VALUES = (
     "TensorShape",
 )
 _FUNCTION_MODULES = ("activations", "losses", "metrics")
-# TensorFlow operations that only compute: no file access, no call of Python.
+# TensorFlow operations that only compute: no file access, no Python calls.
 _COMPUTING = ("math.", "nn.", "linalg.", "signal.", "__operators__.", "keras.activations.")
 # fmt: off
 _COMPUTING_NAMES = (
@@ -64,7 +64,7 @@ _COMPUTING_NAMES = (
 
 
 def code_in(path: str, flavor: str) -> list[str]:
-    """Return the objects of a ``.keras`` file that are code; empty for pure data.
+    """Find the objects of a ``.keras`` file that contain code; empty for pure data.
 
     Args:
         path: The file, or its URI.
@@ -91,7 +91,7 @@ def code_in(path: str, flavor: str) -> list[str]:
 
 
 def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield every object of a configuration that Keras would build, at any depth."""
+    """Yield all objects that Keras would build from a configuration, at any depth."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -104,7 +104,7 @@ def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
-    """Return True if Keras builds an object of a configuration from its public classes."""
+    """Return True if Keras builds the object from its public classes."""
     name, module, config = node["class_name"], node.get("module"), node.get("config")
     if not isinstance(name, str) or not (module is None or isinstance(module, str)):
         return False
@@ -143,7 +143,7 @@ def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool
 
 
 def _class_in(library: Any, module_path: str, name: str) -> bool:
-    """Return True if a public module of Keras has a class of a name."""
+    """Return True if a public Keras module has a class with this name."""
     module = library
     for attribute in module_path.split("."):
         module = getattr(module, attribute, None) if attribute else module
@@ -151,7 +151,7 @@ def _class_in(library: Any, module_path: str, name: str) -> bool:
 
 
 def _is_operation(module: str, name: str, library: Any) -> bool:
-    """Return True if a module that Keras has imported has an operation of a name."""
+    """Return True if an imported Keras module has an operation with this name."""
     operation = getattr(sys.modules.get(module), name, None)
     return isinstance(operation, type) and issubclass(operation, library.Operation)
 
@@ -172,7 +172,7 @@ def _computes(config: object) -> bool:
 
 
 def _name_of(node: Mapping[str, Any]) -> str:
-    """Return the name of an object for messages: its module, class and function."""
+    """Return the display name of an object: its module, class and function."""
     name = f"{node.get('module') or ''}.{node['class_name']}".lstrip(".")
     config = node.get("config")
     if node["class_name"] in ("function", "TFOpLambda", "SlicingOpLambda"):
@@ -184,7 +184,7 @@ def _name_of(node: Mapping[str, Any]) -> str:
 
 
 def _links_in(archive: zipfile.ZipFile) -> list[str]:
-    """Return the weight datasets whose values are in other files, which HDF5 allows."""
+    """Return the weight datasets whose values are stored in other files (HDF5 external storage)."""
     if "model.weights.h5" not in archive.namelist():
         return []
     h5py = importlib.import_module("h5py")  # which Keras requires

@@ -1,7 +1,7 @@
-"""Loading of models by flavor, and prediction of batches of arrays or of Spark's DataFrames.
+"""Loading of models by flavor, and batch prediction on arrays or Spark DataFrames.
 
-A Keras file is data unless its configuration names code (``keras_files``). SavedModel, pickles and
-pipelines of Spark ML are programs: their author decides what runs, so the caller has to trust them.
+A Keras file is data unless its configuration refers to code (``keras_files``). SavedModel, pickles
+and Spark ML pipelines are programs that run their author's code, so they require trust.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from featurestore.plugins.engine import Engine
 
-# The column of a transformed DataFrame by ``register_model(method=)``.
+# The output column of a transformed DataFrame, by ``register_model(method=)``.
 _OUTPUT_COLUMNS = {
     "predict": "prediction",
     "predict_proba": "probability",
@@ -53,11 +53,11 @@ _OUTPUT_COLUMNS = {
 }
 
 
-# Rows that a library predicts at a time, independent of the batch size of the engine.
+# Number of rows per prediction call, independent of the engine's batch size.
 PREDICT_ROWS = 8192
 _MIN_ROWS = 32
 
-# Returns predictions by output name ("" for a single output) for a model input.
+# Maps a model input to predictions by output name ("" for a single output).
 Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 
 _SAFE = ("keras", "tf_keras")
@@ -66,7 +66,7 @@ _PICKLED = {".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib"}
 
 
 def flavor_of(path: str) -> Flavor:
-    """Return the flavor of a file or folder without executing code.
+    """Detect the flavor of a file or folder without executing code.
 
     Raises:
         InvalidArgument: The format is unknown.
@@ -89,7 +89,7 @@ def flavor_of(path: str) -> Flavor:
 
 
 def _keras_flavor(path: str) -> Flavor:
-    """Return the flavor of Keras that wrote a file."""
+    """Detect the Keras version that wrote a file."""
     try:
         with zipfile.ZipFile(files.open_complete(path)) as archive:
             metadata = json.loads(archive.read("metadata.json"))
@@ -100,7 +100,7 @@ def _keras_flavor(path: str) -> Flavor:
 
 
 def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> None:
-    """Raise an error unless a file is data, or the caller trusts its code.
+    """Raise an error unless the file is pure data or the caller trusts its code.
 
     Raises:
         UntrustedModel: The file contains code and ``trust`` is False.
@@ -124,7 +124,7 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
 
 
 def load_object(path: str, flavor: str) -> Any:
-    """Return the model of a file that ``check_trusted`` allows to be loaded.
+    """Load the model from a file that has passed ``check_trusted``.
 
     Raises:
         MissingExtra: The library of the model is not installed.
@@ -143,7 +143,7 @@ def load_object(path: str, flavor: str) -> Any:
 
 
 def check_files(directory: str, spec: ModelSpec) -> None:
-    """Compare the files of a model with their registered checksums.
+    """Verify the files of a model against their registered checksums.
 
     Raises:
         ModelDamaged: A file is missing or changed.
@@ -160,11 +160,11 @@ def check_files(directory: str, spec: ModelSpec) -> None:
 
 @lru_cache(maxsize=2)
 def load_predictor(directory: str, content: bytes) -> Predict:
-    """Load a model once in each process, and return its prediction function.
+    """Load a model once per process, and return its prediction function.
 
     Args:
-        directory: The directory of its version.
-        content: Its ``model.json``, so that a replaced model of this directory is loaded again.
+        directory: The directory of the model version.
+        content: The content of ``model.json``, so that a replaced model is loaded again.
     """
     spec = ModelSpec.from_bytes(content, path=directory)
     check_files(directory, spec)
@@ -187,11 +187,11 @@ def predictor(model: Any, flavor: str, *, method: str) -> Predict:
 
 
 def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
-    """Return the predictions of ``model.predict``, computed in batches of few distinct sizes.
+    """Return the predictions of ``model.predict``, computed in batches of a few distinct sizes.
 
-    A call of ``predict`` has an overhead of 0.2 seconds, mostly for the new size of the last batch;
-    ``predict_on_batch`` runs the same function. The last batch is padded with its last row to a
-    power of two.
+    Each ``predict`` call has an overhead of 0.2 seconds, mostly because the last batch has a new
+    size; ``predict_on_batch`` runs the same function without it. The last batch is padded to a
+    power of two by repeating its last row.
     """
     arrays = model_input if isinstance(model_input, dict) else {"": model_input}
     rows = len(next(iter(arrays.values())))
@@ -250,12 +250,12 @@ def _library(name: str) -> Any:
 
 
 def is_pipeline(path: str) -> bool:
-    """Return True for a folder of ``PipelineModel.save``, without executing code."""
+    """Return True for a folder written by ``PipelineModel.save``, without executing code."""
     return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
 
 
 def load(path: str) -> Any:
-    """Return the pipeline of a folder, in the Spark session of this process."""
+    """Load the pipeline from a folder, in the Spark session of this process."""
     return _spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
 
 
@@ -287,7 +287,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
 
 
 def try_rows(path: str, method: str, batch: pa.RecordBatch, engine: Engine) -> Mapping[str, Any]:
-    """Return the predictions of a pipeline for a few rows, as numpy.
+    """Predict a few sample rows with a pipeline, and return numpy arrays.
 
     Raises:
         InvalidArgument: The engine is not Spark.
@@ -303,7 +303,7 @@ def score_rows(
     """Return a DataFrame of the label columns with predictions and the model version.
 
     Args:
-        path: The folder of the pipeline.
+        path: The pipeline folder.
         spec: The model.
         rows: A DataFrame of labels with features.
         label_columns: The columns of the labels.

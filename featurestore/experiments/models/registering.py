@@ -1,4 +1,4 @@
-"""Registration of a run's model with the features that its predictions need."""
+"""Registration of a run's model together with the features that it needs for predictions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from featurestore.training.transformations import read_by_hash, resolve_transfor
 from featurestore.transform.fitted import Transformations
 from featurestore.views.definition import define
 
-# Rows of the trial prediction.
+# Number of rows for the trial prediction.
 _TRIAL_ROWS = 8
 
 
@@ -66,7 +66,7 @@ class ModelRequest:
 
 
 def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> ModelSpec:
-    """Try the model of a run on rows of its dataset, then publish it.
+    """Check that the model can predict rows of its dataset, then publish it.
 
     See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
     """
@@ -77,7 +77,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
     dataset = _dataset(run, request.dataset)
-    # The settings of the run's first reader, if it had one.
+    # The settings of the run's first reader, if there was one.
     state: Mapping[str, Any] = next(iter(run.record.readers), {})
     fitted = _fitted(dataset, request.transformed, state)
     inputs = _inputs(dataset, request, state)
@@ -126,7 +126,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
 
 
 def _artifact(run: Run, artifact: str | None) -> str:
-    """Return the path of the model to register: the named one, or the only model of the run."""
+    """Return the path of the model to register: the requested one, or the only model of the run."""
     if artifact is not None:
         path = _artifact_path(run, artifact)
         if not files.exists(path) and not files.is_directory(path):
@@ -165,7 +165,7 @@ def _artifact(run: Run, artifact: str | None) -> str:
 
 
 def _artifact_path(run: Run, artifact: str) -> str:
-    """Return the path of an artifact: relative to the run, or absolute."""
+    """Return the path of an artifact that is relative to the run, or absolute."""
     if os.path.isabs(artifact):
         return os.path.abspath(artifact)
     run_files.check_own_files(run.path, artifact)
@@ -202,7 +202,7 @@ def _fitted(
 def _inputs(
     dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
 ) -> tuple[ModelInput, ...]:
-    """Return the inputs in the order of the reader, with its policy for nulls."""
+    """Return the inputs in reader order, with the reader's null policy."""
     columns = request.columns
     if columns is None:
         columns = state.get("columns")
@@ -230,7 +230,7 @@ def _inputs(
 
 
 def _libraries(run: Run) -> Mapping[str, str]:
-    """Return the versions of model libraries from the run record."""
+    """Return the versions of the model libraries from the run record."""
     packages = run.record.environment.get("packages", {})
     if not isinstance(packages, Mapping):
         return {}
@@ -245,7 +245,7 @@ def _trial_outputs(
     dataset: TrainingDataset,
     fitted: Transformations | None,
 ) -> tuple[ModelOutput, ...]:
-    """Return the outputs of the model, by predicting the first rows of its dataset."""
+    """Predict the first rows of the dataset and return the outputs of the model."""
     names = [each.name for each in spec.inputs]
     split = dataset.splits[0]
     batches = split_batches(dataset.path, dataset.manifest, split, columns=names)
@@ -262,10 +262,10 @@ def _trial_outputs(
 
 
 def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
-    """Return the model input of rows.
+    """Convert rows to the model input.
 
     Raises:
-        InvalidArgument: Inputs of a matrix are not numbers.
+        InvalidArgument: The inputs of a matrix are not numbers.
     """
     if spec.arrays == "matrix":
         columns = model_arrays(replace(spec, arrays="columns"), fitted, rows)
@@ -281,7 +281,7 @@ def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatc
 
 
 def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
-    """Return the outputs of a model, or raise InvalidArgument if it cannot use the input."""
+    """Predict with the model; raise InvalidArgument if it does not accept the input."""
     predict = loading.predictor(model, spec.flavor, method=spec.method)
     try:
         return predict(model_input)
@@ -302,7 +302,7 @@ def retrieval_of(
 ) -> FeatureViewSpec:
     """Return the features of a training dataset that a model needs, with group versions.
 
-    Each call of ``get_features`` is a step. Columns of the labels remain label columns; filters and
+    Each ``get_features`` call is a step. Columns of the labels remain label columns; filters and
     samples of the training rows do not apply.
 
     Raises:
@@ -340,9 +340,9 @@ def _label_time(plan: Mapping[str, Any]) -> str | None:
 def _add_steps(
     plan: Mapping[str, Any], steps: list[Mapping[str, Any]], needed: set[str] | None
 ) -> None:
-    """Append the steps of a plan's JSON after those of its input plan.
+    """Append the steps of a JSON plan after the steps of its input plan.
 
-    Join columns of a later step are needed from an earlier one.
+    Join columns of a later step are inputs of the earlier steps.
     """
     joins = [*plan.get("windows", ()), *plan["joins"]]
     if needed is not None:
@@ -369,7 +369,7 @@ def _add_steps(
 
 
 def _feature_of_output(join: Mapping[str, Any], output: Mapping[str, Any]) -> str | WindowFeature:
-    """Return the feature of a join output, as an argument of ``get_features``."""
+    """Convert a join output back to a ``get_features`` argument."""
     source = join["source"]
     reference = FeatureReference(output["column"], source["featuregroup"], source["version"], None)
     if "function" not in output:

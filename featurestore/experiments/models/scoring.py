@@ -1,4 +1,4 @@
-"""Scoring: predict the features of labels as of each label's time, in the engine's batches."""
+"""Scoring: predict from the features as of each label's time, in the engine's batches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PredictBatch:
-    """Batch function that replaces features by predictions; engines pickle it to their workers.
+    """Batch function that replaces features with predictions; engines pickle it for their workers.
 
     ``content`` is the model's ``model.json``. ``label_time`` (microseconds since 1970) is the time
     of rows without a time column.
@@ -102,10 +102,10 @@ def output_name(name: str) -> str:
 
 
 def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
-    """Convert outputs to columns: (rows,) and (rows, 1) to numbers, (rows, n, ...) to lists.
+    """Convert outputs to columns: (rows,) and (rows, 1) to scalars, (rows, n, ...) to lists.
 
     Raises:
-        InvalidArgument: The number of rows differs from the input, or a type is unsupported.
+        InvalidArgument: The number of rows differs from the input, or the type is unsupported.
     """
     columns = {}
     for name, values in model_outputs.items():
@@ -130,9 +130,9 @@ def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict
 
 
 def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
-    """Return the model input of a batch: ``{column: array}``, or float32 of (rows, inputs).
+    """Convert a batch to the model input: ``{column: array}``, or a float32 matrix (rows, inputs).
 
-    The arrays equal those of the training dataset's reader for the same values.
+    The arrays equal the arrays that the training dataset's reader returns for the same values.
 
     Raises:
         NullsInColumns: Inputs contain nulls that the model cannot handle.
@@ -170,7 +170,7 @@ def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.Reco
 def _values(
     each: ModelInput, column: pa.Array
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Return values as stored in files of the training dataset, and a mask of non-null ones."""
+    """Convert a column to numpy as the training files store it, with a mask of non-null values."""
     column = column.cast(each.kind)
     if each.fill is not None:
         column = pc.fill_null(column, pa.scalar(each.fill, each.kind))
@@ -187,10 +187,10 @@ def features_of(
     label_time: datetime | str | None = None,
     as_of: AsOfArgument | None = None,
 ) -> FeatureFrame:
-    """Return labels with the features of a model, lazily.
+    """Return the labels with the model's features, lazily.
 
     Raises:
-        FeatureNotFound: The labels lack inputs that no group has.
+        FeatureNotFound: The labels lack inputs that no group provides.
     """
     session, spec = model.session, model.spec
     if spec.features.steps:
@@ -231,7 +231,7 @@ def score(
 
     Raises:
         UntrustedModel: Loading the model runs code, and ``trust`` is False.
-        ColumnConflict: Labels have columns with the names of predictions.
+        ColumnConflict: The labels have columns with the names of predictions.
     """
     session, spec = model.session, model.spec
     description = f"Model {spec.name!r} version {spec.version}"
@@ -280,9 +280,9 @@ def score(
 def write_predictions(
     model: Model, scored: FeatureFrame, features: FeatureFrame, name: str, *, key: Sequence[str]
 ) -> None:
-    """Write predictions into a group, which is created if missing.
+    """Write predictions into a group, and create the group if it is missing.
 
-    A prediction replaces an earlier one of the same key and time.
+    A prediction replaces an earlier prediction with the same key and time.
     """
     session = model.session
     keys, time = tuple(key), None
@@ -313,7 +313,7 @@ def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
 def _rows_in_memory(
     session: Session, labels: object, types: Mapping[str, pa.DataType]
 ) -> FeatureFrame:
-    """Return labels as a frame that can be read repeatedly."""
+    """Return the labels as a frame that can be read repeatedly."""
     adopted = adopt_native(labels, engine=session.engine)
     if adopted is not None:
         schema = typed_schema(adopted.schema, lambda _: types)
@@ -327,7 +327,7 @@ def _rows_in_memory(
 
 
 def _label_columns(frame: FeatureFrame, spec: ModelSpec) -> list[str]:
-    """Return the columns of the labels, without the features."""
+    """Return the label columns, without the features."""
     features = {feature.name for feature in spec.features.features}
     features.update(each.name for each in spec.features.on_demand)
     return [name for name in frame.columns if name not in features]

@@ -91,7 +91,7 @@ def add_run(
     for step, loss in losses.items():
         told = {"loss": loss, "val_loss": loss + 0.03 + 0.00005 * step}
         lines.append(json.dumps({"step": step, "metrics": told}) + "\n")
-    path = os.path.join(catalog.directory_of(store.session, record), METRICS_FILE)
+    path = os.path.join(catalog.run_directory(store.session, record), METRICS_FILE)
     Path(path).write_text("".join(lines))
 
 

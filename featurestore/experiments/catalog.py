@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from featurestore.session import Session
 
 
-def new_id() -> str:
+def generate_run_id() -> str:
     """Generate a run id from the creation time and a random suffix."""
     return f"{utc_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
-def directory_of(session: Session, record: RunRecord) -> str:
+def run_directory(session: Session, record: RunRecord) -> str:
     """Return the directory of a run."""
     return record_files.run_directory(session.paths, record.name, record.id)
 
@@ -47,7 +47,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
         return
     for record in records:
         record_files.write_run(
-            directory_of(session, record), _without_private_names(session, record)
+            run_directory(session, record), _remove_unlisted_names(session, record)
         )
     ids = " and ".join(repr(record.id) for record in records)
     with warn_after_publication(f"Run {ids}"), session.registry.transaction() as connection:
@@ -64,7 +64,7 @@ def load(session: Session, run_id: str) -> RunRecord:
     """
     with session.registry.reading() as connection:
         name = index.experiment_of_run(connection, run_id)
-    return _readable_by_caller(
+    return _redact_unreadable_names(
         session, record_files.read_run(record_files.run_directory(session.paths, name, run_id))
     )
 
@@ -94,13 +94,13 @@ def find(
     for experiment, run_id in run_keys:
         directory = record_files.run_directory(session.paths, experiment, run_id)
         try:
-            records.append(_readable_by_caller(session, record_files.read_run(directory)))
+            records.append(_redact_unreadable_names(session, record_files.read_run(directory)))
         except FeatureStoreError as error:
             warn_caller(f"The run {run_id} is skipped: {error.message}", UserWarning)
     return records
 
 
-def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
+def _remove_unlisted_names(session: Session, record: RunRecord) -> RunRecord:
     """Remove the names of unlisted objects from the reasons of a record."""
     allowed_words = extract_words(
         json.dumps([record.name, record.params, record.settings], default=str)
@@ -112,22 +112,22 @@ def _without_private_names(session: Session, record: RunRecord) -> RunRecord:
     )
 
 
-def _readable_by_caller(session: Session, record: RunRecord) -> RunRecord:
+def _redact_unreadable_names(session: Session, record: RunRecord) -> RunRecord:
     """Redact the names of objects that the caller may not read from the reasons of a record."""
 
-    def show(text: str) -> str:
+    def show(reason: str) -> str:
         with session.registry.reading() as connection:
-            return restore_names(connection, text)
+            return restore_names(connection, reason)
 
     return _map_reasons(record, show)
 
 
-def _map_reasons(record: RunRecord, change: Callable[[str], str]) -> RunRecord:
+def _map_reasons(record: RunRecord, convert: Callable[[str], str]) -> RunRecord:
     attempts = []
     for attempt in record.attempts:
         reason = attempt.get("reason")
-        attempts.append({**attempt, "reason": change(reason)} if reason else attempt)
-    reason = change(record.reason) if record.reason else record.reason
+        attempts.append({**attempt, "reason": convert(reason)} if reason else attempt)
+    reason = convert(record.reason) if record.reason else record.reason
     return replace(record, reason=reason, attempts=tuple(attempts))
 
 
@@ -157,13 +157,13 @@ def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()
     Raises:
         RunDamaged: A file differs from its checksum.
     """
-    directory = directory_of(session, record)
+    directory = run_directory(session, record)
     stored_record = record_files.read_run(directory)
     read_metrics(directory)
     run_files.check_files(directory, stored_record, below=[METRICS_FILE, *artifacts])
 
 
-def artifacts_of(directory: str) -> Sequence[str]:
+def list_artifacts(directory: str) -> Sequence[str]:
     """List the checkpoints, models and event files of a run, relative to its directory."""
     artifacts = []
     for folder in ("checkpoints", "artifacts", "tensorboard"):

@@ -102,11 +102,11 @@ class Context:
         Each worker has its own directory. The run keeps the first worker's directory; the others
         are removed when their workers end.
         """
-        directory = self._artifacts_of(self.worker)
+        directory = self._artifact_dir_of(self.worker)
         files.make_directory(directory)
         return directory
 
-    def _artifacts_of(self, worker: int) -> str:
+    def _artifact_dir_of(self, worker: int) -> str:
         if worker == 0:
             return os.path.join(self.task.run, ARTIFACTS)
         return os.path.join(self.task.run, "work", f"worker-{worker:05d}", ARTIFACTS)
@@ -206,7 +206,7 @@ class Context:
             objects or {},
             vars(self).get("strategy"),  # absent if TensorFlow is not used
             position=(self.worker, self.workers),
-            begin=self._begin(),
+            begin=self._take_initial_checkpoint(),
         )
         run_reader.epoch, run_reader.step = reader_checkpoint.restore()
         return RunCheckpoint(reader_checkpoint, run_reader)
@@ -254,7 +254,11 @@ class Context:
         if self.task.strategy != "none":
             strategy = self.strategy
         reader_checkpoint = ReaderCheckpoint(
-            self.checkpoint_dir, run_reader.reader, objects, strategy, begin=self._begin()
+            self.checkpoint_dir,
+            run_reader.reader,
+            objects,
+            strategy,
+            begin=self._take_initial_checkpoint(),
         )
         callback = report_callback(
             self, model, run_reader, save_every=save_every, start=reader_checkpoint.position_of()
@@ -274,7 +278,7 @@ class Context:
         run_reader.epoch, run_reader.step = epochs, 0
         return history
 
-    def _begin(self) -> str | None:
+    def _take_initial_checkpoint(self) -> str | None:
         """Return the common checkpoint of all workers on the first call, then None (the newest)."""
         first, self._restored = not self._restored, True
         return self.task.checkpoint if first else None
@@ -342,7 +346,7 @@ class Context:
         Raises:
             InvalidArgument: The library of the model is unknown, or the file name is invalid.
         """
-        directory = self._artifacts_of(0)
+        directory = self._artifact_dir_of(0)
         path = save_model(model, directory=directory, name=name, worker=self.worker)
         if self.worker == 0:
             relative = os.path.relpath(path, self.task.run)
@@ -357,7 +361,7 @@ class Context:
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:
-            files.remove(self._artifacts_of(self.worker), below=self.task.run)
+            files.remove(self._artifact_dir_of(self.worker), below=self.task.run)
 
     @cached_property
     def _reports(self) -> Reports:

@@ -46,25 +46,25 @@ def check_function(function: TrainFunction, names: Iterable[str]) -> None:
             f"train_fn={function!r} is not a function.", hint="def train_fn(params, context): ..."
         )
     names = set(names)
-    accepted, required, accepts_all = _arguments(function)
+    accepted, required, accepts_all = _parse_signature(function)
     missing = [name for name in required if name not in names and name not in PROVIDED]
     if missing:
         raise InvalidTrainFunction(
-            f"{name_of(function)} requires {listing(missing)}. Available: {listing(sorted(names))}, "
+            f"{qualified_name(function)} requires {listing(missing)}. Available: {listing(sorted(names))}, "
             "params, context.",
             hint=f"params={{{missing[0]!r}: ...}}, or a default in the function",
         )
     unknown = sorted(names - accepted)
     if unknown and not accepts_all and not accepted.intersection(PROVIDED):
         raise InvalidTrainFunction(
-            f"{name_of(function)} has no argument {listing(unknown)}. Its arguments: {listing(accepted)}.",
+            f"{qualified_name(function)} has no argument {listing(unknown)}. Its arguments: {listing(accepted)}.",
             hint="arguments are passed by name; an argument named params receives all of them",
         )
 
 
 def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> Any:
     """Call a function with those arguments that its signature accepts, by name."""
-    accepted, _, accepts_all = _arguments(function)
+    accepted, _, accepts_all = _parse_signature(function)
     values = {**params}
     for name, value in zip(PROVIDED, (dict(params), context), strict=True):
         values.setdefault(name, value)
@@ -126,9 +126,9 @@ def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
             if is_pickled_by_value:
                 cloudpickle.unregister_pickle_by_value(module)
     except (TypeError, ValueError, AttributeError, NotImplementedError, RecursionError) as error:
-        raise _unpicklable(function, error) from error
+        raise _unpicklable_error(function, error) from error
     except pickle.PicklingError as error:
-        raise _unpicklable(function, error) from error
+        raise _unpicklable_error(function, error) from error
     return dumped
 
 
@@ -154,7 +154,7 @@ def _pickle(function: TrainFunction) -> bytes:
     return content.getvalue()
 
 
-def name_of(function: TrainFunction) -> str:
+def qualified_name(function: TrainFunction) -> str:
     """Return the qualified name of a function."""
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
@@ -166,21 +166,21 @@ def experiment_name(function: TrainFunction) -> str:
     >>> experiment_name(train_fn)
     'train_fn'
     """
-    return suggest_name(name_of(function).split(".")[-1])
+    return suggest_name(qualified_name(function).split(".")[-1])
 
 
 def reference(function: TrainFunction) -> str:
     """Return the reference ``module:name`` of a function."""
-    return f"{getattr(function, '__module__', None) or '?'}:{name_of(function)}"
+    return f"{getattr(function, '__module__', None) or '?'}:{qualified_name(function)}"
 
 
-def loaded_function(function_reference: str) -> TrainFunction | None:
+def find_loaded_function(function_reference: str) -> TrainFunction | None:
     """Return the function with this reference if this process has loaded its module.
 
     Nothing is imported, and functions of Python and of installed packages are never returned: a
     stored record must neither load code nor select an arbitrary function to call.
 
-    >>> loaded_function("no.such.module:train_fn"), loaded_function("shutil:rmtree")
+    >>> find_loaded_function("no.such.module:train_fn"), find_loaded_function("shutil:rmtree")
     (None, None)
     """
     module_name, _, path = function_reference.partition(":")
@@ -202,7 +202,7 @@ def _is_user_code(module: ModuleType | None) -> bool:
     return _is_user_module(module) and package not in _OWN_PACKAGES
 
 
-def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:
+def _parse_signature(function: TrainFunction) -> tuple[set[str], list[str], bool]:
     """Return the argument names, the required names, and whether there is a ``**kwargs``."""
     accepted, required, accepts_all = set(), [], False
     for parameter in inspect.signature(function).parameters.values():
@@ -210,7 +210,7 @@ def _arguments(function: TrainFunction) -> tuple[set[str], list[str], bool]:
             accepts_all = True
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidTrainFunction(
-                f"{name_of(function)} takes {parameter.name!r} by position only.",
+                f"{qualified_name(function)} takes {parameter.name!r} by position only.",
                 hint="arguments of a training function are passed by name",
             )
         elif parameter.kind is not parameter.VAR_POSITIONAL:
@@ -242,14 +242,14 @@ def _is_unimportable(module: ModuleType) -> bool:
     return _is_user_module(module) and os.path.abspath(file) not in importable_paths
 
 
-def _unpicklable(function: TrainFunction, error: Exception) -> InvalidTrainFunction:
+def _unpicklable_error(function: TrainFunction, error: Exception) -> InvalidTrainFunction:
     return InvalidTrainFunction(
-        f"{name_of(function)} cannot be sent to another process: {error}.",
+        f"{qualified_name(function)} cannot be sent to another process: {error}.",
         hint="open files, connections, locks and sessions inside the function",
     )
 
 
-def code_of(function: TrainFunction) -> dict[str, Any]:
+def describe_code(function: TrainFunction) -> dict[str, Any]:
     """Describe the code of a function: its reference, source and git commit."""
     try:
         source = inspect.getsource(function)
@@ -266,11 +266,11 @@ def code_of(function: TrainFunction) -> dict[str, Any]:
         "function": reference(function),
         "source": source,
         "sha256": digest,
-        "git": git_state(folder),
+        "git": read_git_state(folder),
     }
 
 
-def git_state(folder: str) -> dict[str, Any] | None:
+def read_git_state(folder: str) -> dict[str, Any] | None:
     """Return the checked-out commit and whether the checkout has changes; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
@@ -301,7 +301,7 @@ def environment() -> dict[str, Any]:
         "user": _user(),
         "host": host_name(),
         "command": list(sys.argv),
-        "packages": dict(_packages()),
+        "packages": dict(_flatten_packages()),
     }
 
 
@@ -313,7 +313,7 @@ def _user() -> str:
 
 
 @cache
-def _packages() -> dict[str, str]:
+def _flatten_packages() -> dict[str, str]:
     versions = {}
     for each in distributions():
         metadata = each.metadata  # parsed on each access, also by ``each.version``

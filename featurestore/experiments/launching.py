@@ -16,7 +16,7 @@ from featurestore.errors import (
 )
 from featurestore.experiments import catalog, functions, status
 from featurestore.experiments.context import CHECKPOINTS
-from featurestore.experiments.functions import TrainFunction, code_of, environment
+from featurestore.experiments.functions import TrainFunction, describe_code, environment
 from featurestore.experiments.run_files import final_checksums
 from featurestore.experiments.status import (
     AttemptEnd,
@@ -83,7 +83,7 @@ class _Execution:
     @property
     def directory(self) -> str:
         """The directory of the run."""
-        return catalog.directory_of(self.session, self.record)
+        return catalog.run_directory(self.session, self.record)
 
 
 def launch(session: Session, request: LaunchRequest) -> RunRecord:
@@ -162,7 +162,7 @@ def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
             manifest.name, manifest.version, manifest.content_hash, request.dataset.path
         )
     return RunRecord(
-        id=catalog.new_id(),
+        id=catalog.generate_run_id(),
         name=request.name or functions.experiment_name(request.function),
         kind=request.kind,
         state="running",
@@ -182,7 +182,7 @@ def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
             "without_layers": sorted(request.without_layers),
             "environment": sorted(request.environment),  # names; values may be secrets
         },
-        code=code_of(request.function),
+        code=describe_code(request.function),
         environment=environment(),
         started=utc_now().isoformat(),
     )
@@ -205,7 +205,7 @@ def resume(
             f"Run {run_id!r} is a {record.kind}, which has no workers of its own.",
             hint="resume one of its trials, or call the search again with resume=True",
         )
-    function = function or functions.loaded_function(str(record.code.get("function", "")))
+    function = function or functions.find_loaded_function(str(record.code.get("function", "")))
     if function is None:
         raise InvalidTrainFunction(
             f"Run {run_id!r} ran {record.code.get('function')}, which this process has not loaded.",
@@ -216,8 +216,8 @@ def resume(
     dumped = functions.dump_function(function, by_value=launcher.name != "local")
     if record.dataset is not None:
         Task(run="", dataset=vars(record.dataset)).open_dataset()
-    launcher.check(len(team_of(record)))
-    code = code_of(function)
+    launcher.check(len(run_members(record)))
+    code = describe_code(function)
     if code["sha256"] != record.code.get("sha256"):
         warn_caller("The training function has changed since the run was launched.")
     settings = dict(record.settings)
@@ -236,7 +236,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
     session, record, attempt_end = execution.session, execution.record, None
     retries = int(record.settings["retries"])
     files.make_directory(execution.directory)
-    with status.driving(execution.directory):
+    with status.lock_driver(execution.directory):
         catalog.save(session, record)
         try:
             for _ in range(retries + 1):
@@ -260,7 +260,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
             catalog.save(session, replace(record, state=state, ended=now, reason=reason))
             raise
         assert attempt_end is not None
-        record = end_record(
+        record = finish_record(
             record,
             attempt_end.state,
             directory=execution.directory,
@@ -269,12 +269,12 @@ def run_attempts(execution: _Execution) -> RunRecord:
         )
         catalog.save(session, record)
     if record.state == "failed":
-        raise _failure(execution, record, attempt_end)
+        raise _build_run_error(execution, record, attempt_end)
     return record
 
 
 def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
-    record, team = execution.record, team_of(execution.record)
+    record, team = execution.record, run_members(execution.record)
     strategy = str(record.settings["strategy"])
     # Listed once: the first worker may save again before the last worker starts.
     newest = newest_checkpoint(os.path.join(execution.directory, CHECKPOINTS))
@@ -296,7 +296,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
             fold=Fold.from_json(record.settings.get("fold")),
             checkpoint=newest,
         )
-        worker = worker_task(task, environment=execution.environment)
+        worker = build_worker_task(task, environment=execution.environment)
         tasks.append(replace(worker, index=member.index))
     gang = Gang(tuple(tasks), execution.function, strategy in ("multiworker", PARAMETER_SERVER))
 
@@ -308,7 +308,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
         return watch(execution.launcher.start(gang), read_worker_status, team=team, each_poll=show)
 
 
-def team_of(record: RunRecord) -> tuple[Member, ...]:
+def run_members(record: RunRecord) -> tuple[Member, ...]:
     """Return the processes of a run."""
     settings = record.settings
     return members(
@@ -316,7 +316,7 @@ def team_of(record: RunRecord) -> tuple[Member, ...]:
     )
 
 
-def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
+def build_worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
     """Build the launcher's description of a worker: task, log, directory and environment."""
     name = f"worker-{task.number:05d}"
     return WorkerTask(
@@ -329,7 +329,7 @@ def worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTask:
     )
 
 
-def end_record(
+def finish_record(
     record: RunRecord,
     state: Any,
     *,
@@ -351,7 +351,7 @@ def end_record(
     metrics: dict[str, float] = {}
     checksums: dict[str, str] = {}
     try:
-        metrics = last_metrics(directory)
+        metrics = read_last_metrics(directory)
         if state in ("finished", "stopped"):
             checksums = final_checksums(directory, {} if status is None else status.saved)
     except FeatureStoreError as error:
@@ -369,12 +369,12 @@ def end_record(
     )
 
 
-def last_metrics(directory: str) -> dict[str, float]:
+def read_last_metrics(directory: str) -> dict[str, float]:
     """Return the last reported value of each metric."""
     return {each.name: each.value for each in catalog.read_metrics(directory)}
 
 
-def _failure(
+def _build_run_error(
     execution: _Execution, record: RunRecord, attempt_end: AttemptEnd
 ) -> FeatureStoreError:
     trace = attempt_end.trace
@@ -390,7 +390,7 @@ def _failure(
     )
 
 
-def dataset_of(session: Session, record: RunRecord) -> TrainingDataset | None:
+def load_run_dataset(session: Session, record: RunRecord) -> TrainingDataset | None:
     """Load the dataset of a run: by name and version in this store, else by its path."""
     run_dataset = record.dataset
     if run_dataset is None:

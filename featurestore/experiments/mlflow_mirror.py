@@ -47,7 +47,7 @@ _INVALID_CHARACTERS = re.compile(r"[^\w.\- /]")
 
 
 @dataclass(frozen=True)
-class _Point:
+class _MetricPoint:
     """An MLflow metric value; ``time`` is in milliseconds."""
 
     key: str
@@ -64,18 +64,18 @@ class _Mirror:
     entities: Any
     artifacts: Sequence[str]
 
-    def put(self, run: Run, parent: str | None) -> str:
+    def mirror_run(self, run: Run, parent: str | None) -> str:
         """Mirror a run and its trials; return the MLflow id of the run."""
-        points = points_of(run)  # first, since it raises on conflicting names
-        experiment = self._experiment(run.name)
-        tags = tags_of(run)
+        points = collect_points(run)  # first, since it raises on conflicting names
+        experiment = self._get_experiment_id(run.name)
+        tags = build_tags(run)
         if parent is not None:
             tags["mlflow.parentRunId"] = parent
         query = f"tags.`{RUN_TAG}` = '{run.id}'"
         matching_runs = self.client.search_runs([experiment], filter_string=query, max_results=1)
         if matching_runs:
             mirrored = str(matching_runs[0].info.run_id)
-            points = self._new_points(mirrored, points)
+            points = self._select_new_points(mirrored, points)
         else:
             started = _milliseconds(run.record.started or run.record.created)
             created_run = self.client.create_run(
@@ -84,16 +84,18 @@ class _Mirror:
             mirrored = str(created_run.info.run_id)
         self._write(mirrored, run, tags, points)
         for record in catalog.find(run.session, parent=run.id):
-            self.put(Run(run.session, record), mirrored)
+            self.mirror_run(Run(run.session, record), mirrored)
         return mirrored
 
-    def _experiment(self, name: str) -> str:
+    def _get_experiment_id(self, name: str) -> str:
         experiment = self.client.get_experiment_by_name(name)
         if experiment is not None:
             return str(experiment.experiment_id)
         return str(self.client.create_experiment(name))
 
-    def _new_points(self, mirrored: str, points: Sequence[_Point]) -> list[_Point]:
+    def _select_new_points(
+        self, mirrored: str, points: Sequence[_MetricPoint]
+    ) -> list[_MetricPoint]:
         """Return the values that the mirrored run does not have yet."""
         logged_values = set()
         for key in sorted({point.key for point in points}):
@@ -104,7 +106,7 @@ class _Mirror:
         ]
 
     def _write(
-        self, mirrored: str, run: Run, tags: Mapping[str, str], points: Sequence[_Point]
+        self, mirrored: str, run: Run, tags: Mapping[str, str], points: Sequence[_MetricPoint]
     ) -> None:
         entities, client = self.entities, self.client
         texts = {
@@ -121,7 +123,7 @@ class _Mirror:
         for batch in _batches(metrics, _MAX_METRICS):
             client.log_batch(mirrored, metrics=batch)
         if run.record.dataset is not None:
-            client.log_inputs(mirrored, datasets=[self._dataset(run.record)])
+            client.log_inputs(mirrored, datasets=[self._to_mlflow_dataset(run.record)])
         client.log_dict(mirrored, parse_object(run.record.to_bytes()), "run.json")
         for folder in self.artifacts:
             path = os.path.join(run.path, folder)
@@ -135,7 +137,7 @@ class _Mirror:
         ended = _milliseconds(run.record.ended or run.record.created)
         client.set_terminated(mirrored, status, ended)
 
-    def _dataset(self, record: RunRecord) -> Any:
+    def _to_mlflow_dataset(self, record: RunRecord) -> Any:
         assert record.dataset is not None
         run_dataset = record.dataset
         source = {
@@ -169,7 +171,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
         raise missing_extra("mlflow", "mlflow") from error
     try:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-        return _Mirror(client, entities, artifacts).put(run, None)
+        return _Mirror(client, entities, artifacts).mirror_run(run, None)
     except MlflowException as error:
         message = str(error.message).replace(uri, without_password(uri))
         raise MlflowError(
@@ -178,7 +180,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
         ) from error
 
 
-def points_of(run: Run) -> list[_Point]:
+def collect_points(run: Run) -> list[_MetricPoint]:
     """Return all metric values; values that the function returned belong to the last step.
 
     Raises:
@@ -198,16 +200,16 @@ def points_of(run: Run) -> list[_Point]:
     points, last, latest = [], {}, 0
     for each in reported:
         time = ended if each.time is None else int(each.time * 1000)
-        points.append(_Point(keys[each.name], each.value, time, each.step))
+        points.append(_MetricPoint(keys[each.name], each.value, time, each.step))
         last[each.name] = each.value
         latest = max(latest, each.step)
     for name, value in run.metrics.items():
         if last.get(name) != value:
-            points.append(_Point(keys[name], value, ended, latest))
+            points.append(_MetricPoint(keys[name], value, ended, latest))
     return points
 
 
-def tags_of(run: Run) -> dict[str, str]:
+def build_tags(run: Run) -> dict[str, str]:
     """Return the MLflow tags of a run."""
     record = run.record
     tags = {

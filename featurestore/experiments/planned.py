@@ -59,9 +59,9 @@ def run_planned(
     record = new_record(request, launcher)
     study_settings = {"on": launcher.name, "parallel": parallel, "metric": metric, **settings}
     record = replace(record, settings=study_settings, params=functions.check_params(request.params))
-    directory = catalog.directory_of(session, record)
+    directory = catalog.run_directory(session, record)
     files.make_directory(directory)
-    with status.driving(directory):
+    with status.lock_driver(directory):
         catalog.save(session, record)
         template = replace(new_record(request, launcher), kind="trial", parent=record.id)
         pool = TrialPool(
@@ -229,7 +229,7 @@ def ablate(
     record, trials = run_planned(
         session, request, plan, parallel=parallel, metric=metric, settings=study_settings
     )
-    return table_of(session, record, trials, metric=metric, direction=direction)
+    return build_ablation(session, record, trials, metric=metric, direction=direction)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,8 @@ def components(
         InvalidArgument: A feature is not an input of the dataset, or there are no components.
     """
     ablated_components = [
-        Component(name, features=names) for name, names in _groups(dataset, features).items()
+        Component(name, features=names)
+        for name, names in _group_features(dataset, features).items()
     ]
     ablated_components += [Component(f"layer {layer}", layers=(layer,)) for layer in layers or ()]
     for component in ablated_components:
@@ -331,7 +332,7 @@ def components(
     return ablated_components
 
 
-def _groups(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...]]:
+def _group_features(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...]]:
     inputs = dataset.roles.inputs
     if features is None:
         return {}
@@ -382,7 +383,7 @@ def features_by_group(dataset: TrainingDataset) -> dict[str, tuple[str, ...]]:
     return groups
 
 
-def table_of(
+def build_ablation(
     session: Session, record: RunRecord, trials: Sequence[RunRecord], *, metric: str, direction: str
 ) -> Ablation:
     """Build the result table of an ablation from its trial records."""

@@ -76,7 +76,7 @@ class Run:
     @property
     def path(self) -> str:
         """The directory of the run."""
-        return catalog.directory_of(self.session, self.record)
+        return catalog.run_directory(self.session, self.record)
 
     @property
     def log_dir(self) -> str:
@@ -96,14 +96,14 @@ class Run:
     @property
     def artifacts(self) -> list[str]:
         """The artifacts of the run, relative to ``path``."""
-        return list(catalog.artifacts_of(self.path))
+        return list(catalog.list_artifacts(self.path))
 
     @property
     def dataset(self) -> TrainingDataset | None:
         """The training dataset of the run, from this store or by its path."""
-        from featurestore.experiments.launching import dataset_of
+        from featurestore.experiments.launching import load_run_dataset
 
-        return dataset_of(self.session, self.record)
+        return load_run_dataset(self.session, self.record)
 
     def history(self, metric: str) -> dict[int, float]:
         """Return the history of a metric as ``{step: value}``.
@@ -237,8 +237,10 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
         params=differing(first.params, second.params),
         settings=differing(*settings),
         dataset=differing(_dataset_fields(first.dataset), _dataset_fields(second.dataset)),
-        code=differing(_code(first.code), _code(second.code)),
-        environment=differing(_packages(first.environment), _packages(second.environment)),
+        code=differing(_flatten_code(first.code), _flatten_code(second.code)),
+        environment=differing(
+            _flatten_packages(first.environment), _flatten_packages(second.environment)
+        ),
         metrics=pair_values(a.metrics, b.metrics),
     )
 
@@ -261,7 +263,7 @@ def _dataset_fields(dataset: Any) -> dict[str, Any]:
     return {} if dataset is None else vars(dataset)
 
 
-def _code(code: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_code(code: Mapping[str, Any]) -> dict[str, Any]:
     git = code.get("git") or {}
     return {
         "function": code.get("function"),
@@ -271,7 +273,7 @@ def _code(code: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _packages(environment: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten_packages(environment: Mapping[str, Any]) -> dict[str, Any]:
     versions = {"python": environment.get("python"), "platform": environment.get("platform")}
     packages = environment.get("packages")
     if isinstance(packages, Mapping):

@@ -78,20 +78,20 @@ class Events:
         self._file = AppendedFile(os.path.join(directory, name))
         self._records: Any = RecordWriter(self._file)
         self._event: Any = Event
-        self._put(file_version="brain.Event:2")
+        self._append(file_version="brain.Event:2")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write scalar metrics."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._put(step=step, summary=Summary(value=values))
+        self._append(step=step, summary=Summary(value=values))
 
     def discard_from(self, step: int) -> None:
         """Discard events of earlier files from ``step`` on, since the steps are repeated."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        self._put(step=step, session_log=SessionLog(status=SessionLog.START))
+        self._append(step=step, session_log=SessionLog(status=SessionLog.START))
 
     def write_params(self, params: Mapping[str, Any], *, trial: str) -> None:
         """Write the parameters for the HParams plugin."""
@@ -102,13 +102,13 @@ class Events:
             plain = isinstance(value, bool | int | float | str)
             hparams[name] = value if plain else json.dumps(value)
         if hparams:
-            self._put(summary=hparams_pb(hparams, trial_id=trial))
+            self._append(summary=hparams_pb(hparams, trial_id=trial))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _put(self, **content: Any) -> None:
+    def _append(self, **content: Any) -> None:
         self._records.write(self._event(wall_time=time.time(), **content).SerializeToString())
 
 

@@ -222,7 +222,7 @@ class Sampling:
 
     def __init__(self, space: Space, *, sampler: Any, stop: Any, direction: str, seed: int) -> None:
         self._optuna = import_optuna()
-        check_names(sampler, stop, direction)
+        check_strategies(sampler, stop, direction)
         self._space, self._sampler, self._stop, self._seed = space, sampler, stop, seed
         self._sign = 1.0 if direction == "min" else -1.0
         self._first_step: int | None = None
@@ -251,7 +251,9 @@ class Sampling:
         for each in sorted(past_trials, key=lambda trial: trial.number):
             optuna_trial = self._optuna.trial.create_trial(
                 state=self._optuna.trial.TrialState.RUNNING,
-                params={name: self._internal(name, each.params[name]) for name in self._space},
+                params={
+                    name: self._to_optuna_value(name, each.params[name]) for name in self._space
+                },
                 distributions=self._distributions,
             )
             optuna_trial.datetime_start = dt.datetime.now()
@@ -266,20 +268,20 @@ class Sampling:
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Return the number and parameters of the next trial."""
         number = len(self._study.trials)
-        fixed = self._fixed(number)
+        fixed = self._propose_without_optuna(number)
         if fixed is not None:
-            internal = {name: self._internal(name, value) for name, value in fixed.items()}
+            internal = {name: self._to_optuna_value(name, value) for name, value in fixed.items()}
             self._study.enqueue_trial(internal)
         elif isinstance(self._sampler, str):
             self._study.sampler = self._seeded_sampler(number)
         trial = self._study.ask(self._distributions)
         self._trials[trial.number] = trial
-        return trial.number, self._external(trial.params)
+        return trial.number, self._to_parameters(trial.params)
 
     def report(self, number: int, step: int, value: float) -> bool:
         """Record an intermediate value of a trial and return True to prune the trial."""
         trial = self._trials[number]
-        self._note_step({step: value})
+        self._set_resource_unit({step: value})
         if step not in self._study.trials[number].intermediate_values:
             trial.report(value, step)
         return bool(trial.should_prune())
@@ -290,13 +292,13 @@ class Sampling:
         params = self._study.trials[number].params
         if state == "finished" and value is not None:
             self._study.tell(number, value)
-            self._finished.append((self._external(params), self._sign * value))
+            self._finished.append((self._to_parameters(params), self._sign * value))
         else:
             is_stopped = state == "stopped"
             self._study.tell(number, state=states.PRUNED if is_stopped else states.FAIL)
         self._trials.pop(number, None)
 
-    def _fixed(self, number: int) -> dict[str, Any] | None:
+    def _propose_without_optuna(self, number: int) -> dict[str, Any] | None:
         """Return the proposal of a sampler that Optuna does not provide, otherwise None."""
         if self._sampler == "grid":
             return self._grid[number]
@@ -311,7 +313,7 @@ class Sampling:
             return self._optuna.samplers.RandomSampler(seed=seed)
         return self._optuna.samplers.TPESampler(seed=seed)
 
-    def _note_step(self, history: Mapping[int, float]) -> None:
+    def _set_resource_unit(self, history: Mapping[int, float]) -> None:
         """Use the first reported step as the unit of successive halving."""
         if history and self._first_step is None:
             self._first_step = max(1, min(history))
@@ -331,7 +333,7 @@ class Sampling:
         else:
             self._study.pruner = self._stop
 
-    def _external(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_parameters(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Convert Optuna parameters to the parameters of the training function."""
         values = dict(params)
         for name, parameter in self._space.items():
@@ -339,7 +341,7 @@ class Sampling:
                 values[name] = parameter.options[params[name]]
         return values
 
-    def _internal(self, name: str, value: Any) -> Any:
+    def _to_optuna_value(self, name: str, value: Any) -> Any:
         """Convert a value to its Optuna representation; choices are represented by their index."""
         parameter = self._space[name]
         if isinstance(parameter, Choice):
@@ -390,7 +392,7 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     return params
 
 
-def check_names(sampler: Any, stop: Any, direction: str) -> None:
+def check_strategies(sampler: Any, stop: Any, direction: str) -> None:
     """Raise InvalidArgument for unknown names and for objects that Optuna does not provide."""
     optuna = import_optuna()
     if direction not in DIRECTIONS:
@@ -409,7 +411,7 @@ def check_names(sampler: Any, stop: Any, direction: str) -> None:
         )
 
 
-def name_of(sampler: Any) -> str | None:
+def strategy_name(sampler: Any) -> str | None:
     """Return the name of a sampler or pruner for the record."""
     if sampler is None or isinstance(sampler, str):
         return sampler

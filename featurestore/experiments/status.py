@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import RunDamaged, RunRunning
-from featurestore.experiments.tasks import CHIEF, Member, by_severity, is_over
+from featurestore.experiments.tasks import CHIEF, Member, has_ended, order_by_severity
 from featurestore.model.display import escape_line
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.plugins.launcher import RunningGang
@@ -130,7 +130,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
 
 
 @contextmanager
-def driving(directory: str) -> Iterator[None]:
+def lock_driver(directory: str) -> Iterator[None]:
     """Hold the driver lock of a run for the duration of the block.
 
     Raises:
@@ -190,20 +190,20 @@ def watch(
     """
     try:
         exits = running.poll()
-        while not is_over(exits, team):
+        while not has_ended(exits, team):
             each_poll()
             time.sleep(_POLL_SECONDS)
             exits = running.poll()
         chief_is_done = team[0].role == CHIEF and exits[0] == 0
         if any(exits) and not chief_is_done:
-            exits = _gather(running)
+            exits = _wait_for_exits(running)
     finally:
         running.stop()
     statuses = [read(worker) for worker in range(len(exits))]
     return evaluate_attempt(exits, statuses, team)
 
 
-def _gather(running: RunningGang) -> list[int | None]:
+def _wait_for_exits(running: RunningGang) -> list[int | None]:
     """Return the exit statuses once all processes have ended, or after a short wait."""
     end = time.monotonic() + _GATHER_SECONDS
     while None in (exits := running.poll()) and time.monotonic() < end:
@@ -236,7 +236,7 @@ def evaluate_attempt(
             if len(team) > 1 and "Collective ops is aborted" in str(status.message):
                 reason += f"\n{_SAME_CALLS}"
             return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
-    for number in by_severity(team):
+    for number in order_by_severity(team):
         status = final_statuses[number]
         ended_well = status is not None and status.state in ("finished", "stopped")
         lost = exits[number] is not None and (exits[number] != 0 or not ended_well)
@@ -273,7 +273,7 @@ def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
         yield lambda: None
         return
     if _is_notebook():
-        yield _in_notebook(logs)
+        yield _notebook_display(logs)
         return
     from rich.console import Console
     from rich.live import Live
@@ -283,7 +283,7 @@ def show_logs(logs: Logs, progress: bool | Listener | None) -> Iterator[Lines]:
         yield lambda: live.update(Text("\n".join(_progress_lines(logs))))
 
 
-def _in_notebook(logs: Logs) -> Lines:
+def _notebook_display(logs: Logs) -> Lines:
     """Return a function that updates the lines below the notebook cell."""
     display = importlib.import_module("IPython.display").display
     displayed, last_refresh = "", 0.0

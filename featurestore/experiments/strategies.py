@@ -85,7 +85,7 @@ def report_callback(
 def _parameter_server_strategy() -> Any:
     """Create the chief's strategy after waiting for the workers and servers."""
     tf = import_tensorflow()
-    resolver = _resolver(tf)
+    resolver = _make_cluster_resolver(tf)
     servers = resolver.cluster_spec().num_tasks("ps")
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
         min_shard_bytes=SHARD_BYTES, max_shards=servers
@@ -96,7 +96,7 @@ def _parameter_server_strategy() -> Any:
 def serve() -> None:
     """Serve the chief as a worker or parameter server until this process is stopped."""
     tf = import_tensorflow()
-    resolver = _resolver(tf)
+    resolver = _make_cluster_resolver(tf)
     cluster = resolver.cluster_spec()
     # Calls wait for each other; with fewer threads than members they would deadlock.
     threads = cluster.num_tasks("worker") + cluster.num_tasks("ps") + 1
@@ -147,11 +147,11 @@ class Schedule:
         self, epochs: int, *, checkpoint: RunCheckpoint | None, save_every: int
     ) -> Iterator[tuple[int, Any]]:
         """Yield (step, return value) in step order."""
-        workers = _resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
+        workers = _make_cluster_resolver(import_tensorflow()).cluster_spec().num_tasks("worker")
         max_calls = CALLS_PER_WORKER * workers
         saved = True
         for step, batch in self.reader.steps(epochs):
-            self._add(step, batch)
+            self._enqueue(step, batch)
             saved = False
             if len(self.waiting) >= max_calls:
                 yield self._pop_oldest()
@@ -163,7 +163,7 @@ class Schedule:
         if checkpoint is not None and not saved:
             checkpoint.save()
 
-    def _add(self, step: int, batch: Batch) -> None:
+    def _enqueue(self, step: int, batch: Batch) -> None:
         tf = import_tensorflow()
         tensors = {name: tf.convert_to_tensor(values) for name, values in batch.items()}
         self.waiting.append(ScheduledCall(step, tensors, self._schedule_call(tensors)))
@@ -189,5 +189,5 @@ class Schedule:
             return oldest.step, self._schedule_call(oldest.batch).fetch()
 
 
-def _resolver(tf: Any) -> Any:
+def _make_cluster_resolver(tf: Any) -> Any:
     return tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")

@@ -20,7 +20,7 @@ from featurestore.experiments.launching import (
     LaunchRequest,
     check_integer,
     check_request,
-    dataset_of,
+    load_run_dataset,
     new_record,
 )
 from featurestore.experiments.run import Run
@@ -29,11 +29,11 @@ from featurestore.experiments.spaces import (
     STOPS,
     PastTrial,
     Sampling,
-    check_names,
     check_space,
+    check_strategies,
     grid,
-    name_of,
     space_from_json,
+    strategy_name,
 )
 from featurestore.experiments.status import Listener
 from featurestore.experiments.trials import Proposal, TrialPool
@@ -97,7 +97,7 @@ class Study:
             RunNotFound: No trial has finished.
         """
         trials = catalog.find(self.session, parent=self.id)
-        best_record = best_of(trials, self.metric, str(self.record.settings["direction"]))
+        best_record = find_best_trial(trials, self.metric, str(self.record.settings["direction"]))
         if best_record is None:
             raise RunNotFound(f"No trial of {self.id!r} has finished.", hint="study.resume()")
         return Run(self.session, best_record)
@@ -143,7 +143,7 @@ class Study:
             progress: See ``launch``.
         """
         settings = self.record.settings
-        function = train_fn or functions.loaded_function(str(self.record.code.get("function")))
+        function = train_fn or functions.find_loaded_function(str(self.record.code.get("function")))
         if function is None:
             raise InvalidTrainFunction(
                 f"Study {self.id!r} ran {self.record.code.get('function')}, which this process "
@@ -153,7 +153,7 @@ class Study:
         launch = LaunchRequest(
             function,
             "search",
-            dataset=dataset_of(self.session, self.record),
+            dataset=load_run_dataset(self.session, self.record),
             params=self.record.params,
             name=self.name,
             on=on or str(settings["on"]),
@@ -215,7 +215,7 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     """Run a search to completion and return the study record."""
     launcher = find_launcher(request.launch.on)
     space = check_space(request.space)
-    check_names(request.sampler, request.stop, request.direction)
+    check_strategies(request.sampler, request.stop, request.direction)
     size = len(grid(space)) if request.sampler == "grid" else _MAX_TRIALS
     trials = size
     if request.trials is not None:
@@ -245,8 +245,8 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
         "space": {name: parameter.to_json() for name, parameter in space.items()},
         "trials": trials,
         "parallel": request.parallel,
-        "sampler": name_of(request.sampler),
-        "stop": name_of(request.stop),
+        "sampler": strategy_name(request.sampler),
+        "stop": strategy_name(request.stop),
         "metric": request.metric,
         "direction": request.direction,
     }
@@ -282,9 +282,9 @@ def run_study(
     proposals = SearchProposals(
         sampling, record.params, record.settings["trials"], request.metric, record.seed
     )
-    directory = catalog.directory_of(session, record)
+    directory = catalog.run_directory(session, record)
     files.make_directory(directory)
-    with status.driving(directory):
+    with status.lock_driver(directory):
         past_trials = catalog.find(session, parent=record.id)
         sampling.restore([_past_trial(session, each, request.metric) for each in past_trials])
         proposals.next_number = len(past_trials)
@@ -298,7 +298,7 @@ def run_study(
             request.parallel,
             environment=request.launch.environment,
             progress=request.launch.progress,
-            unfinished=unfinished(past_trials),
+            unfinished=reset_unfinished(past_trials),
         )
         catalog.save(session, record)
         finish_pool(session, record, pool)
@@ -321,13 +321,13 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
         raise
 
 
-def unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
+def reset_unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
     """Return the trials that were running when their driver ended, reset for another run."""
     interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
     return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
 
 
-def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
+def find_best_trial(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:
     """Return the finished trial with the best metric value; the first one in case of a tie."""
     finished = [each for each in trials if each.state == "finished" and metric in each.metrics]
     if not finished:
@@ -339,7 +339,7 @@ def best_of(trials: list[RunRecord], metric: str, direction: str) -> RunRecord |
 def _final_record(session: Session, record: RunRecord) -> RunRecord:
     metric, direction = record.settings["metric"], record.settings["direction"]
     trials = catalog.find(session, parent=record.id)
-    best = best_of(trials, metric, direction)
+    best = find_best_trial(trials, metric, direction)
     now = utc_now().isoformat()
     if best is None:
         reasons = [each.reason or each.state for each in trials]
@@ -351,7 +351,7 @@ def _final_record(session: Session, record: RunRecord) -> RunRecord:
 
 def _past_trial(session: Session, record: RunRecord, metric: str) -> PastTrial:
     assert record.number is not None
-    values = catalog.read_metrics(catalog.directory_of(session, record))
+    values = catalog.read_metrics(catalog.run_directory(session, record))
     history = {each.step: each.value for each in values if each.name == metric}
     value = record.metrics.get(metric)
     return PastTrial(record.number, record.params, record.state, value, history)

@@ -48,25 +48,25 @@ def members(strategy: str, workers: int, servers: int) -> tuple[Member, ...]:
     return tuple(team)
 
 
-def by_severity(team: Sequence[Member]) -> list[int]:
+def order_by_severity(team: Sequence[Member]) -> list[int]:
     """Return the indexes of members, ordered by the severity of their loss.
 
-    >>> by_severity(members("parameter_server", 2, 1))
+    >>> order_by_severity(members("parameter_server", 2, 1))
     [0, 3, 1, 2]
     """
     order = (CHIEF, SERVER, WORKER)
     return sorted(range(len(team)), key=lambda index: order.index(team[index].role))
 
 
-def is_over(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
+def has_ended(exits: Sequence[int | None], team: Sequence[Member]) -> bool:
     """Determine from exit statuses whether a run has ended or cannot continue.
 
     All workers of a run without a chief are required. A chief can continue without some of its
     workers, but not without all of them, and not without a server.
 
-    >>> is_over([None, -9], members("multiworker", 2, 0))
+    >>> has_ended([None, -9], members("multiworker", 2, 0))
     True
-    >>> is_over([None, -9, None, None], members("parameter_server", 2, 1))
+    >>> has_ended([None, -9, None, None], members("parameter_server", 2, 1))
     False
     """
     if team[0].role != CHIEF:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from featurestore.errors import RunFailed
 from featurestore.experiments import catalog
-from featurestore.experiments.launching import end_record, worker_task
+from featurestore.experiments.launching import build_worker_task, finish_record
 from featurestore.experiments.status import Listener, WorkerStatus, read_status, show_logs
 from featurestore.experiments.tasks import Fold, Task
 from featurestore.model.json_object import JsonObject
@@ -148,7 +148,7 @@ class TrialPool:
     def _study_directory(self) -> str:
         assert self.template.parent is not None
         study = replace(self.template, id=self.template.parent)
-        return catalog.directory_of(self.session, study)
+        return catalog.run_directory(self.session, study)
 
     def run(self) -> None:
         """Run trials until none remain; all workers have ended on return."""
@@ -170,7 +170,7 @@ class TrialPool:
             server.close()
 
     def _handle(self, server: TrialServer, message: Message) -> None:
-        slot = self._slot(message.worker)
+        slot = self._find_slot(message.worker)
         if slot is None:
             return
         kind, data = message.data.text("kind"), message.data
@@ -191,7 +191,7 @@ class TrialPool:
             changed.append(trial)
             # The worker trains while the records are written. Until then the previous trial is
             # still recorded as running, and no record refers to the new directory.
-            server.reply(message, {"task": self._task(trial).to_json()})
+            server.reply(message, {"task": self._build_task(trial).to_json()})
         finally:
             catalog.save_all(self.session, changed)
 
@@ -203,7 +203,7 @@ class TrialPool:
             if trial is None:
                 log_paths[f"worker {slot.key}"] = slot.log
                 continue
-            path = os.path.join(catalog.directory_of(self.session, trial), "logs")
+            path = os.path.join(catalog.run_directory(self.session, trial), "logs")
             name = f"trial {trial.number} {_trial_label(trial)}".rstrip()
             log_paths[name] = os.path.join(path, "worker-00000.log")
         return log_paths
@@ -224,7 +224,7 @@ class TrialPool:
         now = utc_now().isoformat()
         return replace(
             self.template,
-            id=catalog.new_id(),
+            id=catalog.generate_run_id(),
             number=proposal.number,
             params=proposal.params,
             seed=proposal.seed,
@@ -233,9 +233,9 @@ class TrialPool:
             started=now,
         )
 
-    def _task(self, trial: RunRecord) -> Task:
+    def _build_task(self, trial: RunRecord) -> Task:
         return Task(
-            run=catalog.directory_of(self.session, trial),
+            run=catalog.run_directory(self.session, trial),
             params=trial.params,
             dataset=None if trial.dataset is None else vars(trial.dataset),
             attempt=len(trial.attempts) + 1,
@@ -249,7 +249,7 @@ class TrialPool:
         """Return the final record of a slot's trial, from the status file of its worker."""
         trial = slot.trial
         assert trial is not None
-        directory = catalog.directory_of(self.session, trial)
+        directory = catalog.run_directory(self.session, trial)
         status = read_status(directory, 0, attempt=len(trial.attempts) + 1)
         assert status is not None
         reason = None
@@ -263,8 +263,8 @@ class TrialPool:
         """Record the end of an attempt, and clear the slot."""
         trial = slot.trial
         assert trial is not None
-        directory = catalog.directory_of(self.session, trial)
-        record = end_record(trial, state, directory=directory, reason=reason, status=status)
+        directory = catalog.run_directory(self.session, trial)
+        record = finish_record(trial, state, directory=directory, reason=reason, status=status)
         attempt = {
             "began": slot.attempt_start,
             "ended": record.ended,
@@ -324,12 +324,12 @@ class TrialPool:
         task = Task(run=self._study_directory, number=key)
         host, port = server.address
         serve = {"address": [host, port], "key": server.key, "worker": key}
-        worker = worker_task(task, environment=self.environment)
+        worker = build_worker_task(task, environment=self.environment)
         worker = replace(worker, settings={"serve": serve})
         gang = self.launcher.start(Gang((worker,), self.function))
         self._slots.append(_Slot(key, gang, worker.log))
 
-    def _slot(self, key: int) -> _Slot | None:
+    def _find_slot(self, key: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.key == key), None)
 
 

@@ -39,7 +39,7 @@ def main() -> int:
     message = JsonObject.from_value(json.loads(sys.stdin.buffer.readline()), "task")
     dumped = sys.stdin.buffer.read()
     if message.get("cluster") is not None:
-        set_addresses(message)
+        set_tf_config(message)
     if "serve" in message:
         serve_trials(message.object("serve"), dumped)
         return 0
@@ -49,7 +49,7 @@ def main() -> int:
     status = run_task(task, dumped)
     code = 0 if status.state != "failed" else EXIT_FAILED
     if task.role == CHIEF:
-        leave(code)
+        exit_without_finalizers(code)
     return code
 
 
@@ -66,7 +66,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
         # Seed again: unpickling imports modules, which may draw random numbers or load TensorFlow.
         seed_all(task.seed)
         returned = functions.call(function, task.params, context)
-        final_status = running_status.ended("finished", metrics=returned_metrics(returned))
+        final_status = running_status.ended("finished", metrics=to_metrics(returned))
     except Stopped:
         final_status = running_status.ended("stopped")
     except Exception as error:  # any exception of the user's function fails the run
@@ -98,7 +98,7 @@ def serve_chief(task: Task) -> int:
     return EXIT_FAILED
 
 
-def leave(code: int) -> NoReturn:
+def exit_without_finalizers(code: int) -> NoReturn:
     """Exit this process without finalizing its objects.
 
     When TensorFlow's coordinator is garbage-collected, it joins a daemon thread. At interpreter
@@ -110,7 +110,7 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def returned_metrics(returned: Any) -> dict[str, float]:
+def to_metrics(returned: Any) -> dict[str, float]:
     """Convert a function's return value to metrics; a number is named ``result``."""
     if returned is None:
         return {}
@@ -119,7 +119,7 @@ def returned_metrics(returned: Any) -> dict[str, float]:
     return check_metrics(returned, location="in the return value of the function")
 
 
-def set_addresses(message: JsonObject) -> None:
+def set_tf_config(message: JsonObject) -> None:
     """Set TF_CONFIG, which the TensorFlow strategies read."""
     task = {"type": message.text("role"), "index": message.number("index")}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": message.get("cluster"), "task": task})

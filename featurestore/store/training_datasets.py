@@ -352,7 +352,9 @@ class ModelCalls(StoreBase):
             model, labels=labels, label_time=label_time, as_of=as_of, trust=trust
         )
         if featuregroup is not None:
-            features = scoring.features_of(model, labels=labels, label_time=label_time, as_of=as_of)
+            features = scoring.get_model_features(
+                model, labels=labels, label_time=label_time, as_of=as_of
+            )
             keys = (key,) if isinstance(key, str) else tuple(key)
             scoring.write_predictions(model, scored, features, featuregroup, key=keys)
         return scored

@@ -122,7 +122,7 @@ def test_models_of_unsafe_formats_need_trust(tmp_path: Path, marker: Path, name:
         path.write_bytes(pickle.dumps(Payload(marker)))
     with pytest.raises((UntrustedModel, ModelDamaged)):
         loading.check_trusted(
-            str(path), loading.flavor_of(str(path)), trust=False, description="it"
+            str(path), loading.detect_flavor(str(path)), trust=False, description="it"
         )
     assert not marker.exists()
 
@@ -203,7 +203,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_record_functions_of_libraries_are_refused(name: str) -> None:
-    assert functions.loaded_function(name) is None
+    assert functions.find_loaded_function(name) is None
 
 
 def train_here(x: float) -> float:
@@ -211,7 +211,7 @@ def train_here(x: float) -> float:
 
 
 def test_record_functions_of_loaded_modules_are_accepted() -> None:
-    assert functions.loaded_function(f"{__name__}:train_here") is train_here
+    assert functions.find_loaded_function(f"{__name__}:train_here") is train_here
 
 
 from shutil import rmtree  # noqa: E402, F401 - a name that a record could choose

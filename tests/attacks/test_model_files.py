@@ -49,8 +49,8 @@ def test_plain_keras_networks_need_no_trust(tmp_path: Path, flavor: str) -> None
     model = network(flavor)
     path = str(tmp_path / "model.keras")
     model.save(path)
-    assert keras_files.code_in(path, flavor) == []
-    loading.check_trusted(path, loading.flavor_of(path), trust=False, description="model")
+    assert keras_files.find_code_objects(path, flavor) == []
+    loading.check_trusted(path, loading.detect_flavor(path), trust=False, description="model")
     loaded = loading.load_object(path, flavor)
     for array, same in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(array, same)
@@ -160,7 +160,7 @@ def test_code_in_files_of_keras_needs_trust(
         rewritten(path, config)
         with pytest.raises(UntrustedModel, match="trust=True"):
             loading.check_trusted(
-                str(path), loading.flavor_of(str(path)), trust=False, description="the model"
+                str(path), loading.detect_flavor(str(path)), trust=False, description="the model"
             )
         assert not canary.exists(), name
 

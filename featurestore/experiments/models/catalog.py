@@ -175,9 +175,9 @@ class Model:
         Raises:
             FeatureViewBroken: A group no longer has one of the model's features.
         """
-        from featurestore.experiments.models.scoring import features_of
+        from featurestore.experiments.models.scoring import get_model_features
 
-        return features_of(self, labels=labels, label_time=label_time, as_of=as_of)
+        return get_model_features(self, labels=labels, label_time=label_time, as_of=as_of)
 
     def update(
         self,

@@ -63,7 +63,7 @@ _COMPUTING_NAMES = (
 # fmt: on
 
 
-def code_in(path: str, flavor: str) -> list[str]:
+def find_code_objects(path: str, flavor: str) -> list[str]:
     """Find the objects of a ``.keras`` file that contain code; empty for pure data.
 
     Args:
@@ -77,20 +77,20 @@ def code_in(path: str, flavor: str) -> list[str]:
     try:
         with zipfile.ZipFile(files.open_complete(path)) as archive:
             config = json.loads(archive.read("config.json"))
-            refused = _links_in(archive)
+            refused = _find_external_datasets(archive)
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError) as error:
         raise ModelDamaged(f"{path!r} was not written by Keras: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
         raise ModelDamaged(f"{path!r} has no configuration of a model.")
     # Models are loaded without the configuration of ``compile``.
     config = {name: value for name, value in config.items() if name != "compile_config"}
-    for node in _objects(config):
+    for node in _iter_objects(config):
         if not _is_data(node, library, flavor):
-            refused.append(_name_of(node))
+            refused.append(_display_name(node))
     return sorted(set(refused))
 
 
-def _objects(config: Any) -> Iterator[Mapping[str, Any]]:
+def _iter_objects(config: Any) -> Iterator[Mapping[str, Any]]:
     """Yield all objects that Keras would build from a configuration, at any depth."""
     waiting = [config]
     while waiting:
@@ -118,7 +118,7 @@ def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
     if name == "function":
         return module in (None, "builtins") and _is_function(config, library)
     if name in ("TFOpLambda", "SlicingOpLambda"):
-        return _computes(config)
+        return _is_pure_computation(config)
     if isinstance(config, dict) and isinstance(config.get("vocabulary"), str):
         return False  # the path of a file
     return _is_public(name, module, library, flavor)
@@ -128,12 +128,12 @@ def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool
     if not name.isidentifier():
         return False
     if module is None:
-        return any(_class_in(library, prefix, name) for prefix in _MODULES)
+        return any(_has_class(library, prefix, name) for prefix in _MODULES)
     root, _, submodule = module.partition(".")
     if root not in ("keras", flavor):
         return False
     if not submodule.startswith("src."):
-        return submodule in _MODULES and _class_in(library, submodule, name)
+        return submodule in _MODULES and _has_class(library, submodule, name)
     private = submodule.removeprefix("src.")
     if any(private.startswith(prefix) for prefix in _MODELS.get(name, ())) or (
         name == "Sequential" and private == "engine.sequential"
@@ -142,7 +142,7 @@ def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool
     return private.startswith("ops.") and _is_operation(f"{flavor}.{submodule}", name, library)
 
 
-def _class_in(library: Any, module_path: str, name: str) -> bool:
+def _has_class(library: Any, module_path: str, name: str) -> bool:
     """Return True if a public Keras module has a class with this name."""
     module = library
     for attribute in module_path.split("."):
@@ -164,14 +164,14 @@ def _is_function(name: object, library: Any) -> bool:
     )
 
 
-def _computes(config: object) -> bool:
+def _is_pure_computation(config: object) -> bool:
     function = config.get("function") if isinstance(config, dict) else None
     if not isinstance(function, str):
         return False
     return function.startswith(_COMPUTING) or function in _COMPUTING_NAMES
 
 
-def _name_of(node: Mapping[str, Any]) -> str:
+def _display_name(node: Mapping[str, Any]) -> str:
     """Return the display name of an object: its module, class and function."""
     name = f"{node.get('module') or ''}.{node['class_name']}".lstrip(".")
     config = node.get("config")
@@ -183,7 +183,7 @@ def _name_of(node: Mapping[str, Any]) -> str:
     return name[:200]
 
 
-def _links_in(archive: zipfile.ZipFile) -> list[str]:
+def _find_external_datasets(archive: zipfile.ZipFile) -> list[str]:
     """Return the weight datasets whose values are stored in other files (HDF5 external storage)."""
     if "model.weights.h5" not in archive.namelist():
         return []

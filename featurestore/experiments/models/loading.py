@@ -65,7 +65,7 @@ _EXTRAS = {"keras": "tensorflow", "tf_keras": "keras2", "tensorflow": "tensorflo
 _PICKLED = {".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib"}
 
 
-def flavor_of(path: str) -> Flavor:
+def detect_flavor(path: str) -> Flavor:
     """Detect the flavor of a file or folder without executing code.
 
     Raises:
@@ -109,8 +109,8 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
     if trust:
         return
     if flavor in _SAFE:
-        _library(flavor)
-        code = keras_files.code_in(path, flavor)
+        _import_library(flavor)
+        code = keras_files.find_code_objects(path, flavor)
         if not code:
             return
         raise UntrustedModel(
@@ -130,11 +130,13 @@ def load_object(path: str, flavor: str) -> Any:
         MissingExtra: The library of the model is not installed.
     """
     if flavor in _SAFE:
-        library = _library(flavor)
-        safe = not keras_files.code_in(path, flavor)  # unsafe only after ``check_trusted``
+        library = _import_library(flavor)
+        safe = not keras_files.find_code_objects(
+            path, flavor
+        )  # unsafe only after ``check_trusted``
         return library.models.load_model(path, compile=False, safe_mode=safe)
     if flavor == "tensorflow":
-        return _library("tensorflow").saved_model.load(path)
+        return _import_library("tensorflow").saved_model.load(path)
     if flavor == "spark":
         return load(path)
     if flavor == "joblib":
@@ -169,15 +171,15 @@ def load_predictor(directory: str, content: bytes) -> Predict:
     spec = ModelSpec.from_bytes(content, path=directory)
     check_files(directory, spec)
     path = files.resolve_inside(directory, spec.artifact)
-    return predictor(load_object(path, spec.flavor), spec.flavor, method=spec.method)
+    return make_predictor(load_object(path, spec.flavor), spec.flavor, method=spec.method)
 
 
-def predictor(model: Any, flavor: str, *, method: str) -> Predict:
+def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model."""
     if flavor in _SAFE:
         return lambda model_input: _predict_in_batches(model, model_input)
     if flavor == "tensorflow":
-        return _signature(model)
+        return _signature_predictor(model)
     predict_method = getattr(model, method, None)
     if predict_method is None:
         raise InvalidArgument(
@@ -213,8 +215,8 @@ def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArra
     return {name: np.concatenate(chunks) for name, chunks in outputs.items()}
 
 
-def _signature(model: Any) -> Predict:
-    library, signature = _library("tensorflow"), model.signatures["serving_default"]
+def _signature_predictor(model: Any) -> Predict:
+    library, signature = _import_library("tensorflow"), model.signatures["serving_default"]
 
     _, input_specs = signature.structured_input_signature
 
@@ -239,7 +241,7 @@ def _named_outputs(outputs: Any) -> Mapping[str, npt.NDArray[Any]]:
     return {"": np.asarray(outputs)}
 
 
-def _library(name: str) -> Any:
+def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -256,7 +258,7 @@ def is_pipeline(path: str) -> bool:
 
 def load(path: str) -> Any:
     """Load the pipeline from a folder, in the Spark session of this process."""
-    return _spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
+    return _import_spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
 
 
 def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
@@ -267,7 +269,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
     """
     try:
         transformed = pipeline.transform(rows)
-    except _spark_library("pyspark.errors").PySparkException as error:
+    except _import_spark_library("pyspark.errors").PySparkException as error:
         text = str(error).strip().split("\n")[0]
         raise InvalidArgument(
             f"The pipeline cannot transform the columns {listing(rows.columns)}: {text}",
@@ -282,11 +284,13 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
         )
     column = transformed[name]
     if method != "predict":
-        column = _spark_library("pyspark.ml.functions").vector_to_array(column)
+        column = _import_spark_library("pyspark.ml.functions").vector_to_array(column)
     return transformed.withColumn(PREDICTION, column)
 
 
-def try_rows(path: str, method: str, batch: pa.RecordBatch, engine: Engine) -> Mapping[str, Any]:
+def predict_sample(
+    path: str, method: str, batch: pa.RecordBatch, engine: Engine
+) -> Mapping[str, Any]:
     """Predict a few sample rows with a pipeline, and return numpy arrays.
 
     Raises:
@@ -309,7 +313,7 @@ def score_rows(
         label_columns: The columns of the labels.
         label_time: Time (microseconds since 1970) of rows without a time column.
     """
-    functions = _spark_library("pyspark.sql.functions")
+    functions = _import_spark_library("pyspark.sql.functions")
     scored_rows = add_predictions(load(path), rows, spec.method).select(*label_columns, PREDICTION)
     scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
     if label_time is not None:
@@ -317,7 +321,7 @@ def score_rows(
     return scored_rows
 
 
-def _spark_library(name: str) -> Any:
+def _import_spark_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -21,7 +21,7 @@ from featurestore.errors import (
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading
-from featurestore.experiments.models.scoring import model_arrays, to_columns
+from featurestore.experiments.models.scoring import to_columns, to_model_input
 from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject
@@ -70,17 +70,17 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
 
     See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
     """
-    path = _artifact(run, request.artifact)
+    path = _resolve_artifact(run, request.artifact)
     if files.is_below(path, run.path):
         run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
-    flavor = loading.flavor_of(path)
+    flavor = loading.detect_flavor(path)
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
-    dataset = _dataset(run, request.dataset)
+    dataset = _resolve_dataset(run, request.dataset)
     # The settings of the run's first reader, if there was one.
     state: Mapping[str, Any] = next(iter(run.record.readers), {})
-    fitted = _fitted(dataset, request.transformed, state)
-    inputs = _inputs(dataset, request, state)
+    fitted = _resolve_transformations(dataset, request.transformed, state)
+    inputs = _model_inputs(dataset, request, state)
     arrays = request.arrays
     if arrays is None:
         arrays = "matrix" if flavor in ("pickle", "joblib") else "columns"
@@ -98,7 +98,9 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
             "version": manifest.version,
             "manifest": manifest.content_hash,
         },
-        features=retrieval_of(run.session, manifest, name=request.name, inputs=names, label=labels),
+        features=build_retrieval(
+            run.session, manifest, name=request.name, inputs=names, label=labels
+        ),
         inputs=inputs,
         outputs=(),
         label=tuple(labels),
@@ -125,7 +127,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     )
 
 
-def _artifact(run: Run, artifact: str | None) -> str:
+def _resolve_artifact(run: Run, artifact: str | None) -> str:
     """Return the path of the model to register: the requested one, or the only model of the run."""
     if artifact is not None:
         path = _artifact_path(run, artifact)
@@ -139,7 +141,7 @@ def _artifact(run: Run, artifact: str | None) -> str:
     for relative in run.artifacts:
         path = os.path.join(run.path, relative)
         try:
-            loading.flavor_of(path)
+            loading.detect_flavor(path)
             models.append(relative)
         except ModelDamaged as error:
             damages.append(error)
@@ -172,7 +174,7 @@ def _artifact_path(run: Run, artifact: str) -> str:
     return files.resolve_inside(run.path, artifact)
 
 
-def _dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
+def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
     dataset = override or run.dataset
     if dataset is None:
         raise InvalidArgument(
@@ -182,7 +184,7 @@ def _dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:
     return dataset
 
 
-def _fitted(
+def _resolve_transformations(
     dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
 ) -> Transformations | None:
     if transformed is None and "transformed" in state:
@@ -199,7 +201,7 @@ def _fitted(
     return resolve_transformations(dataset, transformed)
 
 
-def _inputs(
+def _model_inputs(
     dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
 ) -> tuple[ModelInput, ...]:
     """Return the inputs in reader order, with the reader's null policy."""
@@ -252,23 +254,23 @@ def _trial_outputs(
     for batch in islice(batches, 1):
         rows = batch.slice(0, _TRIAL_ROWS)
         if spec.flavor == "spark":
-            model_outputs = loading.try_rows(path, spec.method, rows, session.engine)
+            model_outputs = loading.predict_sample(path, spec.method, rows, session.engine)
         else:
             model = loading.load_object(path, spec.flavor)
-            model_outputs = _predict(spec, model, _arrays(spec, fitted, rows))
+            model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
         columns = to_columns(model_outputs, rows.num_rows).items()
         return tuple(ModelOutput(name, type_to_json(column.type)) for name, column in columns)
     raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")
 
 
-def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
+def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
     """Convert rows to the model input.
 
     Raises:
         InvalidArgument: The inputs of a matrix are not numbers.
     """
     if spec.arrays == "matrix":
-        columns = model_arrays(replace(spec, arrays="columns"), fitted, rows)
+        columns = to_model_input(replace(spec, arrays="columns"), fitted, rows)
         texts = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
         if texts:
             numeric = [each.name for each in spec.inputs if each.name not in texts]
@@ -277,12 +279,12 @@ def _arrays(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatc
                 hint=f"columns={numeric!r} where the model was fitted without them, "
                 "transformations in the dataset that turn them into numbers, or arrays='columns'",
             )
-    return model_arrays(spec, fitted, rows)
+    return to_model_input(spec, fitted, rows)
 
 
 def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
     """Predict with the model; raise InvalidArgument if it does not accept the input."""
-    predict = loading.predictor(model, spec.flavor, method=spec.method)
+    predict = loading.make_predictor(model, spec.flavor, method=spec.method)
     try:
         return predict(model_input)
     except FeatureStoreError:
@@ -297,7 +299,7 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
         ) from error
 
 
-def retrieval_of(
+def build_retrieval(
     session: Session, manifest: Manifest, *, name: str, inputs: Collection[str], label: list[str]
 ) -> FeatureViewSpec:
     """Return the features of a training dataset that a model needs, with group versions.
@@ -357,7 +359,7 @@ def _add_steps(
         source, join_features = join["source"], []
         for output in join["outputs"]:
             if needed is None or output["name"] in needed or plan["how"] == "inner":
-                join_features.append(_feature_of_output(join, output))
+                join_features.append(_to_requested_feature(join, output))
         if join_features:
             features += join_features
             group = f"{source['featuregroup']}@v{source['version']}"
@@ -368,7 +370,9 @@ def _add_steps(
         steps.append({"features": features, "join_key": join_key, "join": plan["how"]})
 
 
-def _feature_of_output(join: Mapping[str, Any], output: Mapping[str, Any]) -> str | WindowFeature:
+def _to_requested_feature(
+    join: Mapping[str, Any], output: Mapping[str, Any]
+) -> str | WindowFeature:
     """Convert a join output back to a ``get_features`` argument."""
     source = join["source"]
     reference = FeatureReference(output["column"], source["featuregroup"], source["version"], None)

@@ -84,7 +84,7 @@ class PredictBatch:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
             return {name: pa.array([], kind) for name, kind in types.items()}
         predict = load_predictor(self.directory, self.content)
-        model_outputs = predict(model_arrays(spec, self.fitted, batch))
+        model_outputs = predict(to_model_input(spec, self.fitted, batch))
         columns = to_columns(model_outputs, batch.num_rows)
         missing_outputs = [output.name for output in spec.outputs if output.name not in columns]
         if missing_outputs:
@@ -129,7 +129,7 @@ def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict
     return columns
 
 
-def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
+def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
     """Convert a batch to the model input: ``{column: array}``, or a float32 matrix (rows, inputs).
 
     The arrays equal the arrays that the training dataset's reader returns for the same values.
@@ -140,7 +140,7 @@ def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.Reco
     arrays: dict[str, npt.NDArray[Any]] = {}
     nulls = []
     for each in spec.inputs:
-        data, present = _values(each, batch.column(each.name))
+        data, present = _to_masked_array(each, batch.column(each.name))
         handles_nulls = False
         if fitted is not None and each.name in fitted:
             handles_nulls = each.name in fitted.null_handling
@@ -167,20 +167,20 @@ def model_arrays(spec: ModelSpec, fitted: Transformations | None, batch: pa.Reco
     return np.concatenate(flat, axis=1)
 
 
-def _values(
-    each: ModelInput, column: pa.Array
+def _to_masked_array(
+    model_input: ModelInput, column: pa.Array
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Convert a column to numpy as the training files store it, with a mask of non-null values."""
-    column = column.cast(each.kind)
-    if each.fill is not None:
-        column = pc.fill_null(column, pa.scalar(each.fill, each.kind))
-    data, present = to_numpy(column, name=each.name)
-    if each.narrow and pat.is_floating(each.kind):
+    column = column.cast(model_input.kind)
+    if model_input.fill is not None:
+        column = pc.fill_null(column, pa.scalar(model_input.fill, model_input.kind))
+    data, present = to_numpy(column, name=model_input.name)
+    if model_input.narrow and pat.is_floating(model_input.kind):
         data = data.astype(np.float32).astype(data.dtype)
     return data, present
 
 
-def features_of(
+def get_model_features(
     model: Model,
     *,
     labels: object,
@@ -208,7 +208,7 @@ def features_of(
         name, version = parse_group_reference(labels)
         frame = FeatureGroup.find(session, name, version).read()
     else:
-        frame = _rows_in_memory(session, labels, _input_types(spec))
+        frame = _to_readable_frame(session, labels, _input_types(spec))
     missing_inputs = [name for name in model.inputs if name not in frame.columns]
     if missing_inputs:
         raise FeatureNotFound(
@@ -236,7 +236,7 @@ def score(
     session, spec = model.session, model.spec
     description = f"Model {spec.name!r} version {spec.version}"
     loading.check_trusted(model.artifact, spec.flavor, trust=trust, description=description)
-    frame = features_of(model, labels=labels, label_time=label_time, as_of=as_of)
+    frame = get_model_features(model, labels=labels, label_time=label_time, as_of=as_of)
     fixed_label_time = None
     if frame.plan is not None and frame.plan.fixed_time is not None:
         fixed_label_time = to_micros(frame.plan.fixed_time)
@@ -310,7 +310,7 @@ def _input_types(spec: ModelSpec) -> dict[str, pa.DataType]:
     return {each.name: each.kind for each in spec.inputs}
 
 
-def _rows_in_memory(
+def _to_readable_frame(
     session: Session, labels: object, types: Mapping[str, pa.DataType]
 ) -> FeatureFrame:
     """Return the labels as a frame that can be read repeatedly."""

@@ -1,4 +1,4 @@
-"""Public functions that return runs, studies and models, compare and mirror runs, register models."""
+"""Public functions for runs, studies and models: get, compare, mirror to MLflow, register."""
 
 from __future__ import annotations
 

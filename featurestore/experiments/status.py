@@ -1,4 +1,4 @@
-"""Status of runs: status files, liveness of the driver, supervision of workers, progress display."""
+"""Status of runs: status files, liveness of the driver, worker supervision, progress display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduled materialization: definitions, windows, runs, backfill, scheduler."""
+"""Scheduled materialization: job definitions, windows, runs, backfills and the scheduler."""
 
 from featurestore.jobs.definitions import JobDefinition, job, sql_job
 from featurestore.jobs.monitors.definitions import baseline, model_monitor_job, monitor_job

@@ -1,6 +1,7 @@
 """Compute the rows of windows.
 
-Functions run window by window, a query over many windows at once where the rows are the same.
+Functions are called once per window. A query computes many windows at once if that gives the same
+rows.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _log = logging.getLogger("featurestore.jobs")
 
 
 def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
-    """Return the staged rows of neighbouring windows; None if a function returned no rows.
+    """Compute and stage the rows of neighboring windows; None if a function returned no rows.
 
     Raises:
         RowsOutsideWindow: A row's event time is outside the window that computed it.
@@ -73,9 +74,9 @@ def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
 
 
 def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -> Relation | None:
-    """Return the rows of one query over all windows, None if a single window has other rows.
+    """Compute all windows in one query; return None if separate windows would have other rows.
 
-    Unless the text of the query proves that the rows agree, some windows are computed alone and
+    Unless the query text proves that the rows agree, some windows are also computed separately and
     compared.
     """
     engine, spec = run.session.engine, run.spec
@@ -104,7 +105,7 @@ def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -
 
 
 def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
-    """Return the windows of the first and the last row; without rows the first and last window."""
+    """Return the windows that contain the first and last row, or the outermost windows if empty."""
     if bounds.times is None:
         return [windows[0], windows[-1]]
     starts = [to_micros(each.start) for each in windows]
@@ -117,7 +118,7 @@ def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) 
 
 
 def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
-    """Compute window by window, from inputs that are read once."""
+    """Compute each window separately, from inputs that are read once."""
     engine, windows = run.session.engine, run.windows
     inputs = _chunk_inputs(run, sources, run.window)
     if len(windows) > 1:
@@ -149,7 +150,7 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
 
 
 def _stage_typed(engine: Engine, path: str, staged_schema: pa.Schema, schema: pa.Schema) -> str:
-    """Return a path to the staged files, whose untyped columns get the types of other windows."""
+    """Return a path to the staged files, with untyped columns cast to other windows' types."""
     if adopt_types(staged_schema, schema) == staged_schema:
         return path
     rows = engine.read_files([path], schema=staged_schema)
@@ -160,12 +161,12 @@ def _stage_typed(engine: Engine, path: str, staged_schema: pa.Schema, schema: pa
 def _with_types(
     engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]
 ) -> Relation:
-    """Return rows whose untyped columns have the types of the columns with these names."""
+    """Cast untyped columns to the types that ``like`` has for the same names."""
     return typed_relation(engine, rows, adopt_types(rows.schema, like))
 
 
 def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
-    """Drop late rows of a window, which an earlier window of the run contains."""
+    """Drop the late rows of a window, which belong to an earlier window of the run."""
     column = str(spec.event_time)
     if not spec.row_lookback or column not in rows.schema.names:
         return rows
@@ -173,10 +174,10 @@ def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Rela
 
 
 def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> pa.Schema:
-    """Return the common schema of all windows so far.
+    """Merge a schema into the common schema of all previous windows.
 
     Raises:
-        SchemaMismatch: Columns differ, or have types that do not widen to each other.
+        SchemaMismatch: Columns differ, or have types without a common wider type.
     """
     if previous is None or new == previous:
         return new
@@ -211,7 +212,7 @@ def _run_code(run: JobRun, visible: Mapping[str, Relation], window: Window) -> A
 
 
 def _chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
-    """Return the inputs, filtered to the rows that any window of a chunk sees."""
+    """Return the inputs, filtered to the rows that any window of a chunk may read."""
     inputs = dict(sources.within(window))
     for pinned_input in run.inputs:
         if pinned_input.kind == "source":
@@ -223,7 +224,7 @@ def _chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[st
 
 
 def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
-    """Stage the inputs of a chunk, so that windows do not read the whole table again."""
+    """Stage the inputs of a chunk, so that each window does not read the entire table again."""
     staged_inputs = {}
     source_names = [each.name for each in run.inputs if each.kind == "source"]
     for name, relation in inputs.items():
@@ -238,7 +239,7 @@ def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Rela
 def _visible_rows(
     run: JobRun, inputs: Mapping[str, Relation], window: Window
 ) -> dict[str, Relation]:
-    """Return the rows of the inputs that one window sees."""
+    """Return the input rows that one window may read."""
     lookback = run.spec.lookback
     return {
         each.name: filter_window(
@@ -251,7 +252,7 @@ def _visible_rows(
 def _stage_and_check(
     run: JobRun, window: Window, rows: Relation, *, name: str
 ) -> tuple[Relation, TimeBounds]:
-    """Stage rows with their event time; return them with the bounds of that time.
+    """Stage the rows of a window, and check that their event times are inside the window.
 
     Raises:
         RowsOutsideWindow: Rows are outside the window or have no event time.
@@ -281,7 +282,7 @@ def _stage_and_check(
 
 
 def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
-    """Refuse rows outside the window that computed them."""
+    """Raise an error if a window computed rows outside of itself."""
     if bounds.times is None:
         return
     low, high = bounds.times
@@ -326,13 +327,13 @@ def _with_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
 
 @dataclass(frozen=True)
 class Stamp:
-    """A batch function that adds a column with one constant time."""
+    """A batch function that adds a column with a constant time."""
 
     column: str
     micros: int
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the column at its end."""
+        """Append the column to a batch."""
         values = pa.array(np.full(batch.num_rows, self.micros, dtype=np.int64)).view(TIMESTAMP)
         return pa.RecordBatch.from_arrays(
             [*batch.columns, values], names=[*batch.schema.names, self.column]

@@ -1,4 +1,4 @@
-"""Definition of jobs: a decorator for functions, or SQL, and the specification they build."""
+"""Job definitions: a decorator for functions, SQL jobs, and the specification they build."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from featurestore.model.requests import FeatureJobRequest
 from featurestore.model.source import SourceInput
 from featurestore.model.times import parse_duration, parse_moment, parse_ttl
 
-# The global of a module with the jobs that it defines, including those without a name.
+# Global variable of a module that lists the jobs it defines, including jobs without a name.
 DEFINED_JOBS = "__featurestore_jobs__"
 
 Duration = timedelta | str
@@ -43,7 +43,7 @@ _BOUND = {"window_start", "window_end"}
 
 @dataclass(frozen=True)
 class JobDefinition:
-    """The specification of a job and its function, if it has one; a call calls the function."""
+    """A job specification and, for function jobs, the function that a call invokes."""
 
     spec: JobSpec
     function: Callable[..., Any] | None = None
@@ -94,43 +94,45 @@ def job(
     """Define a scheduled job by a function ``(window, **inputs)`` that returns a window's rows.
 
     Args:
-        featuregroup: The group that the job fills; the first run creates it.
-        schedule: Cron expression; a window ends at each of its times.
-        inputs: ``{name of an argument: group reference, path of a Delta table or Parquet
-            folder, or featurestore.source(...)}``; None: the function gets only the window and
-            fetches its rows itself.
-        name: Name of the job; else that of the function.
+        featuregroup: The group that the job writes; the first run creates it.
+        schedule: A cron expression; a window ends at each schedule time.
+        inputs: ``{argument name: group reference, path of a Delta table or Parquet folder, or
+            featurestore.source(...)}``. None: the function only gets the window and loads its rows
+            itself.
+        name: The job name; defaults to the function name.
         primary_key: As for ``create_featuregroup``.
-        event_time: Column of the result; if the function does not return it, the store adds the
-            window's end.
+        event_time: The event time column of the result. If the function does not return it, the
+            store adds the end of the window.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
-        window: Width of a window; else the schedule interval, from one schedule time to the next.
-        start: Start of the first window; None disables catchup.
-        lookback: How far before the window inputs are read.
-        allowed_lateness: How long to wait after a window's end for late data.
-        timezone: Of the schedule.
-        closed: "right": rows have start < event time <= end, the time when they became known;
-            "left": [start, end).
+        window: The width of a window; defaults to the schedule interval.
+        start: The start of the first window; None disables catchup.
+        lookback: How far before the window the inputs are read.
+        allowed_lateness: How long to wait for late data after a window ends.
+        timezone: The time zone of the schedule.
+        closed: "right": a window contains the rows with start < event time <= end, which are known
+            at its end; "left": [start, end).
         mode: "replace_window", "upsert" or "append".
-        validation: Validation policy of the writes.
+        validation: The validation policy for writes.
         ttl: As for ``create_featuregroup``.
         expectations: As for ``create_featuregroup``, as plain dicts.
         statistics: Whether commits compute statistics.
         compact: Whether small files of the group are merged automatically.
-        description: Of the feature group.
-        tags: Of the feature group.
+        description: The description of the feature group.
+        tags: The tags of the feature group.
         input_times: ``{input: time column}`` for inputs that are paths; groups have an event time.
-        retries: How often a failed run is retried, with increasing delays.
-        catchup: Maximum number of missed windows at once, the oldest first; None: no limit.
-        on_error: Whether later windows "wait" for a failed one or "continue".
-        on_failure: Command to run when the retries of a run are used up.
-        alert: Channels that are alerted when the retries of a run are used up or its rows fail
-            validation, and when it works again (``add_alert_channel``).
-        tombstone: Column of the result that is true (or not null, if it is not boolean) if the
-            key of the row is deleted: the key's rows up to its time are deleted, and the column is
-            not stored. For ``mode="upsert"``.
-        delete_missing: Delete keys that the job's source no longer has. For ``mode="upsert"``.
+        retries: The maximum number of retries of a failed run, with increasing delays.
+        catchup: The maximum number of missed windows to compute at once, oldest first; None for no
+            limit.
+        on_error: Whether later windows "wait" for a failed window or "continue".
+        on_failure: The command to run when the retries of a run are exhausted.
+        alert: The channels to alert when the retries of a run are exhausted or its rows fail
+            validation, and when the job recovers (``add_alert_channel``).
+        tombstone: A result column that marks deleted keys: true, or not null if it is not boolean.
+            The rows of a marked key are deleted up to the time of the marked row. The column is not
+            stored. Requires ``mode="upsert"``.
+        delete_missing: Delete keys that no longer exist in the job's source. Requires
+            ``mode="upsert"``.
 
     >>> @featurestore.job(
     ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at",
@@ -187,11 +189,11 @@ def sql_job(
     tombstone: str | None = None,
     delete_missing: bool = False,
 ) -> JobDefinition:
-    """Define a scheduled job by a query in DuckDB's SQL, which runs on either engine.
+    """Define a scheduled job by a DuckDB SQL query, which runs on every engine.
 
-    Inputs are table names; ``$window_start`` and ``$window_end`` are bound. Several windows are
-    computed in one query if that gives the same rows (see ``docs/how-to/jobs.md``). The other
-    arguments are those of ``job``; ``featuregroup`` defaults to the name of the job.
+    Inputs are table names; ``$window_start`` and ``$window_end`` are bound parameters. One query
+    computes several windows if that gives the same rows (see ``docs/how-to/jobs.md``). The other
+    arguments are the same as for ``job``; ``featuregroup`` defaults to the job name.
 
     >>> query = '''
     ...     select origin, date_trunc('day', measured_at) + interval 1 day as day, avg(temp) as temp
@@ -212,7 +214,7 @@ def sql_job(
 
 
 def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
-    """Add a job to the list of its module, so that jobs without a name are registered, too."""
+    """Add a job to the job list of its module, so that unnamed jobs are also registered."""
     definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
     if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
         definitions[:] = [each for each in definitions if each.spec.name != definition.spec.name]
@@ -221,7 +223,7 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
 
 
 def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:
-    """Refuse a function whose parameters are not the arguments that a job calls it with."""
+    """Raise an error if the parameters of a function differ from the arguments of its job."""
     parameters = inspect.signature(function).parameters.values()
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         return
@@ -235,7 +237,7 @@ def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: Jo
 
 
 def source_text(function: Callable[..., Any]) -> str:
-    """Return the source of a job's function; InvalidJob if it cannot be read."""
+    """Return the source code of a job's function; raise InvalidJob if it cannot be read."""
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
@@ -246,12 +248,12 @@ def source_text(function: Callable[..., Any]) -> str:
 
 
 def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) -> JobSpec:
-    """Return the specification of a job that fills a feature group.
+    """Build the specification of a job that writes a feature group.
 
     Args:
         request: The arguments of the definition.
         kind: "python" or "sql".
-        code: The source of the function, or the query.
+        code: The source code of the function, or the query.
     """
     inputs, sources = _named_inputs(request)
     spec = JobSpec(
@@ -299,7 +301,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
 
 
 def _named_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
-    """Return the inputs as texts by name, and the registered sources among them."""
+    """Return the inputs as strings by name, and the registered sources among the inputs."""
     inputs, sources = {}, {}
     for name, source in (request.inputs or {}).items():
         if isinstance(source, SourceInput):
@@ -324,7 +326,7 @@ def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput])
 
 
 def channels(names: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the validated names of alert channels."""
+    """Validate the names of alert channels."""
     return tuple(check_name(each, noun="alert channel") for each in as_tuple(names))
 
 
@@ -333,17 +335,17 @@ def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta |
 
 
 def parse_start(value: datetime | str | None) -> datetime | None:
-    """Return the start of a job's first window, None for no catchup."""
+    """Parse the start of a job's first window; None disables catchup."""
     return None if value is None else parse_moment(value, argument="start")
 
 
 def as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return column or channel names as a tuple; a single name may be a plain string."""
+    """Return column or channel names as a tuple; a single name may be passed as a string."""
     return (value,) if isinstance(value, str) else tuple(value)
 
 
 def check_choices(spec: JobSpec) -> None:
-    """Refuse invalid values of a job's options."""
+    """Raise an error for invalid option values of a job."""
     for argument, value, allowed in (
         ("mode", spec.mode, MODES),
         ("closed", spec.closed, ("right", "left")),
@@ -357,7 +359,7 @@ def check_choices(spec: JobSpec) -> None:
 
 
 def check_rows(spec: JobSpec) -> None:
-    """Refuse a job without event time, or whose keys do not fit the write mode."""
+    """Raise an error if a job has no event time, or if its keys do not fit the write mode."""
     if spec.event_time is None:
         raise InvalidJob(
             f"Job {spec.name!r} has no event_time=.",
@@ -416,8 +418,8 @@ def _check_overlap(spec: JobSpec) -> None:
 
 
 def _check_query(spec: JobSpec) -> None:
-    """Refuse SQL that cannot be parsed or does more than read its tables."""
-    # SQL that cannot be transpiled to Spark is refused when the job runs there.
+    """Raise an error for SQL that cannot be parsed or does more than read its tables."""
+    # SQL that cannot be transpiled to Spark is rejected when the job runs on Spark.
     usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
     if unknown:

@@ -1,8 +1,8 @@
-"""Execution of a job under its lease: from the windows to compute to their commits.
+"""Execution of a job under its lease, from selecting windows to committing their rows.
 
-``run_attempt`` takes the lease, recovers dead runs, and selects the windows to compute. They are
-computed in chunks of neighbouring windows; each chunk is one run and one commit. The windows of a
-chunk that fails are computed again in halves, until the failing ones are isolated.
+``run_attempt`` acquires the lease, recovers dead runs, and selects the windows to compute. They are
+computed in chunks of neighboring windows; each chunk is one run and one commit. A failed chunk is
+split in halves and computed again, until the failing windows are isolated.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
 
-# Selects the windows to compute, under the lease.
+# Selects the windows to compute, while holding the lease.
 Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
 
 _log = logging.getLogger("featurestore.jobs")
-# A query computes many windows nearly as fast as one; a function is called for each window. A
+# A query computes many windows nearly as fast as one; a function is called once per window. A
 # killed chunk starts again from its first window.
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
-# When so many single windows fail in a row, the windows are not the cause, and the rest is
-# left for later.
+# After this many consecutive failures of single windows, the windows are not the cause, and the
+# remaining windows are left for later.
 _MAX_CONSECUTIVE_FAILURES = 3
 _COMMAND_SECONDS = 60
 
 
 @dataclass
 class Outcome:
-    """All runs, and the windows that could not be computed."""
+    """The runs of an attempt, and the windows that could not be computed."""
 
     runs: list[Run] = field(default_factory=list)
     failed: list[Window] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Watch:
-    """A callback for ``(windows done, windows in total)`` and a signal to stop after this run."""
+    """A progress callback ``(completed windows, total windows)``, and a stop signal."""
 
     progress: Callable[[int, int], None] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -86,19 +86,19 @@ def run_attempt(
     parallel: int = 1,
     due: bool = False,
 ) -> Outcome:
-    """Take the lease of a job, recover its dead runs, and compute the windows that are chosen then.
+    """Acquire the lease of a job, recover its dead runs, and compute the selected windows.
 
     Args:
         session: The connection.
         name: The job.
-        choose: Selects the windows.
+        choose: Selects the windows while the lease is held.
         call: Calls the function of a training job.
         watch: Progress callback and stop signal.
-        parallel: Maximum number of chunks at once, if windows do not depend on each other.
-        due: Whether to skip a stream whose trigger interval has not passed.
+        parallel: Maximum number of concurrent chunks, if the windows are independent.
+        due: Whether to skip a stream job whose trigger interval has not elapsed.
 
     Raises:
-        JobLeased: Another process runs the job.
+        JobLeased: Another process is running the job.
     """
     watch = watch or Watch()
     job = _get(session, name)
@@ -126,7 +126,7 @@ def _get(session: Session, name: str) -> RegisteredJob:
 def _read_stream(
     session: Session, job: RegisteredJob, definition: JobDefinition, watch: Watch
 ) -> Outcome:
-    """Read the new records of a stream in one run; runners of a consumer group need no lease."""
+    """Read the new records of a stream in one run; consumer group members need no lease."""
     assert job.spec.stream is not None
     name, outcome = job.spec.name, Outcome()
     with ExitStack() as stack:
@@ -139,7 +139,8 @@ def _read_stream(
         stream_run = JobRun(session, job, definition, (window_of(job),), owner)
         record = run_stream(stream_run, stop=watch.stop)
         if record.state == runs.DONE and record.delta_version is None:
-            # Schedulers poll every few seconds: most runs read nothing and are removed.
+            # Schedulers poll every few seconds: most runs read nothing, and their records are
+            # removed.
             with session.registry.transaction() as connection:
                 runs.delete_run(connection, record.run_id)
             if record.log is not None:
@@ -153,7 +154,7 @@ def _read_stream(
 
 
 def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcome:
-    """Compute windows in one or more runs; the caller has the lease."""
+    """Compute windows in one or more runs; the caller holds the lease."""
     spec = all_windows.spec
     chunks = [
         replace(all_windows, windows=chunk) for chunk in split_chunks(spec, all_windows.windows)
@@ -171,7 +172,7 @@ def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcom
 
 
 def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
-    """Yield groups of consecutive windows, each for one commit."""
+    """Yield chunks of consecutive windows, one chunk per commit."""
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = schedule_of(spec), list[Window]()
     following: Iterator[Window] = iter(())
@@ -187,7 +188,7 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
 
 
 def are_windows_independent(spec: JobSpec) -> bool:
-    """Return whether windows may be computed in any order."""
+    """Return whether the windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
     if not spec.fills_group or spec.target in sources:
         return False
@@ -195,7 +196,7 @@ def are_windows_independent(spec: JobSpec) -> bool:
 
 
 def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
-    """Compute a chunk in one run; halve a failed one until the failing windows are isolated."""
+    """Compute a chunk in one run; split a failed chunk until the failing windows are isolated."""
     if watch.stop.is_set() or outcome.stopped:
         outcome.stopped = True
         return
@@ -213,7 +214,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         outcome.failed += windows
         outcome.stopped = True
         return
-    # A run that could not even pin its inputs fails alike for every window.
+    # A run that could not even pin its inputs would fail for every window.
     if len(windows) == 1 or not record.inputs or spec.kind == "training":
         _record_failure(chunk, record)
         outcome.failed += windows
@@ -225,7 +226,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
 
 
 def _compute_and_write(run: JobRun) -> RunOutput:
-    """Compute the rows of a run in a staging folder, commit them, then delete keys."""
+    """Stage the rows of a run, commit them, then delete keys."""
     spec, group = run.spec, run.group
     with in_flight(run.session, kind="stage", name=spec.name, version=1) as staged_write:
         run = replace(run, staging=staged_write.rows)
@@ -286,7 +287,7 @@ def _write(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutpu
 def _delete_keys(
     run: JobRun, sources: SourceInputs, version: int | None, deleted_keys: Sequence[dict[str, Any]]
 ) -> None:
-    """Delete the keys that the source deleted, after the rows of the run are committed."""
+    """Delete the keys that were deleted at the source, after the run's rows are committed."""
     if version is None:
         return
     check_lease(run)
@@ -297,7 +298,7 @@ def _delete_keys(
 
 
 def _fails_consecutively(outcome: Outcome) -> bool:
-    """Return whether so many single windows failed in a row that the windows are not the cause."""
+    """Return whether many single windows failed in a row, so that the windows are not the cause."""
     states = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
     return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
 
@@ -308,7 +309,7 @@ def _has_lost_lease(run: JobRun) -> bool:
 
 
 def _record_failure(run: JobRun, record: Run) -> None:
-    """Record windows as failed; when their retries are used up, alert and run the job's command."""
+    """Record windows as failed; when the retries are exhausted, alert and run ``on_failure``."""
     spec = run.spec
     with run.session.registry.transaction() as connection:
         runs.record_failed_windows(connection, spec.name, run.windows, run_id=record.run_id)
@@ -325,7 +326,7 @@ def _record_failure(run: JobRun, record: Run) -> None:
 
 
 def _alert_stream_failure(run: JobRun, record: Run) -> None:
-    """Alert the channels of a stream job whose retries are used up."""
+    """Alert the channels of a stream job whose retries are exhausted."""
     spec = run.spec
     with run.session.registry.transaction() as connection:
         if runs.count_consecutive_failures(connection, spec.name) > spec.retries:
@@ -334,7 +335,7 @@ def _alert_stream_failure(run: JobRun, record: Run) -> None:
 
 
 def _run_failure_command(command: str, run: Run) -> None:
-    """Run the job's ``on_failure`` command; environment variables describe the run."""
+    """Run the job's ``on_failure`` command, with environment variables that describe the run."""
     environment = {
         "FEATURESTORE_JOB": run.job,
         "FEATURESTORE_RUN": run.run_id,
@@ -344,7 +345,7 @@ def _run_failure_command(command: str, run: Run) -> None:
         "FEATURESTORE_LOG": run.log or "",
     }
     try:
-        # The command is the job's own, as in a crontab.
+        # The job's author wrote the command, as in a crontab.
         process = subprocess.run(
             command, shell=True, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
         )
@@ -356,7 +357,7 @@ def _run_failure_command(command: str, run: Run) -> None:
 
 
 class _ProgressCounter:
-    """A thread-safe progress counter of windows."""
+    """A thread-safe counter of completed windows."""
 
     def __init__(self, watch: Watch, total: int) -> None:
         self._watch, self._total, self._finished = watch, total, 0
@@ -372,7 +373,7 @@ class _ProgressCounter:
 def _compute_in_parallel(
     chunks: Sequence[JobRun], watch: Watch, counter: _ProgressCounter, parallel: int
 ) -> Outcome:
-    """Compute chunks on several threads, each with its own engine.
+    """Compute chunks in several threads, each with its own engine.
 
     The first chunk runs alone if it creates the group.
     """

@@ -1,4 +1,4 @@
-"""Inputs from registered sources: read once for a chunk, in one snapshot of a source, and staged."""
+"""Job inputs, pinned to their versions; rows of registered sources are staged from one snapshot."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ _log = logging.getLogger("featurestore.jobs")
 
 @dataclass(frozen=True)
 class PinnedInput:
-    """An input at the version that a run reads; ``time`` is the column that filters it, if any.
+    """An input pinned to the version that a run reads; ``time`` is its filter column, if any.
 
-    A registered source is pinned when its rows are read: a run reads one snapshot.
+    A registered source is pinned when its rows are read: each run reads one snapshot.
     """
 
     name: str
@@ -75,12 +75,12 @@ class PinnedInput:
 
 
 def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
-    """Return the inputs of a job at their current versions.
+    """Pin the inputs of a job to their current versions.
 
     Raises:
         FeatureGroupNotFound: A group does not exist.
         SourceNotFound: A source is not registered.
-        InvalidJob: A path holds neither a Delta table nor Parquet files.
+        InvalidJob: A path contains neither a Delta table nor Parquet files.
     """
     pinned = []
     for name, source in spec.inputs.items():
@@ -136,7 +136,7 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
 
 
 def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[PinnedInput, ...]:
-    """Return the inputs of a window job, each with the lineage of the aggregates over it."""
+    """Add the lineage of the aggregates to the inputs of a window job."""
     lineages: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
     versions = {each.name: each.version for each in pinned}
     for feature in job.windows:
@@ -146,7 +146,7 @@ def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[Pinned
 
 
 def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
-    """Return a function from a window to the times ``[first, last)`` that it reads, in µs."""
+    """Return a function from a window to the time range ``[first, last)`` that it reads, in µs."""
     if spec.kind == "window":
         return WindowJob.from_spec(spec).event_time_range
     label_delay = timedelta(0)
@@ -161,7 +161,7 @@ def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
 def read_input(
     session: Session, pinned: PinnedInput, window: Window, *, lookback: timedelta
 ) -> Relation:
-    """Return the rows of an input in ``[window.start - lookback, window.end)``."""
+    """Read the rows of an input in ``[window.start - lookback, window.end)``."""
     engine = session.engine
     if pinned.kind == "parquet":
         relation = engine.read_files([pinned.path])
@@ -182,7 +182,7 @@ def filter_window(
     *,
     lookback: timedelta = timedelta(0),
 ) -> Relation:
-    """Return the rows of a relation that a window may see."""
+    """Filter a relation to the rows that a window may read."""
     if time_column is None:
         return relation
     visible = TimeRange(time_column, shift_time(window.start, -lookback), window.end)
@@ -190,9 +190,10 @@ def filter_window(
 
 
 def _readable_columns(pinned: PinnedInput) -> list[str]:
-    """Return the columns of a foreign Delta table that have feature types.
+    """Return the columns of an external Delta table that have feature types.
 
-    Others, such as maps, are left out, so that jobs that do not use them can read the table.
+    Columns of other types, such as maps, are excluded, so that jobs that do not use them can
+    read the table.
     """
     readable, unreadable = [], []
     for column in read_snapshot(pinned.path, pinned.delta_version).schema:
@@ -211,8 +212,9 @@ def _readable_columns(pinned: PinnedInput) -> list[str]:
 class SourceInputs:
     """The staged rows of a run's registered sources, with records of the reads.
 
-    The rows of a range are read once, so that everything a run computes from them agrees. ``keys``
-    are all keys of the source, read in the same snapshot, for a job that deletes missing keys.
+    Each range is read only once, so that everything that a run computes from it is consistent.
+    ``keys`` contains all keys of the source from the same snapshot, for a job that deletes missing
+    keys.
     """
 
     session: Session
@@ -301,7 +303,7 @@ class SourceInputs:
             engine.release(rows)
 
     def _query(self, pinned: PinnedInput, window: Window, snapshot: RenamedSnapshot) -> SourceQuery:
-        """Return the query for an input: the columns that the SQL reads, the rows by time."""
+        """Build the query for an input: the columns that the SQL uses, filtered by time."""
         source_input = self.spec.sources[pinned.name]
         query = build_query(
             table=source_input.table,
@@ -331,9 +333,9 @@ def _with_time(columns: Iterable[str], time: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class TimeBounds:
-    """Minimum and maximum of times in microseconds, with counts of nulls and rows.
+    """The minimum and maximum of times in microseconds, with the counts of nulls and rows.
 
-    Without a time the minimum is greater than the maximum.
+    Without any time, the minimum is greater than the maximum.
     """
 
     low: int = 2**63 - 1
@@ -342,7 +344,7 @@ class TimeBounds:
     rows: int = 0
 
     def merge(self, other: TimeBounds) -> TimeBounds:
-        """Return the bounds of both."""
+        """Return the combined bounds."""
         return TimeBounds(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -352,7 +354,7 @@ class TimeBounds:
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """Minimum and maximum time; None without a time."""
+        """The minimum and maximum time, or None if there is no time."""
         return (self.low, self.high) if self.low <= self.high else None
 
 
@@ -366,14 +368,14 @@ def fingerprint_files(paths: Iterable[str]) -> str:
 
 
 def parquet_files(path: str) -> Iterator[str]:
-    """Yield the Parquet files below a folder, in the order of their paths."""
+    """Yield the Parquet files below a folder, in path order."""
     for file in sorted(files.walk(path), key=os.path.split):
         if file.endswith(".parquet"):
             yield file
 
 
 def time_bounds(file: str, column: str) -> TimeBounds | None:
-    """Return the bounds of a column of a Parquet file, None if its footer lacks them."""
+    """Return the bounds of a Parquet column, or None if the file footer lacks them."""
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(files.open_ranges(file))
@@ -399,7 +401,7 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
 
 
 def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
-    """Return rows and bytes of a file, and the bounds of a time column if its footer has them.
+    """Return the row count and size of a file, and the time bounds if its footer has them.
 
     Times are microseconds since 1970.
     """
@@ -416,7 +418,7 @@ def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int
 
 
 def _micros(value: object) -> int | None:
-    """Return a time of a footer in microseconds, None if the value is not a time."""
+    """Convert a time in a footer to microseconds; return None if the value is not a time."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):

@@ -1,7 +1,7 @@
 """Metrics of a store in Prometheus' text format: rows, commits, runs, monitors, alerts.
 
-Labels are names of groups, jobs, monitors and channels, at most ``MOST_LABELS`` of each: names that
-people chose bound the number of time series, data never does.
+Labels are names of groups, jobs, monitors and channels, at most ``MOST_LABELS`` of each. The number
+of time series is therefore bounded by names that people choose, and never depends on data.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STATES = ("ok", "suspect", "alarm", "learning")
 
 
 def metrics_text(session: Session) -> str:
-    """Return the metrics of a store in Prometheus' text format.
+    """Return the metrics of a store in the Prometheus text format.
 
     Raises:
         MissingExtra: prometheus-client is not installed.
@@ -39,9 +39,9 @@ def metrics_text(session: Session) -> str:
 
 
 def metrics_registry(session: Session) -> CollectorRegistry:
-    """Return a registry of prometheus-client that reads the store at each collection.
+    """Return a prometheus-client registry that reads the store at each collection.
 
-    A web server mounts it: ``prometheus_client.make_asgi_app(metrics_registry(session))``.
+    To mount it in a web server: ``prometheus_client.make_asgi_app(metrics_registry(session))``.
 
     Raises:
         MissingExtra: prometheus-client is not installed.
@@ -57,7 +57,7 @@ def metrics_registry(session: Session) -> CollectorRegistry:
 
 @contextmanager
 def serving_metrics(session: Session, *, host: str, port: int) -> Iterator[int]:
-    """Serve the metrics of a store at ``/metrics`` in a background thread; yields the port.
+    """Serve the metrics of a store at ``/metrics`` in a background thread; yield the port.
 
     Args:
         session: The connection.
@@ -93,7 +93,7 @@ class _StoreCollector:
         self._session = session
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: their labels depend on the store."""
+        """Return no metrics, since their labels depend on the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:

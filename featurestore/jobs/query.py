@@ -1,18 +1,19 @@
-"""SQL jobs: the query of one window, and of many at once where that gives the same rows.
+"""SQL jobs: the query of one window, and of many windows at once where that gives the same rows.
 
-A query over a chunk of neighbouring windows reads the inputs of all windows, and ``$window_start``
-and ``$window_end`` are those of the chunk. For many queries this gives the same rows as window by
-window in a fraction of the time. ``can_batch_windows`` is a rule on the text that accepts only queries
-whose form cannot mix rows of windows: one SELECT, no subqueries, window functions, limits or set
-operations; parameters only as outer bounds; where rows are grouped, the event time is among the
-keys. What the form cannot prove (rows may get an event time outside of their window) is checked by
-computing some windows alone and comparing; see ``compute``.
+A query over a chunk of consecutive windows reads the inputs of all windows, and binds
+``$window_start`` and ``$window_end`` to the bounds of the chunk. For many queries this gives the
+same rows as separate queries in a fraction of the time. ``can_batch_windows`` accepts a query only
+if its form cannot mix rows of different windows: one SELECT without subqueries, window functions,
+    limits or
+set operations; parameters only as outer bounds; and, if rows are grouped, the event time is a group
+key. The form cannot prove that each row's event time is inside its window. Therefore some windows
+are also computed separately and compared; see ``compute``.
 
-For many queries even that is proven from their text (``is_proven_per_window``): the event time is
-computed from the input's time alone, by monotonic steps: ``date_trunc`` and the addition of a fixed
-interval. So it is enough to check the first and the last instant of a window: if their event times
-are in the window, those of all rows between them are, and rows of two windows never have the same
-event time, which is among the keys of their groups.
+For many queries even this can be proven from the text (``is_proven_per_window``): the event time is
+computed only from the input's time, by monotonic steps, namely ``date_trunc`` and the addition of a
+fixed interval. It is then enough to check the first and the last instant of a window: if their
+event times are inside the window, so are all event times between them. Rows of two windows then
+never have the same event time, which is one of their group keys.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 if TYPE_CHECKING:
     from sqlglot import exp
 
-# Sums of floats depend on the order of rows, which may differ between a window alone and in one
-# query with others.
+# Sums of floats depend on the row order, which may differ between a separate query for a window and
+# a query for many windows.
 _FLOATS_AGREE = 1e-9
 Micros = NDArray[np.int64]
 TimeTransform = Callable[[Micros], Micros]
 _FIXED = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
 _CALENDAR = {"second": "s", "minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}
-# 1970-01-01 was a Thursday, and weeks begin on Mondays.
+# 1970-01-01 was a Thursday, and weeks begin on Monday.
 _MONDAY = 3
 _DAY = 86_400_000_000
 _START, _END = "window_start", "window_end"
@@ -58,13 +59,13 @@ _START, _END = "window_start", "window_end"
 
 @dataclass(frozen=True)
 class Query:
-    """The query of a job on an engine."""
+    """A job query, transpiled for an engine."""
 
     spec: JobSpec
     engine: Engine
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
-        """Return the rows of a window from inputs that are filtered already."""
+        """Compute the rows of a window from filtered inputs."""
         text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
@@ -87,19 +88,19 @@ def _transpiled(code: str, tables: tuple[str, ...], dialect: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_query(code: str) -> exp.Expr:
-    """Return the syntax tree of a query. It is cached: callers must not change it."""
+    """Return the syntax tree of a query. The tree is cached: callers must not modify it."""
     import sqlglot
 
     return sqlglot.parse_one(code, dialect=usersql.DIALECT)
 
 
 def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
-    """Return whether one query over many windows has the same rows as a query for each.
+    """Return whether one query over many windows gives the same rows as a query per window.
 
     Args:
         spec: The job.
-        times: The columns that filter its inputs; rows of two such inputs could join across
-            windows.
+        times: The columns that filter its inputs; with two such inputs, a join could match rows of
+            different windows.
     """
     from sqlglot import exp
 
@@ -122,7 +123,7 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
 
 
 def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
-    """Return the column of a query that is the event time of its rows."""
+    """Return the result column that contains the event time of the rows."""
     for column in tree.expressions:
         if column.alias_or_name == spec.event_time:
             return column
@@ -145,7 +146,7 @@ def _is_key(time: exp.Expr, group_by: exp.Expr, tree: exp.Select) -> bool:
 
 
 def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
-    """Return whether parameters only bound the input's time: start from below, end from above."""
+    """Return whether parameters only bound the time: the start from below, the end from above."""
     from sqlglot import exp
 
     bounds = {exp.GT: _START, exp.GTE: _START, exp.LT: _END, exp.LTE: _END}
@@ -166,11 +167,11 @@ def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
 
 
 def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str) -> bool:
-    """Return whether every row of a query is proven to be in the window of its input rows.
+    """Return whether every result row is proven to be in the window of its input rows.
 
     Args:
         spec: The job; its query satisfies ``can_batch_windows``.
-        windows: The windows.
+        windows: The windows to check.
         time: The column that filters its input.
     """
     steps = event_time_transform(spec, time=time)
@@ -185,9 +186,9 @@ def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str)
 
 
 def event_time_transform(spec: JobSpec, *, time: str) -> TimeTransform | None:
-    """Return the function from the time of a query's only input to the event time of its rows.
+    """Return the function that maps the time of a query's only input to the event time of a row.
 
-    None if the text does not determine it.
+    None if the query text does not determine it.
     """
     from sqlglot import exp
 
@@ -264,9 +265,9 @@ def _shift_by(interval: exp.Interval, *, back: bool) -> TimeTransform | None:
 
 @dataclass(frozen=True)
 class RowDigest:
-    """A digest of rows that does not depend on their order.
+    """A digest of rows that is independent of their order.
 
-    It has the number of rows, a sum of hashes of exact columns, and the sums of float columns.
+    It contains the number of rows, a sum of hashes of the exact columns, and sums of float columns.
     """
 
     rows: int = 0
@@ -274,7 +275,7 @@ class RowDigest:
     floats: tuple[float, ...] = ()
 
     def agrees(self, other: RowDigest) -> bool:
-        """Return whether two digests are of the same rows, floats up to rounding."""
+        """Return whether two digests describe the same rows, up to rounding of floats."""
         if (self.rows, self.hashed) != (other.rows, other.hashed):
             return False
         for a, b in zip(self.floats, other.floats, strict=bool(self.rows)):
@@ -285,10 +286,10 @@ class RowDigest:
 
 @dataclass(frozen=True)
 class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
-    """Accumulates the digest of rows in any order."""
+    """Accumulates a digest of rows in any order."""
 
     def start(self) -> RowDigest:
-        """Return the digest of no rows."""
+        """Return the digest of zero rows."""
         return RowDigest()
 
     def update(self, state: RowDigest, batch: pa.RecordBatch) -> RowDigest:
@@ -309,7 +310,7 @@ class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
         return self.merge(state, RowDigest(batch.num_rows, hashed, tuple(sums)))
 
     def merge(self, left: RowDigest, right: RowDigest) -> RowDigest:
-        """Return the digest of both."""
+        """Merge two digests."""
         if not left.rows:
             return right
         if not right.rows:
@@ -329,11 +330,11 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
     ranges: tuple[TimeRange, ...]
 
     def start(self) -> list[RowDigest]:
-        """Return the digests of no rows."""
+        """Return digests of zero rows."""
         return [RowDigest() for _ in self.ranges]
 
     def update(self, state: list[RowDigest], batch: pa.RecordBatch) -> list[RowDigest]:
-        """Add the rows of a batch to the digests of the ranges that contain them."""
+        """Add each row of a batch to the digests of the ranges that contain it."""
         return [
             DigestAccumulator().update(
                 digest, select_rows(batch, pc.indices_nonzero(_inside(batch, time_range)))
@@ -342,7 +343,7 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         ]
 
     def merge(self, left: list[RowDigest], right: list[RowDigest]) -> list[RowDigest]:
-        """Return the digests of both."""
+        """Merge the digests of each range."""
         return [DigestAccumulator().merge(*both) for both in zip(left, right, strict=True)]
 
     def finish(self, state: list[RowDigest]) -> list[RowDigest]:
@@ -360,16 +361,16 @@ def _inside(batch: pa.RecordBatch, time_range: TimeRange) -> pa.Array:
 
 @dataclass(frozen=True)
 class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
-    """The bounds of a column of times."""
+    """Accumulates the bounds of a time column."""
 
     column: str
 
     def start(self) -> TimeBounds:
-        """Return the bounds of no rows."""
+        """Return the bounds of zero rows."""
         return TimeBounds()
 
     def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
-        """Widen the bounds by a batch."""
+        """Extend the bounds by a batch."""
         values = batch.column(batch.schema.get_field_index(self.column))
         micros: npt.NDArray[np.int64] = pc.cast(
             pc.cast(values.drop_null(), TIMESTAMP), pa.int64()
@@ -379,7 +380,7 @@ class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
         return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
 
     def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
-        """Return the bounds of both."""
+        """Merge two bounds."""
         return left.merge(right)
 
     def finish(self, state: TimeBounds) -> TimeBounds:

@@ -1,8 +1,8 @@
 """Recovery of runs after a crash, and of all runs after the registry was lost.
 
-A run is in the registry, with the number of its transaction, before it computes. The next owner of
-the lease checks the table of a dead run: if it contains the commit, only the record of the run was
-missing; otherwise no rows of the run are visible, and its windows are due.
+Before a run computes, the registry records it with its transaction number. The next owner of the
+lease checks the table of a dead run: if the table contains the commit, only the result of the run
+was not recorded. Otherwise no rows of the run are visible, and its windows are still due.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _commits(path: str) -> Iterator[StreamCommit]:
 
 
 def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
-    """Return the stream metadata of a commit, None if it has no valid one."""
+    """Parse the stream metadata of a commit; return None if it is missing or invalid."""
     metadata = commit.note.get("stream")
     if not isinstance(metadata, Mapping):
         return None
@@ -80,7 +80,7 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
 
 
 def restore_stream_runs(connection: Connection, path: str) -> None:
-    """Record the runs of stream jobs from the commits of a table."""
+    """Restore the runs of stream jobs from the commits of a table."""
     runs_by_id: dict[str, Run] = {}
     for each in reversed(list(_commits(path))):
         commit = each.commit
@@ -98,7 +98,7 @@ def restore_stream_runs(connection: Connection, path: str) -> None:
 
 
 def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> None:
-    """Restore the progress of a stream job from its commits; its lag is unknown."""
+    """Restore the progress of a stream job from its commits; its lag remains unknown."""
     assert spec.stream is not None
     if jobs.stream_status(connection, spec.name) is not None:
         return
@@ -129,10 +129,10 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
 
 
 def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
-    """Record the results of runs whose process is dead, and return these runs.
+    """Record the results of runs whose process died, and return these runs.
 
-    The caller has the job's lease, so every running record is dead; runs of a ``shared`` job, which
-    has several runners, are checked one by one.
+    The caller holds the job's lease, so every run that is still recorded as running is dead. A
+    ``shared`` job has several concurrent runners, so the process of each run is checked.
     """
     with session.registry.reading() as connection:
         running = runs.runs_of_job(connection, name, state=runs.RUNNING)
@@ -148,7 +148,7 @@ def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
 
 
 def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:
-    """Record the successful runs in the commits of a group's table."""
+    """Restore the successful runs from the commits of a group's table."""
     for job_commit in reversed(job_commits(path)):
         runs.restore(connection, _run_of_commit(job_commit))
     restore_stream_runs(connection, path)
@@ -189,7 +189,7 @@ def _recover_run(session: Session, run: Run) -> Run:
 
 
 def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
-    """Record that the process of a stream run died, with the rows of its committed batches."""
+    """Record a stream run as failed because its process died, with the rows it committed."""
     commits = [each for each in stream_commits(session, spec) if each.run == run.run_id]
     rows = sum(each.commit.rows_in for each in commits)
     last_version = commits[0].commit.version if commits else None
@@ -214,7 +214,7 @@ def _record(connection: Connection, spec: JobSpec, run: Run, target_version: int
 
 
 def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
-    """Return what a dead run committed to its table or dataset, None if nothing."""
+    """Return the output that a dead run committed to its table or dataset, or None."""
     if spec.kind == "training":
         last = last_dataset(session, spec.target)
         if last <= run.inputs.get("before", last):
@@ -248,7 +248,7 @@ def _run_of_commit(job_commit: JobCommit) -> Run:
 
 
 def replay_stream(session: Session, name: str) -> Replayed:
-    """Read the quarantined records of a job again, by its current definition.
+    """Decode the quarantined records of a stream job again, with its current definition.
 
     Raises:
         JobNotFound: The job does not exist.

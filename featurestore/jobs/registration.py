@@ -1,8 +1,9 @@
-"""Registration of jobs, and loading of their files to run them.
+"""Registration of jobs, and loading of their files at run time.
 
-A registry names the file or module of each job. It may be imported from elsewhere, so its files are
-executed only if a user of this machine registered them: registering writes a grant with the file's
-hash (``storage/grants.py``), and a run compares the hash before it executes the file.
+The registry stores the file or module name of each job. Because a registry may be imported from
+another machine, its files are executed only if they were registered on this machine: registration
+grants execution of a file with a specific hash (``storage/grants.py``), and a run compares the hash
+before it executes the file.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _loading = threading.RLock()
 
 @dataclass(frozen=True)
 class JobFile:
-    """A file or module that defines jobs, and the hash of the executed text.
+    """A file or module that defines jobs, with the hash of the executed source.
 
     ``origin`` is the name in the registry. ``file`` and ``sha256`` are None for a module without a
     file, such as a notebook.
@@ -54,7 +55,7 @@ class JobFile:
 def register_jobs(
     session: Session, module_or_path: ModuleType | str | os.PathLike[str]
 ) -> list[RegisteredJob]:
-    """Register every job of a module, file or folder; return the registered jobs by name."""
+    """Register all jobs of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
     _check_channels(session, [definition.spec for definition, _ in definitions.values()])
     specs = _specs_to_register(
@@ -80,7 +81,7 @@ def register_jobs(
 
 
 def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
-    """Return the definitions to register; refuse those that are known to fail."""
+    """Return the definitions to register; raise an error for jobs that cannot run."""
     if all(spec.kind != "window" for spec in specs.values()):
         return dict(specs)
     with session.registry.reading() as connection:
@@ -94,7 +95,7 @@ def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[s
 
 
 def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
-    """Refuse jobs with alert channels that the store does not have."""
+    """Raise an error for jobs whose alert channels are not registered in the store."""
     with session.registry.reading() as connection:
         channel_names = [each.name for each in alerts.channels(connection)]
     for spec in specs:
@@ -130,13 +131,13 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
 def load_jobs(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> dict[str, tuple[JobDefinition, JobFile]]:
-    """Return the jobs of a module, a file or a folder by name, each with its file.
+    """Load the jobs of a module, file or folder by name, each with its file.
 
-    The files are executed: use it for names from a user, never for names from a registry.
+    The files are executed: use this function for names from a user, never for names from a registry.
 
     Raises:
-        InvalidJob: Nothing exists there, it defines no job, a file cannot be executed, or two jobs
-            have the same name.
+        InvalidJob: The path does not exist or defines no job, a file cannot be executed, or two
+            jobs have the same name.
     """
     definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _modules(module_or_path):
@@ -160,7 +161,7 @@ def load_jobs(
 
 
 def grant_execution(location: str, file: JobFile) -> None:
-    """Record that a file was registered on this machine for the store at ``location``."""
+    """Allow a file to be executed for the store at ``location``, since it was registered here."""
     receipt = {
         "location": location,
         "origin": file.origin,
@@ -171,11 +172,11 @@ def grant_execution(location: str, file: JobFile) -> None:
 
 
 def load_registered(location: str, name: str, origin: str) -> JobDefinition:
-    """Return a job from where it was registered.
+    """Load a job from the origin where it was registered.
 
     Raises:
-        InvalidJob: The origin was not registered on this machine, it changed since, or the job is
-            missing.
+        InvalidJob: The origin was not registered on this machine or has changed since, or the job
+            is missing.
     """
     with _loading:
         module = _registered_module(location, name, origin)
@@ -229,7 +230,7 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
 
 
 def _definitions(module: ModuleType) -> list[JobDefinition]:
-    """Return the jobs that a module has names for, and those that it created without a name."""
+    """Return the jobs assigned to module variables, and the jobs created without a name."""
     names = vars(module)
     named_jobs = [each for each in names.values() if isinstance(each, JobDefinition)]
     return [*named_jobs, *names.get(DEFINED_JOBS, ())]
@@ -278,13 +279,13 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _module_of_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
-    """Return the module of a file; execute it unless this process has executed the same text.
+    """Load the module of a file, unless this process has already executed the same source.
 
     Args:
         path: The file.
-        expected: The required hash of its text; None allows any.
+        expected: The required hash of its source; None allows any.
     """
-    # Module names contain a hash of the path: two folders may both have a jobs.py.
+    # Module names contain a hash of the path, since two folders may both contain a jobs.py.
     name = f"featurestore_jobs_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
     with _loading:
         source = files.read_bytes(path)
@@ -298,7 +299,7 @@ def _module_of_file(path: str, *, expected: str | None = None) -> tuple[ModuleTy
 
 
 def _line_in(error: BaseException, path: str) -> int:
-    """Return the last line of a file in the traceback of an error."""
+    """Return the last line number of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno or 0
     line = 0
@@ -315,7 +316,7 @@ def _install_hint(error: BaseException) -> str | None:
 
 
 def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
-    """Execute the text that was hashed: a cached bytecode file might differ from it."""
+    """Execute the hashed source, because a cached bytecode file might differ from it."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None:
         raise InvalidJob(f"{path} is not a Python file.")

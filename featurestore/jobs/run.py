@@ -1,7 +1,7 @@
-"""One run of a job: pin its inputs, record it, do its work, record its end and the watermark.
+"""A job run: pin the inputs, record the start, do the work, record the end and the watermark.
 
-The run is recorded with the number of its Delta transaction before it computes, so that
-``recovery`` can find its commit after a crash. Log records of the run go to its own file.
+The run is recorded with its Delta transaction number before it computes, so that ``recovery`` can
+find its commit after a crash. Its log records are written to a separate file.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from featurestore.storage import files
 from featurestore.training import catalog
 
 # Calls the function of a training job with the store and a window; the facade supplies it, because
-# this module does not know the store.
+# this module must not depend on the store.
 TrainingCall = Callable[[JobDefinition, Window], object]
 
 _log = logging.getLogger("featurestore.jobs")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
-# A peak is in KiB on Linux and in bytes on macOS.
+# The peak is measured in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
@@ -63,7 +63,7 @@ def no_training(definition: JobDefinition, _: Window) -> object:
 
 @dataclass(frozen=True)
 class JobRun:
-    """Windows of a job to compute, and, once their run has started, what it reads and fills.
+    """The windows of a job to compute and, once the run has started, its inputs and target.
 
     Attributes:
         session: The connection.
@@ -72,11 +72,11 @@ class JobRun:
         windows: The windows, oldest first.
         owner: The owner of the job's lease.
         call: Calls the function of a training job.
-        run_id: The id of the run; "" before its start, as are the following ones.
-        inputs: The inputs, pinned to their versions.
-        group: The group that the job fills; None if the run creates it.
-        transaction: Application id and number of the Delta transaction of the run's commit.
-        staging: The folder for its staged rows, while it computes windows.
+        run_id: The run id. Until the run starts, it is "" and the following attributes are unset.
+            inputs: The inputs, pinned to their versions.
+            group: The group that the job writes; None if the run creates it.
+            transaction: The application id and number of the Delta transaction of the run's commit.
+            staging: The folder for staged rows, while the run computes windows.
     """
 
     session: Session
@@ -93,7 +93,7 @@ class JobRun:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's definition, as loaded from its file."""
+        """The job specification, as loaded from its file."""
         return self.definition.spec
 
     @property
@@ -104,7 +104,7 @@ class JobRun:
 
 @dataclass(frozen=True)
 class RunOutput:
-    """The output of a run: rows, Delta version (or version of the dataset), version of the group.
+    """The output of a run: row count, Delta (or dataset) version, and group version.
 
     ``record`` writes further records in the transaction that ends the run.
     """
@@ -118,7 +118,7 @@ class RunOutput:
 def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
     """Record the start of a run, do its work, and record its end.
 
-    An error ends the run and is recorded in it, not raised, and its windows stay due.
+    An error ends the run; it is recorded, not raised, and the windows remain due.
     """
     session, spec = run.session, run.spec
     token = uuid.uuid4().hex
@@ -156,7 +156,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
 
 
 def _start(run: JobRun, record: Run) -> tuple[JobRun, Run]:
-    """Pin the inputs and record the run; a run whose inputs are missing is recorded, too."""
+    """Pin the inputs and record the run, even if inputs are missing."""
     session, spec = run.session, run.spec
     try:
         inputs = pin_inputs(session, spec)
@@ -179,7 +179,7 @@ def _start(run: JobRun, record: Run) -> tuple[JobRun, Run]:
 
 
 def check_lease(run: JobRun) -> None:
-    """Refuse to commit when another process has taken over the lease of the job."""
+    """Raise an error before a commit if another process has taken over the job's lease."""
     with run.session.registry.reading() as connection:
         lease_owner = jobs.lease_owner(connection, run.spec.name)
     if lease_owner != run.owner:
@@ -189,9 +189,9 @@ def check_lease(run: JobRun) -> None:
 
 
 def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
-    """Record run, windows and watermark in one transaction.
+    """Record the run, its windows and the watermark in one transaction.
 
-    The rows are committed by now: if the registry fails, the next run finds the commit.
+    The rows are already committed: if the registry fails, the next run finds the commit.
     """
     figures: dict[str, Any] = {
         "rows": output.rows,
@@ -222,7 +222,7 @@ def record_computed(
     run: Run,
     target_version: int | None,
 ) -> None:
-    """Record windows as done and move the watermark to the first gap."""
+    """Record windows as computed and advance the watermark to the first gap."""
     runs.record_computed_windows(
         connection,
         spec.name,
@@ -242,7 +242,7 @@ def record_computed(
 
 
 def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
-    """Resolve the failure alerts of a job, and report rows that failed a lenient validation."""
+    """Resolve the failure alerts of a job, and report rows that failed lenient validation."""
     if not spec.alert:
         return
     if not runs.window_states(connection, spec.name, states=[runs.FAILED]):
@@ -275,12 +275,12 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
                 {incidents.VALIDATION: [text]},
                 families=[incidents.VALIDATION],
             )
-        # Alerts and commands get the error as it is stored, without names of other objects.
+        # Alerts and commands receive the redacted error, without names of other objects.
         return replace(runs.get(connection, run_id), error=text, hint=hint)
 
 
 def definition_words(spec: JobSpec) -> frozenset[str]:
-    """Return the names that an error of a job may contain: the words of its definition."""
+    """Return the names that a job's error may contain: the words of its definition."""
     return extract_words(json.dumps(spec.to_json(), ensure_ascii=False))
 
 
@@ -290,16 +290,16 @@ def _peak_memory() -> int:
 
 
 def last_dataset(session: Session, name: str) -> int:
-    """Return the last version of a dataset, after recovery of writes of dead processes."""
+    """Return the latest version of a dataset, after recovering from writers that died."""
     recover_writes(session)
     return catalog.last_version(session, name)
 
 
 @contextmanager
 def _logging_to(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
-    """Write this thread's log records into a file; a remote file is uploaded at the end.
+    """Write this thread's log records to a file; a remote file is uploaded at the end.
 
-    ``without_names`` removes lists of names from warnings, errors and tracebacks.
+    ``without_names`` removes object names from warnings, errors and tracebacks.
     """
     thread = threading.get_ident()
     with files.growing_file(path) as local_path:

@@ -1,13 +1,13 @@
-"""Windows of a schedule as pure functions: all windows, and the due ones.
+"""Windows of a schedule as pure functions: all windows, and the due windows.
 
-A schedule is a cron expression in a time zone. A window is its data interval: it ends at a schedule
-time t. With the width ``window`` it is ``[t - window, t)``; without a width it reaches from one
-schedule time to the next, so windows are adjacent across daylight saving changes. The widths of
-windows are elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time has
-a window of 25 hours without ``window=`` and of 24 hours with ``window="1d"``.
+A schedule is a cron expression in a time zone. Each window is a data interval that ends at a
+schedule time t. With the width ``window`` it is ``[t - window, t)``; without a width it starts at
+the previous schedule time, so that windows are adjacent across daylight saving changes. Widths are
+elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time has a window of
+25 hours without ``window=`` and of 24 hours with ``window="1d"``.
 
-A window is due when it ended at least ``allowed_lateness`` ago. Due windows are a function of
-(definition, watermark, now).
+A window is due once ``allowed_lateness`` has elapsed since its end. The due windows are a function
+of (definition, watermark, now).
 
 A local time that daylight saving skips is scheduled at the first instant after the gap; a local
 time that occurs twice is scheduled twice.
@@ -30,7 +30,7 @@ from featurestore.model.job import JobSpec
 from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 
-# Windows compared to find overlaps: enough for a year of daily ones with daylight saving changes.
+# Number of windows to check for overlaps: a year of daily windows, with daylight saving changes.
 _TIMES_COMPARED = 400
 
 
@@ -38,7 +38,7 @@ _TIMES_COMPARED = 400
 class Schedule:
     """The cron expression, time zone, width, first start and allowed lateness of windows.
 
-    ``start`` is the earliest start of a window; None disables catchup.
+    ``start`` is the earliest window start; None disables catchup.
     """
 
     cron: str
@@ -52,7 +52,7 @@ class Schedule:
 
 
 def schedule_of(spec: JobSpec) -> Schedule:
-    """Return the schedule of a job."""
+    """Build the schedule of a job."""
     return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
@@ -64,14 +64,15 @@ def due_windows(
     computed: Collection[Window] = (),
     limit: int | None = None,
 ) -> list[Window]:
-    """Return the windows that ended after the watermark and ``allowed_lateness`` ago, oldest first.
+    """Return the windows that are complete and end after the watermark, oldest first.
 
     Args:
-        schedule: The definition.
-        watermark: All windows up to here were computed; None if no window was.
-        now: The present.
-        computed: Windows after the watermark that were computed nevertheless.
-        limit: At most so many windows.
+        schedule: The schedule.
+            watermark: The time up to which all windows were computed; None if no window was
+                computed.
+            now: The current time.
+            computed: Computed windows after the watermark.
+            limit: Maximum number of windows.
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
@@ -95,7 +96,7 @@ def due_windows(
 def advanced_watermark(
     schedule: Schedule, watermark: datetime | None, computed: Collection[Window]
 ) -> datetime | None:
-    """Return the watermark after windows were computed: the end of the last one before a gap.
+    """Return the watermark after computing windows: the end of the last window before a gap.
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
@@ -119,7 +120,7 @@ def advanced_watermark(
 def windows_between(
     schedule: Schedule, start: datetime, end: datetime, *, limit: int | None = None
 ) -> list[Window]:
-    """Return the windows within ``[start, end)``, oldest first, ``limit`` at most."""
+    """Return the windows within ``[start, end)``, oldest first, at most ``limit``."""
     windows: list[Window] = []
     if start >= end:
         return windows
@@ -132,10 +133,10 @@ def windows_between(
 
 
 def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
-    """Yield the windows that end after ``instant``, without end.
+    """Yield the windows that end after ``instant``, indefinitely.
 
     Raises:
-        OutOfRange: The next window begins or ends outside of the years 1 to 9999.
+        OutOfRange: The next window begins or ends outside the years 1 to 9999.
     """
     if schedule.width is not None:
         for end in _schedule_times(schedule, instant):
@@ -147,7 +148,7 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
 
 
 def window_ending(schedule: Schedule, end: datetime) -> Window:
-    """Return the window that ends at ``end``; InvalidJob if that is not a schedule time."""
+    """Return the window that ends at ``end``; InvalidJob if ``end`` is not a schedule time."""
     before = times.shift_time(end, -timedelta(microseconds=1))
     window = next(windows_after(schedule, before))
     if window.end != end:
@@ -160,7 +161,7 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
 
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
-    """Return the window that begins at ``start``; InvalidJob if none does."""
+    """Return the window that begins at ``start``; InvalidJob if there is none."""
     ending = times.shift_time(start, schedule.width or timedelta(microseconds=1))
     window = next(windows_after(schedule, times.shift_time(ending, -timedelta(microseconds=1))))
     if window.start != start:
@@ -173,7 +174,7 @@ def window_starting(schedule: Schedule, start: datetime) -> Window:
 
 
 def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
-    """Return the last window that ended ``allowed_lateness`` ago, None before the first one."""
+    """Return the latest complete window, including allowed lateness; None if there is none."""
     window = window_ending(
         schedule, last_schedule_time(schedule, times.shift_time(now, -schedule.allowed_lateness))
     )
@@ -196,7 +197,7 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
 
 
 def overlaps(schedule: Schedule) -> bool:
-    """Return whether neighbouring windows overlap: the width exceeds some schedule interval."""
+    """Return whether consecutive windows overlap because the width exceeds a schedule interval."""
     width = schedule.width
     if width is None:
         return False
@@ -206,7 +207,7 @@ def overlaps(schedule: Schedule) -> bool:
 
 
 def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
-    """Yield the schedule times after an instant, without end."""
+    """Yield the schedule times after an instant, indefinitely."""
     fields = _plain_fields(schedule.cron) if schedule.timezone == "UTC" else None
     if fields is not None:
         upcoming = _utc_schedule_times(fields, instant)
@@ -227,7 +228,7 @@ def _local_schedule_times(schedule: Schedule, instant: datetime) -> Iterator[dat
 
 @contextmanager
 def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
-    """Raise OutOfRange if a schedule has no time near an instant in the years of ``datetime``."""
+    """Raise OutOfRange if there is no schedule time near an instant within the supported years."""
     try:
         yield
     except (OverflowError, ValueError) as error:
@@ -239,9 +240,9 @@ def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Fields:
-    """The five fields of a cron expression, each as its matching numbers.
+    """The five fields of a cron expression, each as the numbers that it matches.
 
-    Weekdays count from Sunday, 0.
+    Weekdays are numbered from 0 for Sunday.
     """
 
     minutes: tuple[int, ...]
@@ -277,9 +278,9 @@ def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime
 
 @cache
 def _plain_fields(cron: str) -> _Fields | None:
-    """Return the fields of an expression that consists of numbers, None for any other one.
+    """Parse a cron expression that consists only of numbers; return None for other expressions.
 
-    croniter needs 0.2 ms a step, which is slow for backfills of years.
+    croniter takes 0.2 ms per step, which is slow for backfills over years.
     """
     if len(cron.split()) != 5:
         return None
@@ -287,8 +288,8 @@ def _plain_fields(cron: str) -> _Fields | None:
     if special:
         return None
     minutes, hours, days, months, weekdays = expanded
-    # Cron matches either of the two day fields if both are set. February 31st never comes:
-    # croniter refuses it, while a walk over days would not end.
+    # Cron matches either of the two day fields if both are restricted. February 31st never occurs:
+    # croniter rejects it, while iterating over days would never end.
     if days != ["*"] and (weekdays != ["*"] or min(days, default=0) > 28):
         return None
     fields = [
@@ -305,9 +306,9 @@ def _plain_fields(cron: str) -> _Fields | None:
 
 
 def _numbers(field: Sequence[int | str], every_number: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the numbers that a field matches, None if it contains anything else.
+    """Return the numbers that a field matches, or None if it contains anything else.
 
-    Sunday is 0 and 7.
+    Sunday is both 0 and 7.
     """
     if list(field) == ["*"]:
         return every_number

@@ -1,8 +1,8 @@
-"""The scheduler: every few seconds it runs the due windows of all jobs in order of dependency.
+"""The scheduler: periodically runs the due windows of all jobs, in dependency order.
 
-It has no state of its own: due windows follow from the registry and the clock. So it may be killed
-and restarted at any time, and any number of schedulers may share a registry (with a lease for each
-job).
+It has no state of its own: the due windows follow from the registry and the clock. It can be killed
+and restarted at any time, and any number of schedulers can share a registry, because each job has a
+lease.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Options:
 
     Attributes:
         every: Seconds between two polls.
-        workers: Jobs at once.
-        stale: Whether stale windows are computed again.
+            workers: Maximum number of concurrent jobs.
+            stale: Whether stale windows are computed again.
     """
 
     every: float = 10.0
@@ -72,7 +72,7 @@ class Scheduler:
     def run(self) -> None:
         """Run due windows repeatedly until SIGTERM, SIGINT or ``stop``.
 
-        Runs in progress are finished first.
+        Runs in progress are finished before it returns.
         """
         stop = self._watch.stop
         with _stopped_by_signals(stop):
@@ -89,7 +89,7 @@ class Scheduler:
             _log.info("scheduler stopped")
 
     def _send_alerts(self) -> None:
-        """Send the outbox in a thread, so that slow channels do not delay jobs."""
+        """Send the queued alerts in a thread, so that slow channels do not delay jobs."""
         if self._sending is None or not self._sending.is_alive():
             self._sending = threading.Thread(
                 target=send_waiting, args=(self._session,), name="alerts", daemon=True
@@ -97,13 +97,13 @@ class Scheduler:
             self._sending.start()
 
     def stop(self) -> None:
-        """Stop after the runs in progress."""
+        """Stop after the runs in progress have finished."""
         self._watch.stop.set()
 
     def run_due(self) -> None:
-        """Run everything that is due now, in order of dependency.
+        """Run all due jobs, in dependency order.
 
-        Errors of a job are logged and do not affect others.
+        An error in one job is logged and does not affect other jobs.
         """
         with self._session.registry.reading() as connection:
             active = {job.spec.name: job for job in jobs.list_all(connection) if not job.paused}
@@ -139,7 +139,7 @@ class Scheduler:
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
         """Return the windows of a job to compute now.
 
-        ``waiting`` are the due windows of jobs upstream.
+        ``waiting`` contains the due windows of upstream jobs.
         """
         now = times.utc_now()
         latest = latest_complete(schedule_of(job.spec), now)
@@ -163,7 +163,7 @@ class Scheduler:
         return to_run
 
     def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
-        """Return the windows that jobs upstream still have to compute, without failed ones."""
+        """Return the windows that upstream jobs have yet to compute, except failed windows."""
         waiting = {}
         for name in upstream_jobs(job.spec, specs):
             with self._session.registry.reading() as connection:
@@ -177,9 +177,9 @@ class Scheduler:
 
 
 def dependency_levels(specs: Iterable[JobSpec]) -> list[list[str]]:
-    """Return job names in groups: each group reads only targets of earlier groups.
+    """Return job names in levels: each level reads only targets of earlier levels.
 
-    Jobs with circular dependencies come last.
+    Jobs with circular dependencies are in the last level.
 
     >>> sql = {"kind": "sql", "schedule": "", "code": ""}
     >>> a = JobSpec(name="a", target="hours", inputs={"t": "trips"}, **sql)
@@ -215,11 +215,11 @@ def retry_is_due(
 ) -> bool:
     """Return whether a failed window should be retried now.
 
-    Retries follow after 30 seconds, a minute, two, ... an hour; when they are used up, once each
-    time another window of the job becomes due.
+    Retries follow after 30 seconds, one minute, two minutes, and so on up to an hour. When the
+    retries are exhausted, the window is retried whenever another window of the job becomes due.
 
     Args:
-        failures: Number of failures since its last success.
+        failures: Number of failures since the last success.
         failed_at: Time of the last failure.
         retries: Maximum number of retries.
         complete_at: When the job's last window became due.
@@ -236,7 +236,7 @@ def retry_is_due(
 def windows_before_gap(
     windows: Sequence[Window], open_upstream: Mapping[str, Collection[Window]]
 ) -> list[Window]:
-    """Return the windows that end before the first missing window of jobs upstream."""
+    """Return the windows that end before the first missing window of any upstream job."""
     begins = [window.start for waiting in open_upstream.values() for window in waiting]
     if not begins:
         return list(windows)
@@ -246,13 +246,14 @@ def windows_before_gap(
 
 @contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set an event on SIGTERM and SIGINT; other threads than the main one cannot."""
+    """Set an event on SIGTERM and SIGINT; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def set_stop(*_: object) -> None:
-        # A handler interrupts this thread, which may hold the event's lock: set it in another one.
+        # A handler interrupts this thread, which may hold the event's lock: set it in another
+        # thread.
         threading.Thread(target=stop.set, name="stop").start()
 
     signals = (signal.SIGTERM, signal.SIGINT)

@@ -37,13 +37,13 @@ from featurestore.registry.runs import Run
 from featurestore.session import Session
 
 _MAX_PARALLEL_CHUNKS = 4
-# The number of runs that an estimate is based on.
+# Number of recent runs used to estimate the run time.
 _RECENT = 20
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A registered job with its counts of due and failed windows and its last run.
+    """A registered job with its last run and the number of due and failed windows.
 
     ``stream`` is the progress of a stream job, None before its first run.
     """
@@ -74,7 +74,7 @@ class JobStatus:
 
 
 def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> list[JobStatus]:
-    """Return registered jobs with their status, sorted by name; ``limit`` jobs from ``offset``."""
+    """Return registered jobs with their status by name, at most ``limit`` from ``offset``."""
     with session.registry.reading() as connection:
         registered_jobs = jobs.list_all(connection, limit=limit, offset=offset)
     statuses = []
@@ -97,7 +97,7 @@ def status_of(session: Session, job: RegisteredJob) -> JobStatus:
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:
-    """Return a registered job; JobNotFound lists the registered ones."""
+    """Return a registered job; JobNotFound lists the registered jobs."""
     with session.registry.reading() as connection:
         return jobs.get(connection, name)
 
@@ -190,7 +190,7 @@ def backfill_job(
 
 
 class Backfill(Listing[Run]):
-    """The runs of a backfill. ``note`` summarizes the findings of a monitor, "" for other jobs."""
+    """The runs of a backfill. ``note`` summarizes the findings of a monitor, else it is ""."""
 
     def __init__(self, job_runs: Sequence[Run], *, note: str = "") -> None:
         super().__init__(job_runs)
@@ -205,7 +205,7 @@ class Backfill(Listing[Run]):
 
 
 def _backfill_note(session: Session, name: str, job_runs: Sequence[Run]) -> str:
-    """Return a summary of the windows that a monitor evaluated, "" for other jobs."""
+    """Summarize the windows that a monitor evaluated; return "" for other jobs."""
     if not job_runs or get_job(session, name).spec.kind != "monitor":
         return ""
     with session.registry.reading() as connection:
@@ -248,7 +248,7 @@ def _raise_failures(
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """One input of a planned run: its version, and an estimate of the rows the windows read."""
+    """An input of a planned run: its version, and an estimate of the rows to read."""
 
     name: str
     source: str
@@ -260,9 +260,9 @@ class PlannedInput:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The windows that a job would compute, an estimate of their input, and of the time.
+    """The windows that a job would compute, with estimates of the input size and the run time.
 
-    ``seconds`` is None without runs to estimate it from. ``features`` describes the
+    ``seconds`` is None if there are no runs to estimate it from. ``features`` describes the
     features of a window job.
     """
 
@@ -318,7 +318,7 @@ def plan_job(
     *,
     window: Window | tuple[datetime | str, datetime | str] | None = None,
 ) -> JobPlan:
-    """Return the plan of the due windows, or of the windows of a range."""
+    """Plan the due windows, or the windows of a range, without computing them."""
     job = get_job(session, name)
     if window is None:
         windows = find_due_windows(session, job)
@@ -364,7 +364,7 @@ def _estimate_volume(
     windows: Sequence[Window],
     range_of: Callable[[Window], tuple[int, int]],
 ) -> tuple[int, int]:
-    """Return rows and bytes that windows read, estimated by the overlap of files in time."""
+    """Estimate the rows and bytes that windows read, by the time overlap of each file."""
     if not windows:
         return 0, 0
     first, last = range_of(windows[0])[0], range_of(windows[-1])[1]

@@ -1,4 +1,4 @@
-"""Stream jobs: a topic's records in a feature group, a trigger at a time."""
+"""Stream jobs: write the records of a topic into a feature group, triggered periodically."""
 
 from __future__ import annotations
 
@@ -86,56 +86,59 @@ def stream_job(
 ) -> JobDefinition:
     """Define a job that writes each record of a topic into a feature group exactly once.
 
-    A run reads the new records of the topic in micro-batches; schedulers run it at each trigger.
-    Each micro-batch is validated and becomes one commit, whose metadata contains the next offsets:
-    after crashes and repeated runs no record is missing and none is duplicated.
+    Schedulers run the job at each trigger. A run reads the new records of the topic in
+    micro-batches. Each micro-batch is validated and becomes one commit, whose metadata contains the
+    next offsets: no record is lost or duplicated by crashes and repeated runs.
 
     Args:
-        name: Name of the job.
-        source: A registered source with topics (``add_source("events", "kafka://...")``).
-        topic: The topic.
-        schema: The columns of the values: ``{name: type}`` with types of Arrow or their names
-            ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as
-            a dict or as JSON text for ``format="avro"``.
-        featuregroup: The group that the job fills; defaults to the name of the job.
-        primary_key: As for ``create_featuregroup``; never null in a record.
-        event_time: The column with the time of the record; never null in a record.
-        created_time: As for ``create_featuregroup``.
-        partition_by: As for ``create_featuregroup``.
-        format: "json"; "avro" in the wire format of schema registries; "debezium", change events
-            of a table in JSON, or in Avro with ``schema_registry``; or "raw", the bytes or the text
-            of the value in one column.
-        fields: ``{column: field}``, columns with metadata of a record: its "topic", "partition",
-            "offset", "timestamp" or "key" (as text); for change events also "change_timestamp",
-            "capture_timestamp" and "operation". An ``event_time`` that is not a column of change
-            events is their "change_timestamp", a ``created_time`` their "capture_timestamp".
-        rename: ``{name in records: column}``, or "snake_case", for names of ``schema`` that are not
-            valid feature names; keys and times use the column names.
-        trigger: How often schedulers poll for records.
-        mode: "append"; or "upsert", where a record without a value deletes the rows of the primary
-            key in the record's key. Change events are always upserts.
-        on_duplicates: Which record of a primary key and its times is stored, across micro-batches:
-            the "last" of a partition, the "first", or the first while the others go to the
-            "quarantine".
-        on_bad_record: What to do with unreadable records: "quarantine" stores them with topic,
-            partition, offset and reason, "fail" ends the run, "skip" counts them.
-        most_bad: A run fails if more than this fraction of at least 100 records is unreadable.
-        on_lost: What to do if the topic has removed unread records: "fail", or "skip" them.
-        begin: Where to start a topic that was never read, "earliest" or "latest".
-        batch_records: Maximum number of records in a micro-batch.
-        schema_registry: Address of a registry with the writer schemas of Avro records; None: they
-            were written with ``schema``.
-        consumer_group: Runners with this name share the partitions of the topic; None: one runner at
-            a time reads all partitions.
-        generation: Increase it when the topic was recreated, so that its offsets start from zero.
-        validation: Validation policy of the writes.
-        ttl: As for ``create_featuregroup``.
-        expectations: As for ``create_featuregroup``, as plain dicts.
-        statistics: Whether commits compute statistics.
-        description: Of the feature group.
-        tags: Of the feature group.
-        retries: How often schedulers retry soon after a failure, with increasing delays.
-        alert: Channels that are alerted when runs keep failing (``add_alert_channel``).
+        name: The job name.
+            source: A registered source with topics (``add_source("events", "kafka://...")``).
+            topic: The topic name.
+            schema: The columns of the record values: ``{name: type}`` with Arrow types or their
+                names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as a
+                dict or JSON string for ``format="avro"``.
+            featuregroup: The group that the job writes; defaults to the job name.
+            primary_key: As for ``create_featuregroup``; never null in a record.
+            event_time: The column with the time of a record; never null in a record.
+            created_time: As for ``create_featuregroup``.
+            partition_by: As for ``create_featuregroup``.
+            format: "json"; "avro" in the wire format of schema registries; "debezium" for change
+                events of a table in JSON, or in Avro with ``schema_registry``; or "raw" for the
+                value as bytes or as a string in one column.
+            fields: ``{column: field}`` for columns with record metadata: "topic", "partition",
+                "offset", "timestamp" or "key" (as a string); for change events also
+                "change_timestamp", "capture_timestamp" and "operation". For change events, an
+                ``event_time`` that is not one of their columns is set to "change_timestamp", and a
+                ``created_time`` to "capture_timestamp".
+            rename: ``{name in records: column}``, or "snake_case", for names in ``schema`` that are
+                not valid feature names; keys and times use the column names.
+            trigger: How often schedulers poll for records.
+            mode: "append"; or "upsert", where a record without a value deletes the rows with the
+                record key as primary key. Change events are always upserted.
+            on_duplicates: Which of several records with the same primary key and times is stored,
+                across micro-batches: the "last" in a partition, the "first", or the first while the
+                others go to the "quarantine".
+            on_bad_record: How to handle unreadable records: "quarantine" stores them with topic,
+                partition, offset and reason, "fail" ends the run, "skip" only counts them.
+            most_bad: A run fails if more than this fraction of at least 100 records is unreadable.
+            on_lost: How to handle unread records that the topic has removed: "fail", or "skip"
+                them.
+            begin: Where to start reading a topic for the first time, "earliest" or "latest".
+            batch_records: Maximum number of records in a micro-batch.
+            schema_registry: The address of a registry with the writer schemas of Avro records; None
+                if the records were written with ``schema``.
+            consumer_group: Runners with the same consumer group share the partitions of the topic.
+                None: one runner at a time reads all partitions.
+            generation: Increase it when the topic was recreated, so that its offsets start from
+                zero.
+            validation: The validation policy for writes.
+            ttl: As for ``create_featuregroup``.
+            expectations: As for ``create_featuregroup``, as plain dicts.
+            statistics: Whether commits compute statistics.
+            description: The description of the feature group.
+            tags: The tags of the feature group.
+            retries: The number of early retries after a failure, with increasing delays.
+            alert: The channels to alert when runs keep failing (``add_alert_channel``).
 
     Raises:
         InvalidJob: The event time is missing, or a format, type or option is invalid.
@@ -205,7 +208,7 @@ def _fields(
     event_time: str | None,
     created_time: str | None,
 ) -> dict[str, str]:
-    """Return the columns of record metadata, with those that change events imply."""
+    """Return the record metadata columns, including those that change events imply."""
     columns_by_field = dict(fields or {})
     if format != "debezium":
         return columns_by_field
@@ -219,10 +222,10 @@ def _fields(
 def _renamed(
     job: str, columns: pa.Schema, rename: Mapping[str, str] | str | None
 ) -> tuple[pa.Schema, dict[str, str]]:
-    """Rename columns; also return the original name of each renamed column.
+    """Rename columns, and return the original name of each renamed column.
 
     Raises:
-        InvalidJob: A column is not a valid feature name; the hint is a mapping.
+        InvalidJob: A column is not a valid feature name; the hint suggests a mapping.
     """
     rename_text = check_rename(rename)
     names: dict[str, str] = {}
@@ -257,7 +260,7 @@ def _renamed(
 
 
 def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
-    """Return the columns of values, and the text of the Avro schema if it is one."""
+    """Return the columns of record values, and the Avro schema as a string if it is one."""
     if format == "avro":
         text = schema if isinstance(schema, str) else None
         if isinstance(schema, Mapping):
@@ -291,7 +294,7 @@ def _format_schema(columns: pa.Schema) -> str:
 
 
 def _check_columns(spec: JobSpec) -> None:
-    """Refuse keys and times that are not columns, or have an invalid type."""
+    """Raise an error for keys and times that are not columns, or have an invalid type."""
     assert spec.stream is not None
     columns = spec.stream.columns
     check_feature_names(columns.names)
@@ -321,7 +324,7 @@ def _check_columns(spec: JobSpec) -> None:
 
 
 def is_due(session: Session, job: RegisteredJob) -> bool:
-    """Return whether a stream job's trigger interval has passed since its last run."""
+    """Return whether the trigger interval of a stream job has elapsed since its last run."""
     stream = job.spec.stream
     if stream is None or job.paused:
         return False
@@ -337,7 +340,7 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
 
 
 def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
-    """Return the delay before the next retry of a stream after its last failures."""
+    """Return the delay before the next retry of a stream job after its last failures."""
     with session.registry.reading() as connection:
         failures = runs.count_consecutive_failures(connection, job.spec.name)
     if failures > job.spec.retries:
@@ -346,12 +349,12 @@ def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
 
 
 def run_stream(run: JobRun, *, stop: threading.Event) -> Run:
-    """Write the new records of the topic into the group; the caller has any lease it needs."""
+    """Write the new records of the topic into the group; the caller holds any required lease."""
     return run_recorded(run, partial(_consume, stop))
 
 
 def window_of(job: RegisteredJob) -> Window:
-    """Return the window of a stream run: the trigger interval up to now, which labels the run."""
+    """Return the window that labels a stream run: the trigger interval up to now."""
     assert job.spec.stream is not None
     now = times.utc_now()
     return Window(times.shift_time(now, -job.spec.stream.trigger), now)
@@ -381,7 +384,7 @@ def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
 
 
 def _check_registered(run: JobRun) -> None:
-    """Refuse to continue with a definition that was replaced in the meantime."""
+    """Raise an error if the job definition was replaced during the run."""
     with run.session.registry.reading() as connection:
         job = jobs.get(connection, run.spec.name)
     if job.version != run.job.version:

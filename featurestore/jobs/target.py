@@ -1,4 +1,4 @@
-"""The feature group that a job fills: its declaration, transactions, commit metadata and deletes."""
+"""The target group of a job: its declaration, transactions, commit metadata and deletes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from featurestore.storage import files
 from featurestore.streams.opening import differing_columns
 
 _log = logging.getLogger("featurestore.jobs")
-# Keys in one condition; each condition is one commit.
+# Number of keys per condition; each condition is one commit.
 _KEYS_PER_COMMIT = 500
-# Key columns are renamed by number, so that one query works on every engine.
+# Key columns are renamed by number, so that the same query works on every engine.
 _LAST_TOMBSTONES = "SELECT {keys}, max(t) AS t FROM tombstones GROUP BY {keys}"
 _MISSING = (
     "SELECT DISTINCT {keys} FROM group_rows WHERE {present} "
@@ -41,7 +41,7 @@ _MISSING = (
 
 @dataclass(frozen=True)
 class JobCommit:
-    """A commit of a job: ``count`` windows, together the range ``window``."""
+    """A commit of a job: ``count`` windows, which together span ``window``."""
 
     job: str
     window: Window
@@ -50,10 +50,10 @@ class JobCommit:
 
 
 def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
-    """Return the group that a job fills; None if the job has to create it or a new version.
+    """Return the target group of a job; None if the job must create the group or a new version.
 
-    A new version is needed if key, times or partitions (for a stream also the columns) differ from
-    the definition of the job.
+    A new version is needed if keys, times or partitions (for a stream also the columns) differ from
+    the job definition.
     """
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
@@ -74,7 +74,7 @@ def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
 
 
 def declaration(spec: JobSpec) -> Declaration:
-    """Return the declaration of the group that a job fills."""
+    """Build the declaration of a job's target group."""
     return Declaration(
         primary_key=spec.primary_key,
         event_time=spec.event_time,
@@ -96,11 +96,11 @@ def without_nulls(
 ) -> Relation:
     """Drop new columns that contain only nulls, because later windows may have typed values.
 
-    The group gets such a column with its first value; rows of earlier windows are null there. Other
-    untyped columns, such as those of empty lists, cannot be dropped without loss.
+    The column is added to the group with its first value; earlier rows are then null. Other
+    untyped columns, such as columns of empty lists, cannot be dropped without data loss.
 
     Raises:
-        UnsupportedType: A column without a type has values, or a role or an expectation needs it.
+        UnsupportedType: An untyped column has values, or is required by a role or an expectation.
     """
     needed = {*spec.primary_key, *spec.partition_by, spec.event_time, spec.created_time}
     for expectation in spec.expectations:
@@ -126,7 +126,8 @@ def without_nulls(
 def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
     """Return the application id of a chunk, and its next transaction number.
 
-    The number of a window that is appended is always 0, so that the table accepts it only once.
+    The transaction number of an appended window is always 0, so that the table accepts it only
+    once.
     """
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
     if spec.mode == "append" or group is None:
@@ -138,7 +139,7 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
 
 
 def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
-    """Return the commit metadata of windows; ``parse_windows`` parses it."""
+    """Build the commit metadata for windows; see ``parse_windows``."""
     metadata = {
         "job": spec.name,
         "start": window.start.isoformat(),
@@ -151,7 +152,7 @@ def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any
 
 
 def row_range(metadata: Mapping[str, Any]) -> Window | None:
-    """Return the time range of the rows in a commit, with late ones; None if it is not recorded."""
+    """Return the time range of the rows in a commit, including late rows; None if unknown."""
     parsed = parse_windows(metadata)
     if parsed is None:
         return None
@@ -168,9 +169,10 @@ def row_range(metadata: Mapping[str, Any]) -> Window | None:
 
 
 def parse_windows(metadata: Mapping[str, Any]) -> tuple[str, Window, int] | None:
-    """Return job, range and number of the windows of a commit, None if its metadata has none.
+    """Return the job, range and number of windows of a commit, or None if its metadata has none.
 
-    Metadata comes with the table and may be written by anyone: malformed metadata is ignored.
+    Metadata is stored with the table and may be written by anyone, so malformed metadata is
+    ignored.
     """
     windows = metadata.get("window")
     if not isinstance(windows, Mapping):
@@ -189,7 +191,7 @@ def parse_windows(metadata: Mapping[str, Any]) -> tuple[str, Window, int] | None
 
 
 def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:
-    """Yield (version of the group, commit) of all commits of a job, newest first."""
+    """Yield the group version and the commit for all commits of a job, newest first."""
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, spec.target)
     for version in reversed(versions):
@@ -199,7 +201,7 @@ def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCo
 
 
 def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
-    """Return the commits of a table with windows of a job (None: of any job), newest first."""
+    """Return the commits that wrote windows of ``job`` (any job if None), newest first."""
     if not files.is_directory(path):
         return []
     commits = []
@@ -213,7 +215,7 @@ def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
 def split_tombstones(
     session: Session, spec: JobSpec, rows: Relation
 ) -> tuple[Relation, list[dict[str, Any]]]:
-    """Return the rows without tombstones, and the keys of the tombstones with their times.
+    """Separate tombstones from the rows, and return their keys with the deletion times.
 
     Raises:
         InvalidJob: The rows lack the tombstone column.
@@ -251,7 +253,7 @@ def delete_tombstones(
     *,
     run_id: str,
 ) -> None:
-    """Delete the rows of keys up to the times of their tombstones."""
+    """Delete the rows of each key up to the time of its tombstone."""
     conditions = []
     for each in deleted_keys:
         timestamp = _literal(each.pop("t"))
@@ -262,7 +264,7 @@ def delete_tombstones(
 def delete_missing(
     session: Session, spec: JobSpec, version: int, source_keys: Relation, *, run_id: str
 ) -> None:
-    """Delete the rows of keys that a source no longer has.
+    """Delete the rows whose keys no longer exist in the source.
 
     Raises:
         SourceChanged: The source has no keys at all, which is more likely a fault than intended.
@@ -313,13 +315,13 @@ def _delete(
 
 
 def _same_key(spec: JobSpec, values: dict[str, Any]) -> str:
-    """Return the condition that a row has a key, in DuckDB's SQL."""
+    """Return a DuckDB SQL condition that a row has this key."""
     pairs = zip(spec.primary_key, values.values(), strict=True)
     return " AND ".join([f'"{name}" = {_literal(value)}' for name, value in pairs])
 
 
 def _literal(value: object) -> str:
-    """Return a key or time as a literal of DuckDB's SQL; DuckDB casts texts to times."""
+    """Format a key or time as a DuckDB SQL literal; DuckDB casts strings to times."""
     if isinstance(value, bool | int):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Training jobs: scheduled versions of a training dataset, one for each change of its inputs."""
+"""Training jobs: write a new version of a training dataset whenever its inputs have changed."""
 
 from __future__ import annotations
 
@@ -57,24 +57,24 @@ def training_job(
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
     """Define a scheduled job by a function ``(store, window)`` that describes a training dataset.
 
-    It returns the data, or a dict of arguments of ``create_training_dataset`` including ``data``. A
-    new version is written if the inputs changed since the latest one: those in ``inputs``, or else
-    the sources of the frame that the function returned.
+    The function returns the data, or a dict of arguments for ``create_training_dataset`` including
+    ``data``. A new version is written if the inputs have changed since the latest version: the
+    groups in ``inputs``, or else the sources of the returned frame.
 
     Args:
-        training_dataset: The dataset that gets new versions.
-        schedule: Cron expression.
-        inputs: ``{any name: group reference}`` whose changes trigger a new version.
-        name: Name of the job; else that of the function.
-        start: The earliest schedule time.
-        allowed_lateness: How long to wait after a schedule time.
-        timezone: Of the schedule.
-        description: Of the dataset.
-        tags: Of the dataset.
-        retries: How often a failed run is retried.
-        on_failure: Command to run when the retries of a run are used up.
-        keep: How many versions to keep; older ones are deleted. None keeps all.
-        alert: Channels that are alerted of failures, as for ``job``.
+        training_dataset: The dataset to write new versions of.
+            schedule: A cron expression.
+            inputs: ``{any name: group reference}``; changes of these groups trigger a new version.
+            name: The job name; defaults to the function name.
+            start: The earliest schedule time.
+            allowed_lateness: How long to wait after a schedule time.
+            timezone: The time zone of the schedule.
+            description: The description of the dataset.
+            tags: The tags of the dataset.
+            retries: The maximum number of retries of a failed run.
+            on_failure: The command to run when the retries of a run are exhausted.
+            keep: The number of versions to keep; older versions are deleted. None keeps all.
+            alert: The channels to alert of failures, as for ``job``.
 
     >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
     ... def late_flights(store, window):
@@ -95,9 +95,9 @@ def training_job(
 
 
 def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
-    """Return the specification of a job that writes versions of a training dataset.
+    """Build the specification of a job that writes versions of a training dataset.
 
-    ``code`` is the source of its function.
+    ``code`` is the source code of its function.
     """
     if request.keep is not None and request.keep < 1:
         raise InvalidJob(f"keep={request.keep!r} would keep no version.", hint="keep=3")
@@ -123,13 +123,13 @@ def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
 
 
 def run_training(run: JobRun) -> Run:
-    """Write one version for the last window, unless nothing changed since the latest version."""
+    """Write one version for the last window, unless the inputs are those of the latest version."""
     return run_recorded(run, _write_and_retire)
 
 
 def _write_and_retire(run: JobRun) -> RunOutput:
     output = _write_dataset(run)
-    # Also if nothing was written: a killed run may have left one version too many.
+    # Delete old versions even if nothing was written: a killed run may have left one too many.
     if run.spec.keep is not None:
         _retire(run.session, run.spec.target, run.spec.keep)
     return output
@@ -157,7 +157,7 @@ def _write_dataset(run: JobRun) -> RunOutput:
 
 
 def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
-    """Return the request for the next version, from the arguments that a job's function returned."""
+    """Build the request for the next version from the return value of the job function."""
     argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
     unknown = [key for key in arguments if key not in argument_names]
     if unknown:
@@ -188,7 +188,7 @@ def _inputs_changed(run: JobRun) -> bool:
 
 
 def _same_sources(session: Session, name: str, data: object) -> bool:
-    """Return whether a frame reads the same Delta versions as the latest version did."""
+    """Return whether a frame reads the same Delta versions as the latest dataset version."""
     provenance = export_data(session, data).provenance
     if provenance.plan is None or not provenance.reproducible:
         return False

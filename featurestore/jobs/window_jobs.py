@@ -1,4 +1,4 @@
-"""Definition of window jobs, which write (key, end of window) rows with aggregates over windows."""
+"""Window jobs, which write aggregates over windows as (key, window end) rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from featurestore.usersql import quote
 
 Windows = str | WindowFeature | Sequence[str | WindowFeature]
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-# A schedule's intervals that ``every`` has to divide: a year of months.
+# Range of the schedule whose intervals ``every`` must divide: a year of months.
 _INTERVALS_COMPARED = 13
 
 
@@ -74,42 +74,44 @@ def window_job(
 ) -> JobDefinition:
     """Define a scheduled job that writes aggregates over windows into a feature group.
 
-    It writes one row for each key and each instant, ``every`` apart: the values of ``get_features``
-    for that key at that instant, bit by bit. The event time of a row is its instant. Late rows make
-    the windows stale that would have included them.
+    It writes one row per key and instant, where instants are ``every`` apart. The values are
+    bit-identical to the result of ``get_features`` for that key at that instant, which is the event
+    time of the row. Late input rows make the windows stale that would have included them.
 
     Args:
-        name: Name of the job.
-        windows: Aggregates, by ``window(...)`` or as text: ``"transactions.amount|sum|7d"``.
-        every: The time between two instants: counted back from each time of the schedule, it has
-            to divide the schedule's interval.
-        featuregroup: The group that the job fills; the first run creates it.
-        schedule: Cron expression, when to compute; None: at each instant.
-        primary_key: Columns of the aggregates' groups that identify a row; else the ``key=`` of the
-            aggregates, else the primary key of their group.
-        event_time: Name of the column of the instants.
-        keep_empty: Whether a known key gets a row at an instant although it has no rows in any
-            window.
-        partition_by: As for ``create_featuregroup``.
-        start: Start of the first window; None disables catchup.
-        allowed_lateness: How long to wait after an instant for late data.
-        timezone: Of the schedule.
-        validation: Validation policy of the writes.
-        ttl: As for ``create_featuregroup``.
-        expectations: As for ``create_featuregroup``, as plain dicts.
-        statistics: Whether commits compute statistics.
-        compact: Whether small files of the group are merged automatically.
-        description: Of the feature group.
-        tags: Of the feature group.
-        retries: How often a failed run is retried, with increasing delays.
-        catchup: Maximum number of missed windows at once, the oldest first; None: no limit.
-        on_error: Whether later windows "wait" for a failed one or "continue".
-        on_failure: Command to run when the retries of a run are used up.
-        alert: Channels that are alerted of failures, as for ``job``.
+        name: The job name.
+            windows: Aggregates, created by ``window(...)`` or as strings:
+                ``"transactions.amount|sum|7d"``.
+            every: The time between two instants, counted back from each schedule time; it must
+                divide the schedule interval.
+            featuregroup: The group that the job writes; the first run creates it.
+            schedule: A cron expression for the run times; None runs the job at each instant.
+            primary_key: The columns of the aggregated groups that identify a row; defaults to the
+                ``key=`` of the aggregates, or else to the primary key of their group.
+            event_time: The name of the column with the instants.
+            keep_empty: Whether a known key gets a row even at instants when it has no rows in any
+                window.
+            partition_by: As for ``create_featuregroup``.
+            start: The start of the first window; None disables catchup.
+            allowed_lateness: How long to wait for late data after an instant.
+            timezone: The time zone of the schedule.
+            validation: The validation policy for writes.
+            ttl: As for ``create_featuregroup``.
+            expectations: As for ``create_featuregroup``, as plain dicts.
+            statistics: Whether commits compute statistics.
+            compact: Whether small files of the group are merged automatically.
+            description: The description of the feature group.
+            tags: The tags of the feature group.
+            retries: The maximum number of retries of a failed run, with increasing delays.
+            catchup: The maximum number of missed windows to compute at once, oldest first; None for
+                no limit.
+            on_error: Whether later windows "wait" for a failed window or "continue".
+            on_failure: The command to run when the retries of a run are exhausted.
+            alert: The channels to alert of failures, as for ``job``.
 
     Raises:
-        InvalidJob: ``every`` does not divide the schedule's interval, or an argument is invalid.
-        ColumnConflict: Two columns of the group would have the same name.
+        InvalidJob: ``every`` does not divide the schedule interval, or an argument is invalid.
+            ColumnConflict: Two columns of the group would have the same name.
 
     >>> definition = featurestore.window_job(
     ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),
@@ -185,7 +187,7 @@ def _parse_interval(every: Duration, *, job: str) -> timedelta:
 
 
 def _cron_of(every: timedelta, *, job: str) -> str:
-    """Return the schedule with constant intervals of ``every`` through the year."""
+    """Return a cron expression with constant intervals of ``every`` through the year."""
     if every in (_DAY, 7 * _DAY):
         return "0 0 * * *" if every == _DAY else "0 0 * * 1"
     if every < _MINUTE and not _MINUTE % every:
@@ -214,7 +216,7 @@ def _inputs_of(windows: Sequence[WindowFeature]) -> dict[str, str]:
 
 
 def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
-    """Return the ``key=`` of the aggregates, empty if none has one."""
+    """Return the common ``key=`` of the aggregates, empty if none is set."""
     keys = {each.key: None for each in windows if each.key is not None}
     if len(keys) > 1:
         raise InvalidJob(
@@ -242,8 +244,8 @@ def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
 
 
 def _check_divides(spec: JobSpec, every: timedelta) -> None:
-    """Refuse instants whose distance across windows would not be ``every``."""
-    # Compared in UTC: nights with another length because of daylight saving do not count.
+    """Raise an error if the distance between instants would vary across windows."""
+    # Compared in UTC, so that nights with a daylight saving change do not matter.
     schedule = Schedule(spec.schedule)
     since = from_micros(0)
     for window in islice(windows_after(schedule, since), 1, _INTERVALS_COMPARED):
@@ -257,7 +259,7 @@ def _check_divides(spec: JobSpec, every: timedelta) -> None:
 
 
 def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
-    """Return a window job with a primary key: its own one, or else that of its groups.
+    """Complete a window job with a primary key: its own key, or else the key of its groups.
 
     Raises:
         FeatureGroupNotFound: The group of an aggregate does not exist.
@@ -288,16 +290,16 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
 def check_window_job(
     session: Session, spec: JobSpec, *, future_groups: Collection[str] = ()
 ) -> None:
-    """Refuse a window job that its groups cannot compute.
+    """Raise an error for a window job that cannot be computed from its groups.
 
     Args:
         session: The connection.
         spec: The job, with its key.
-        future_groups: Groups that other jobs will create: they cannot be checked yet.
+        future_groups: Groups that other jobs will create, which cannot be checked yet.
 
     Raises:
         FeatureGroupNotFound, FeatureNotFound: The input of an aggregate does not exist.
-        InvalidArgument, InvalidSql: An aggregate is not defined for its column or its group.
+        InvalidArgument, InvalidSql: An aggregate is not supported for its column or group.
         NoJoinKey: No group has the key of the rows.
     """
     if spec.kind != "window":
@@ -319,7 +321,7 @@ def check_window_job(
 
 @dataclass(frozen=True)
 class WindowRows:
-    """The rows of a window job, computed from pinned inputs; keys are staged in ``staging``."""
+    """Computes the rows of a window job from pinned inputs; keys are staged in ``staging``."""
 
     session: Session
     spec: JobSpec
@@ -327,7 +329,7 @@ class WindowRows:
     staging: str
 
     def compute(self, windows: Sequence[Window]) -> Relation:
-        """Return the rows of neighbouring windows, unsorted."""
+        """Compute the rows of consecutive windows, unsorted."""
         job = WindowJob.from_spec(self.spec)
         instants: list[datetime] = []
         for window in windows:
@@ -358,7 +360,7 @@ class WindowRows:
         return frame.filter(has_rows).select(*column_names).relation
 
     def _labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
-        """Return every key with rows in the range of the instants, combined with every instant."""
+        """Return the known keys in the range of the instants, combined with every instant."""
         engine, column = self.session.engine, str(self.spec.event_time)
         keys = []
         tables = {}
@@ -385,7 +387,7 @@ class WindowRows:
     def _key_rows(
         self, pinned: PinnedInput, job: WindowJob, instants: Sequence[datetime]
     ) -> Relation:
-        """Return keys and times of the rows that any of the instants may aggregate."""
+        """Return the keys and times of all rows that any instant may aggregate."""
         group = _group_spec(pinned)
         columns = list(dict.fromkeys([*self.spec.primary_key, str(group.event_time)]))
         rows = self.session.engine.read_table(
@@ -411,7 +413,7 @@ class WindowRows:
 
 
 def _label_schema(spec: JobSpec, groups: Sequence[FeatureGroupSpec]) -> pa.Schema:
-    """Return keys and event time of a job's rows, with types of the first group with all keys."""
+    """Return the key and event time types, from the first group that has all keys."""
     for group in groups:
         if _has_columns(group, spec.primary_key):
             fields = [group.schema.field(name) for name in spec.primary_key]
@@ -441,7 +443,7 @@ def _spec_of(feature: WindowFeature, specs: Specs) -> FeatureGroupSpec:
 
 
 def _at_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> WindowFeature:
-    """Return an aggregate over the pinned version of its group."""
+    """Pin the group of an aggregate to the version that the run reads."""
     reference: FeatureReference = feature.reference
     if reference.version is not None:
         return feature

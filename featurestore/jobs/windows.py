@@ -1,9 +1,9 @@
-"""Windows of a job that are to be computed: due, stale, complete or computed already.
+"""Selection of a job's windows: due, stale, complete or already computed windows.
 
-A computed window is stale if an input has changed since, by late data. A commit to an input changes
-the time range of the rows that it adds and removes: the range in the commit's metadata if a job
-wrote it, otherwise the minimum and maximum time of the files. Commits that move rows without
-changing them (compaction) do not count. If the range is unknown, all windows count as changed.
+A computed window is stale if late data has changed an input since. A commit to an input changes the
+time range of the rows that it adds and removes. The range is recorded in the commit metadata if a
+job wrote it, otherwise it is the minimum and maximum time of the files. Commits that move rows
+without changing them (compaction) are ignored. If the range is unknown, all windows are stale.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from featurestore.storage import files
 
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
-    """Return the window that an argument denotes; None denotes the latest complete one."""
+    """Resolve a window argument; None selects the latest complete window."""
     schedule = schedule_of(job.spec)
     if window is None:
         latest = latest_complete(schedule, times.utc_now())
@@ -66,9 +66,9 @@ def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -
 
 
 def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job that are due now, oldest first.
+    """Return the due windows of a job, oldest first.
 
-    Due are the windows after the watermark and the failed ones.
+    They are the complete windows after the watermark and the failed windows.
     """
     spec, name = job.spec, job.spec.name
     if spec.stream is not None:  # its records have offsets, not windows
@@ -88,9 +88,9 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
 def find_complete_windows(
     spec: JobSpec, start: datetime, end: datetime, *, limit: int | None = None
 ) -> list[Window]:
-    """Return the windows of a range that are complete, allowed lateness included.
+    """Return the complete windows of a range, including allowed lateness.
 
-    Oldest first, ``limit`` at most.
+    The result is sorted oldest first, with at most ``limit`` windows.
     """
     now = times.utc_now()
     until = min(end, times.shift_time(now, -spec.allowed_lateness))
@@ -100,7 +100,7 @@ def find_complete_windows(
 def refuse_repeated_appends(
     session: Session, job: RegisteredJob, windows: Sequence[Window]
 ) -> None:
-    """Refuse to compute windows of an appending job again, which would duplicate their rows."""
+    """Raise an error if an appending job would compute a window again and duplicate its rows."""
     if job.spec.mode != "append" or not windows:
         return
     computed = computed_windows(session, job, windows[0].start, windows[-1].end)
@@ -120,7 +120,7 @@ def refuse_repeated_appends(
 def computed_windows(
     session: Session, job: RegisteredJob, start: datetime, end: datetime
 ) -> set[Window]:
-    """Return the windows of a range that the target's latest version contains."""
+    """Return the windows of a range that the latest target version contains."""
     if job.spec.kind == "training":
         return set()
     if job.spec.kind == "monitor":
@@ -146,7 +146,7 @@ def computed_windows(
 
 
 def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
-    """Return the windows of a job whose inputs changed.
+    """Return the windows of a job whose inputs have changed.
 
     Raises:
         InvalidArgument: The job appends, so its windows cannot be computed again.
@@ -160,7 +160,7 @@ def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
 
 
 def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
-    """Record the computed windows whose inputs changed as stale, and return all stale windows."""
+    """Mark computed windows with changed inputs as stale, and return all stale windows."""
     with session.registry.reading() as connection:
         stale = runs.window_states(connection, spec.name, states=[runs.STALE])
         computed = runs.window_states(connection, spec.name, states=[runs.DONE])
@@ -184,7 +184,7 @@ _EVERYTHING = Change(-(2**63), 2**63 - 1)
 
 
 def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime) -> list[Change]:
-    """Return the changes of an input between the version that a run read and its current one.
+    """Return the changes of an input from the version that a run read to the current version.
 
     Args:
         pinned: The current input.
@@ -208,7 +208,7 @@ def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
 def _changed_windows(
     spec: JobSpec, computed: Mapping[Window, WindowState], inputs: Sequence[PinnedInput]
 ) -> list[Window]:
-    """Return the windows whose range overlaps a later change of some input."""
+    """Return the windows whose range overlaps a later change of any input."""
     by_version: dict[tuple[str, str], list[Change]] = {}
     changed = []
     range_of = times_read_by(spec)
@@ -227,7 +227,7 @@ def _changed_windows(
 
 
 def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Change]:
-    """Yield the ranges that the commits between two versions changed."""
+    """Yield the time ranges that the commits between two versions changed."""
     ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
         file = commit_path(pinned.path, version)
@@ -260,7 +260,7 @@ def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
-    """Return the range that a job's commit replaced, if it is one of the input's time column."""
+    """Return the range that a job's commit replaced, if it refers to the input's time column."""
     if pinned.spec is None or pinned.spec.event_time != pinned.time:
         return None
     for action in actions:
@@ -274,7 +274,7 @@ def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -
 
 
 def _ranges_of_files(pinned: PinnedInput, before: int, now: int) -> dict[str, Change]:
-    """Return the time range of each file of a version and of the later ones, by path."""
+    """Return the time range of each file in a version and its successors, by path."""
     state = read_snapshot(pinned.path, before)
     column = str(pinned.time)
     ranges = {}
@@ -293,7 +293,7 @@ def _changes_of_files(
 ) -> Iterator[Change]:
     """Yield the time ranges of the Parquet files that were added after a run.
 
-    If files that the run read are gone or were rewritten, everything counts as changed.
+    If files that the run read were removed or rewritten, the entire time range has changed.
     """
     old, new = [], []
     for file in parquet_files(pinned.path):

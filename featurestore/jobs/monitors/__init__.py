@@ -1,1 +1,1 @@
-"""Monitors as jobs: their definition, the windows that they compare, a run, what the store offers."""
+"""Monitors as jobs: definitions, baselines, runs and operations."""

@@ -1,9 +1,9 @@
-"""Baselines of the subjects of a window: the moving baseline and its anchor.
+"""Baselines of a window: for each subject, the moving baseline and its anchor.
 
-Windows with an alarm are excluded from the moving baseline of their subject, and from its history,
-until a person accepts them. Earlier windows replace them, so that a lasting change never becomes
-its own baseline. The anchor is the moving baseline as of the registration of the monitor, or of the
-last acceptance: it shows drift too slow for any single window.
+Windows with an alarm are excluded from the moving baseline and the history of their subject until a
+person accepts them. Earlier windows replace excluded ones, so that a lasting change never becomes
+its own baseline. The anchor is the moving baseline as of the monitor's registration or the last
+acceptance; it reveals drift that is too slow for any single window.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from featurestore.monitoring.profile import Profile
 _DAY = timedelta(days=1)
 _WEEK = timedelta(days=7)
 _NO_TIME = timedelta(0)
-# A day with a change of daylight saving counts as a day.
+# A day with a daylight saving change counts as one day.
 _LONGEST_DAY = timedelta(hours=25)
 _WEEKS = 8
-# Windows of a fixed baseline's time that estimate the variation between windows.
+# Number of windows near a fixed baseline for estimating the variation between windows.
 _SPREAD_WINDOWS = 13
-# A new baseline is compared with from so many windows on.
+# Minimum number of windows of a new baseline.
 _MIN_WINDOWS = 3
 
 
 @dataclass
 class History:
-    """Windows that were out of bounds, by subject, and the acceptances of people.
+    """Windows that were out of bounds, by subject, and the recorded acceptances.
 
-    A window is excluded from later baselines if it has an alarm, if it led to one (the ``confirm``
-    windows in a row), or while it is suspect. A suspicion that the next windows did not confirm is
-    over: such windows are normal variation of the source.
+    A window is excluded from later baselines if it raised an alarm, if it was one of the
+    ``confirm`` consecutive windows that led to an alarm, or while it is suspect. If the next
+    windows do not confirm a suspicion, the suspect windows count as normal variation of the source.
 
     Attributes:
         before: Returns the windows of the schedule right before a window that confirm it.
-        acceptances: Oldest first.
+        acceptances: The acceptances, oldest first.
     """
 
     before: Callable[[Window], Sequence[Window]]
@@ -81,7 +81,7 @@ class History:
         return frozenset(excluded)
 
     def last_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
-        """Return start and end of the accepted windows that restarted the subject's baseline."""
+        """Return the range of accepted windows that restarted the baseline of a subject, if any."""
         for acceptance in reversed(self._accepted(window)):
             start = acceptance.subjects.get(subject)
             if start is not None:
@@ -89,13 +89,13 @@ class History:
         return None
 
     def _accepted(self, window: Window) -> list[Acceptance]:
-        """Return the acceptances that apply to a window: those of windows before it."""
+        """Return the acceptances of windows before ``window``, which apply to it."""
         return [each for each in self.acceptances if each.until < window.end]
 
 
 @dataclass(frozen=True)
 class _Record:
-    """The subjects of a window that were out of bounds, and the subset with an alarm."""
+    """The subjects of a window that were out of bounds, and those with an alarm."""
 
     out_of_bounds: frozenset[Subject]
     alarmed: frozenset[Subject]
@@ -103,7 +103,7 @@ class _Record:
 
 @dataclass(frozen=True)
 class FixedBaseline:
-    """A baseline that does not move: its profile, and the newest event time in it."""
+    """A fixed baseline: its profile and its latest event time."""
 
     profile: Profile
     until: datetime | None
@@ -114,13 +114,13 @@ LoadProfiles = Callable[[Iterable[Window]], Sequence[Profile]]
 
 @dataclass(frozen=True)
 class Baselines:
-    """The baselines of the subjects of windows.
+    """The baselines of all subjects and windows of a monitor.
 
     Attributes:
-        baseline: The baseline of the monitor.
-        fixed: Its profile, if it does not move.
+        baseline: The baseline settings of the monitor.
+        fixed: The fixed baseline, or None for a moving baseline.
         history: Windows out of bounds, and acceptances.
-        load: Returns the profiles of windows, without those before the first row of the group.
+        load: Returns the profiles of windows, except windows before the first row of the group.
         first: The first event time of the group, if known.
         registered: When the monitor was registered.
     """
@@ -133,7 +133,7 @@ class Baselines:
     registered: datetime | None = None
 
     def comparison_windows(self, window: Window) -> list[Window]:
-        """Return the windows of a window's baseline if none is out of bounds."""
+        """Return the baseline windows of a window, assuming that no window is out of bounds."""
         windows = [*rolling_windows(self.baseline, window), *same_in_week(window)]
         windows += [each for each, _ in similar_windows(self.baseline, window)]
         if self.fixed is not None:
@@ -141,22 +141,22 @@ class Baselines:
         return windows
 
     def for_window(self, window: Window) -> WindowBaselines:
-        """Return the baselines of the subjects of one window."""
+        """Return the baselines for one window."""
         return WindowBaselines(self, window)
 
 
 class WindowBaselines:
-    """The baselines of the subjects of one window; see ``comparison.Comparison``."""
+    """The baselines of all subjects of one window; implements ``comparison.Comparison``."""
 
     def __init__(self, baselines: Baselines, window: Window) -> None:
         self._baselines = baselines
         self._window = window
-        # Most subjects have no window out of bounds, and share one comparison.
+        # Most subjects have no window out of bounds, and share one reference.
         self._compared: dict[object, ReferenceWindows] = {}
         self._anchors: dict[object, Anchor | None] = {}
 
     def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return the baseline of a subject; None: of one without windows out of bounds."""
+        """Return the reference of a subject; None: for a subject without windows out of bounds."""
         excluded: frozenset[Window] = frozenset()
         restart = None
         if subject is not None:
@@ -168,7 +168,7 @@ class WindowBaselines:
         return self._compared[key]
 
     def anchor(self, subject: Subject) -> Anchor | None:
-        """Return the anchor of a moving baseline, None if it does not exist or is too short."""
+        """Return the anchor of a moving baseline, or None if it is missing or too short."""
         history = self._baselines.history
         excluded = history.excluded(self._window, subject)
         restart = history.last_restart(self._window, subject)
@@ -210,7 +210,7 @@ class WindowBaselines:
     def _compare_with_accepted(
         self, accepted: tuple[datetime, datetime], same: Sequence[Profile]
     ) -> ReferenceWindows:
-        """Compare with the accepted windows, which replace a baseline that does not move."""
+        """Compare with the accepted windows, which replace a fixed baseline."""
         start, until = accepted
         daily = Baseline(last=until - start)
         members, _ = anchor_windows(daily, self._window, start)
@@ -254,7 +254,7 @@ class WindowBaselines:
 
 
 def step_of(window: Window) -> timedelta:
-    """Return the distance between the windows of a window's baseline.
+    """Return the time between consecutive baseline windows of a window.
 
     >>> from datetime import UTC
     >>> hour = Window(datetime(2024, 1, 1, 6, tzinfo=UTC), datetime(2024, 1, 1, 7, tzinfo=UTC))
@@ -270,9 +270,9 @@ def step_of(window: Window) -> timedelta:
 def rolling_windows(
     baseline: Baseline, window: Window, *, excluded: Collection[Window] = ()
 ) -> list[Window]:
-    """Return the windows of a rolling baseline, oldest first; empty for a fixed one.
+    """Return the windows of a rolling baseline, oldest first; empty for a fixed baseline.
 
-    ``excluded`` windows are skipped, and as many earlier windows replace them.
+    ``excluded`` windows are skipped, and replaced with the same number of earlier windows.
     """
     if baseline.last is None:
         return []
@@ -285,10 +285,10 @@ def rolling_windows(
 def similar_windows(
     baseline: Baseline, window: Window, *, excluded: Collection[Window] = ()
 ) -> list[tuple[Window, int]]:
-    """Return the windows of a rolling baseline's time, each with the number of its group.
+    """Return the reference windows of a rolling baseline, each with its group number.
 
-    With ``same_weekday`` there is a group for each weekday, else one. ``excluded`` windows are
-    skipped, and as many earlier windows replace them.
+    With ``same_weekday`` there is one group per weekday, otherwise a single group. ``excluded``
+    windows are skipped, and replaced with the same number of earlier windows.
     """
     if baseline.last is None:
         return []
@@ -302,16 +302,16 @@ def similar_windows(
 def anchor_windows(
     baseline: Baseline, window: Window, start: datetime
 ) -> tuple[list[Window], list[tuple[Window, int]]]:
-    """Return an earlier state of a rolling baseline, and the windows of that time.
+    """Return the windows of an earlier rolling baseline, and its reference windows.
 
     Args:
         baseline: A rolling baseline.
-        window: The window to compare; the others are whole steps before it.
-        start: Start of the first window of the earlier baseline.
+        window: The window to compare; the returned windows are whole steps before it.
+        start: The start of the first window of the earlier baseline.
 
     Returns:
-        The windows ``rolling`` returns, and the ones ``alike`` returns, of the time
-        ``[begin, begin + baseline.last)``.
+        The results of ``rolling_windows`` and ``similar_windows`` for the time
+        ``[start, start + baseline.last)``.
     """
     if baseline.last is None:
         return [], []
@@ -338,10 +338,10 @@ def _weekday_group(baseline: Baseline, window: Window, earlier: Window, step: ti
 
 
 def fixed_baseline_windows(window: Window, until: datetime | None) -> list[Window]:
-    """Return windows like ``window`` that end at or before ``until``, oldest first.
+    """Return reference windows for a fixed baseline that end at or before ``until``.
 
-    They are the last ones before the end of a fixed baseline, at the same time of the week, without
-    the window itself.
+    They are the last windows before the end of the baseline at the same time of the week as
+    ``window``, oldest first, without ``window`` itself.
     """
     if until is None:
         return []
@@ -354,10 +354,10 @@ def fixed_baseline_windows(window: Window, until: datetime | None) -> list[Windo
 
 
 def same_in_week(window: Window, *, excluded: Collection[Window] = ()) -> list[Window]:
-    """Return the windows at the same time of the week in the eight weeks before, oldest first.
+    """Return the windows at the same time of the week in the previous eight weeks, oldest first.
 
-    For windows longer than a week: the eight windows before. ``excluded`` windows are skipped, and
-    as many earlier windows replace them.
+    For windows longer than a week, return the previous eight windows. ``excluded`` windows are
+    skipped, and replaced with the same number of earlier windows.
     """
     return _windows_before(window, _in_weeks(step_of(window)), _WEEKS, excluded)
 
@@ -365,7 +365,7 @@ def same_in_week(window: Window, *, excluded: Collection[Window] = ()) -> list[W
 def with_windows_before(
     schedule: Schedule, windows: Sequence[Window], count: int
 ) -> list[list[Window]]:
-    """Return each window together with the ``count`` windows of the schedule before it."""
+    """Return a list for each window, with the ``count`` windows before it and the window itself."""
     chains: list[list[Window]] = []
     for window in windows:
         if chains and count and chains[-1][-1].end == _end_before(schedule, window):

@@ -1,4 +1,4 @@
-"""Monitors of models: their definition, and the quality measure of a window."""
+"""Definitions of monitors, and the quality measure of a monitored model."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from featurestore.registry.artifacts import models
 from featurestore.session import Session
 
 Duration = timedelta | str
-# The name of a monitor's group among the inputs of its runs.
+# The input name of the monitored group in a run.
 WATCHED_INPUT = "rows"
-# The name of the labels of a model's predictions.
+# The input name of the labels for a model's predictions.
 LABELS_INPUT = "labels"
 
 
@@ -47,15 +47,15 @@ def baseline(
     last: Duration | None = None,
     same_weekday: bool = False,
 ) -> Baseline:
-    """Return the baseline that the windows of a monitor are compared with.
+    """Define the baseline with which a monitor compares windows.
 
     Args:
         training_dataset: A training dataset; its columns are compared by name.
-        split: One of its splits; "train" when None.
-        version: Of the training dataset, else of the group.
-        as_of: The group as it was at an instant, or at a Delta version.
-        last: The windows of this much time before each window; 56 days if nothing else is set.
-        same_weekday: Only windows of ``last`` that begin whole weeks earlier.
+        split: The split of the training dataset; None for "train".
+        version: The version of the training dataset, or else of the group.
+        as_of: Compare with the group as of a timestamp or a Delta version.
+        last: Compare with the windows of this duration before each window; 56 days by default.
+        same_weekday: Only use windows of ``last`` that begin whole weeks earlier.
 
     >>> print(featurestore.baseline(training_dataset="late_flights", split="train"))
     training dataset 'late_flights', split 'train'
@@ -115,34 +115,34 @@ def monitor_job(
     """Define a scheduled job that compares each window of a feature group with a baseline.
 
     Args:
-        name: Name of the monitor.
+        name: The name of the monitor.
         featuregroup: The group, ``weather`` (its latest version) or ``weather@v2``.
-        schedule: Cron expression; a window ends at each of its times.
-        window: Width of a window, by event time; else the schedule interval.
-        start: Start of the first window; None disables catchup.
-        allowed_lateness: How long to wait after a window's end for late data.
-        timezone: Of the schedule.
-        baseline: What to compare with; None: the windows of the same weekday of the last 56 days.
-        drift: ``{measure: bound}`` of "psi", "ks", "js", "null_share", "new_values",
-            "gone_values"; None compares no distributions. Differences that chance or the variation
-            of the baseline's windows explains are no drift.
-        features: The features to compare; None: all but keys and times.
-        freshness: Maximum age of the newest event time and the last commit, or
+        schedule: A cron expression; a window ends at each schedule time.
+        window: The width of a window, by event time; defaults to the schedule interval.
+        start: The start of the first window; None disables catchup.
+        allowed_lateness: How long to wait for late data after a window ends.
+        timezone: The time zone of the schedule.
+        baseline: The baseline; None for the windows on the same weekday in the last 56 days.
+        drift: ``{measure: bound}`` for "psi", "ks", "js", "null_share", "new_values" and
+            "gone_values"; None compares no distributions. Differences within sampling error or the
+            variation of the baseline windows are not drift.
+        features: The features to compare; None for all except keys and times.
+        freshness: The maximum age of the latest event time and the last commit, or
             ``{"event_time": "2h", "commit": "1d"}``.
-        volume: Minimum and maximum ratio of the window's rows to the median of the same windows of
-            eight weeks; None disables the check.
-        schema: Whether columns that were added, removed or changed their type are reported.
+        volume: The minimum and maximum ratio of the window's row count to the median of the same
+            windows in eight weeks; None disables the check.
+        schema: Whether to report columns that were added, removed or changed their type.
         metrics: ``{name: SQL expression over the rows of a window}``, such as ``avg(late)``.
         limits: ``{metric: (minimum, maximum)}``, None for no bound; a metric without limits is
-            compared with those of the baseline's windows.
-        confirm: How many windows in a row have to be out of bounds before there is an alarm. A
-            window without rows, freshness and schema need one.
-        alert: Channels that are alerted when an incident begins and ends (``add_alert_channel``).
-        remind: Interval of reminders while an incident lasts; None: never.
-        description: Purpose of the monitor.
-        tags: Of the monitor.
-        retries: How often a failed run is retried.
-        catchup: Maximum number of missed windows at once; None: no limit.
+            compared with the baseline windows.
+        confirm: The number of consecutive windows that must be out of bounds to raise an alarm. An
+            empty window, freshness and schema raise an alarm at once.
+        alert: The channels to alert when an incident begins or ends (``add_alert_channel``).
+        remind: The interval of reminders during an incident; None for no reminders.
+        description: The purpose of the monitor.
+        tags: The tags of the monitor.
+        retries: The maximum number of retries of a failed run.
+        catchup: The maximum number of missed windows to compute at once; None for no limit.
 
     >>> watch = featurestore.monitor_job(
     ...     "weather_watch", featuregroup="weather", schedule="0 * * * *",
@@ -219,42 +219,43 @@ def model_monitor_job(
     retries: int = 2,
     catchup: int | None = None,
 ) -> JobDefinition:
-    """Define a scheduled job that measures a model by the predictions of each window and labels.
+    """Define a scheduled job that measures a model by the predictions and labels of each window.
 
-    A window is a range of the predictions' event times. Labels that were not known when it ended
-    and ``allowed_lateness`` was over (created times, later event times) do not count.
+    A window is a range of prediction event times. Labels with a created time or event time after
+    the end of the window plus ``allowed_lateness`` are ignored.
 
     Args:
-        name: Name of the monitor.
+        name: The name of the monitor.
         model: A registered model; ``late_flights@v2`` selects the predictions of this version.
         predictions: The group that ``score(featuregroup=)`` writes.
-        labels: The group with the true values; joined by its primary key, and by its event time if
-            it has one.
+        labels: The group with the true values; joined by its primary key and, if it has one, by its
+            event time.
         metric: "auc", "accuracy", "precision", "recall", "log_loss", "brier", "mae", "mse" or
-            "bias", or several.
-        schedule: Cron expression; a window ends at each of its times.
-        window: Width of a window; else the schedule interval.
+            "bias", or several of these.
+        schedule: A cron expression; a window ends at each schedule time.
+        window: The width of a window; defaults to the schedule interval.
         metrics: ``{name: SQL expression over prediction and label}``.
-        limits: ``{metric: (minimum, maximum)}``, exceeded by more than chance for the number of
-            labels; a metric without limits is compared with those of the windows before.
-        label: Column of the labels; None: the label that the model was trained with.
-        prediction: Column of the predictions.
-        within: Maximum time between a prediction and its label: the first label counts.
-        threshold: Minimum prediction that counts as positive (accuracy, precision, recall).
-        start: Start of the first window; None disables catchup.
-        allowed_lateness: How long to wait after a window's end for labels.
-        timezone: Of the schedule.
-        baseline: ``baseline(last=...)``: the windows before; None: of 56 days.
-        drift: Bounds for the distribution of the predictions, as of ``monitor_job``.
-        freshness: As of ``monitor_job``, of the predictions.
-        volume: Minimum and maximum ratio of the number of predictions to the median.
-        confirm: How many windows in a row have to be out of bounds before there is an alarm.
-        alert: Channels that are alerted when an incident begins and ends (``add_alert_channel``).
-        remind: Interval of reminders while an incident lasts; None: never.
-        description: Purpose of the monitor.
-        tags: Of the monitor.
-        retries: How often a failed run is retried.
-        catchup: Maximum number of missed windows at once; None: no limit.
+        limits: ``{metric: (minimum, maximum)}``; a metric is out of bounds if it exceeds them by
+            more than the sampling error for the number of labels. A metric without limits is
+            compared with the previous windows.
+        label: The label column; None for the label that the model was trained with.
+        prediction: The prediction column.
+        within: The maximum time between a prediction and its label; the first label is used.
+        threshold: The minimum prediction that counts as positive (accuracy, precision, recall).
+        start: The start of the first window; None disables catchup.
+        allowed_lateness: How long to wait for labels after a window ends.
+        timezone: The time zone of the schedule.
+        baseline: ``baseline(last=...)`` for previous windows; None for 56 days.
+        drift: Bounds for the distribution of the predictions, as for ``monitor_job``.
+        freshness: Maximum ages of the predictions, as for ``monitor_job``.
+        volume: The minimum and maximum ratio of the number of predictions to the median.
+        confirm: The number of consecutive windows that must be out of bounds to raise an alarm.
+        alert: The channels to alert when an incident begins or ends (``add_alert_channel``).
+        remind: The interval of reminders during an incident; None for no reminders.
+        description: The purpose of the monitor.
+        tags: The tags of the monitor.
+        retries: The maximum number of retries of a failed run.
+        catchup: The maximum number of missed windows to compute at once; None for no limit.
 
     >>> watch = featurestore.model_monitor_job(
     ...     "late_watch", model="late_flights", predictions="late_scores", labels="questions",
@@ -328,11 +329,11 @@ def quality_of(
     labels: OpenGroup,
     wait: timedelta,
 ) -> Quality:
-    """Return the quality measure of a registered model's predictions.
+    """Build the quality measure for the predictions of a registered model.
 
     Args:
         session: The connection.
-        watched: The model and the options of its monitor.
+        watched: The model and its monitoring options.
         predictions: The group with the predictions.
         labels: The group with the true values.
         wait: How long after its end a window is evaluated.
@@ -357,7 +358,7 @@ def quality_of(
 
 @dataclass(frozen=True, kw_only=True)
 class _Freshness:
-    """Maximum ages of the newest event time and the last commit."""
+    """The maximum ages of the latest event time and the last commit."""
 
     event_time: timedelta | None = None
     commit: timedelta | None = None
@@ -365,7 +366,7 @@ class _Freshness:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The schedule of a monitor and the windows that it checks, as the caller specified them."""
+    """The schedule and windows of a monitor, as the caller specified them."""
 
     schedule: str
     window: Duration | None
@@ -378,7 +379,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class NotificationOptions:
-    """Alert channels, reminders and documentation of a monitor."""
+    """Alert channels, reminders, and the description of a monitor."""
 
     alert: str | Sequence[str]
     remind: Duration | None
@@ -393,7 +394,7 @@ def monitor_spec(
     timing: Timing,
     notification: NotificationOptions,
 ) -> JobSpec:
-    """Return the specification of a monitor with a validated schedule."""
+    """Build the specification of a monitor with a validated schedule."""
     width = timing.window
     spec = JobSpec(
         name=check_name(name, noun="monitor"),
@@ -422,13 +423,13 @@ def monitor_spec(
 
 
 def pinned_reference(text: str) -> str:
-    """Return a normalized reference to a group: its name, with the version if it has one."""
+    """Normalize a group reference to its name, with the version if it has one."""
     group, version = parse_group_reference(text)
     return group if version is None else f"{group}@v{version}"
 
 
 def parse_freshness(freshness: Duration | Mapping[str, Duration] | None) -> _Freshness:
-    """Return the maximum ages of the newest event time and the last commit."""
+    """Parse the maximum ages of the latest event time and the last commit."""
     if freshness is None:
         return _Freshness()
     if not isinstance(freshness, Mapping):

@@ -1,4 +1,4 @@
-"""Runs of monitors: compare windows of a group with a baseline, record findings, raise alerts."""
+"""Monitor runs: compare the windows of a group with a baseline, record findings, raise alerts."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def _observe(run: JobRun) -> RunOutput:
 def _alert(
     connection: Connection, spec: JobSpec, report: MonitorReport, back: Collection[str]
 ) -> None:
-    """Update the incidents of the latest window; earlier windows raise no alerts.
+    """Update the incidents for the latest window; earlier windows raise no alerts.
 
-    An incident ends when its values are back within bounds (``back``), and never because there is
-    nothing to compare them with.
+    An incident ends only when its values are back within bounds (``back``), and not because there
+    is nothing to compare them with.
     """
     if report.window != latest_complete(schedule_of(spec), times.utc_now()):
         return
@@ -99,7 +99,7 @@ def _alert(
 
 @dataclass(frozen=True)
 class Observed:
-    """Reports of windows, oldest first, and the kinds of findings that are back within bounds."""
+    """The window reports, oldest first, and the kinds of findings that are back within bounds."""
 
     reports: list[MonitorReport]
     back: frozenset[str]
@@ -108,7 +108,7 @@ class Observed:
 def observe(
     session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
 ) -> Observed:
-    """Return the report of each window, oldest first; only the last one has shares to plot."""
+    """Return the window reports, oldest first; only the last report has shares to plot."""
     observation = Observation(session, spec, inputs)
     chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
@@ -138,14 +138,14 @@ class Observation:
         self._chains: dict[Window, Sequence[Window]] = {}
 
     def prepare(self, windows: Iterable[Window]) -> None:
-        """Profile windows, and those of their baselines, in as few passes as possible."""
+        """Profile windows and their baseline windows, in as few passes as possible."""
         needed: set[Window] = set()
         for window in windows:
             needed |= {window, *self._existing(self._baselines.comparison_windows(window))}
         self._profiles |= self._profiler.profiles(sorted(needed))
 
     def report(self, chain: Sequence[Window]) -> MonitorReport:
-        """Return the report of the last of neighbouring windows."""
+        """Return the report of the last of several consecutive windows."""
         results = [self._evaluate(window) for window in chain]
         window, result = chain[-1], results[-1]
         profile = self._profiles[window]
@@ -174,10 +174,11 @@ class Observation:
         )
 
     def back_within_bounds(self, chain: Sequence[Window], report: MonitorReport) -> frozenset[str]:
-        """Return the kinds of findings that every window of a chain has within bounds.
+        """Return the kinds of findings that are within bounds in every window of a chain.
 
-        A kind that could not be evaluated in one of the windows is not back. Ages and columns are
-        evaluated in the newest window alone, as they raise alarms at once.
+        A kind that could not be evaluated in one of the windows is not back within bounds.
+        Freshness and schema are evaluated in the latest window only, because they raise alarms at
+        once.
         """
         back = {"freshness", "schema"} - {each.kind for each in report.findings if each.out}
         by_window = [self._results[window].findings for window in chain[:-1]]
@@ -188,7 +189,7 @@ class Observation:
         return frozenset(back)
 
     def _are_disjoint(self, chain: Sequence[Window]) -> bool:
-        """Return whether no row is in two windows; without event time a window is the table."""
+        """Return whether no row is in two windows; without event time, each window is the table."""
         if self._group.spec.event_time is None:
             return False
         return all(before.end <= after.start for before, after in pairwise(chain))
@@ -225,7 +226,7 @@ class Observation:
         )
 
     def _confirming_windows(self, window: Window) -> Sequence[Window]:
-        """Return the windows of the schedule that confirm a window."""
+        """Return the scheduled windows that must confirm a finding of a window."""
         if window not in self._chains:
             count = self.watched.confirm - 1
             (chain,) = with_windows_before(schedule_of(self._spec), [window], count)
@@ -233,7 +234,7 @@ class Observation:
         return self._chains[window]
 
     def _load_profiles(self, windows: Iterable[Window]) -> list[Profile]:
-        """Return the profiles of windows that do not end before the first row."""
+        """Return the profiles of windows, except windows that end before the first row."""
         existing = self._existing(windows)
         missing = sorted({each for each in existing if each not in self._profiles})
         if missing:
@@ -247,7 +248,7 @@ class Observation:
 
     @cached_property
     def _fixed_baseline(self) -> FixedBaseline | None:
-        """The profile of a baseline that does not move."""
+        """The fixed baseline of the monitor, or None."""
         baseline, spec = self.watched.baseline, self._group.spec
         if baseline.is_moving:
             return None
@@ -291,7 +292,7 @@ class Observation:
         return FixedBaseline(profile, until)
 
     def _is_current(self, profile: Profile) -> bool:
-        """Return whether no commit after a profile was computed touches its window."""
+        """Return whether no commit after the profile was computed has touched its window."""
         if profile.window is None:
             return profile.delta_version == self._group.delta_version
         low, high = times_read_by(self._spec)(profile.window)
@@ -305,7 +306,7 @@ class Observation:
         return True
 
     def _changes(self, name: str, version: int | None) -> list[tuple[int, int]]:
-        """Return the ranges of times that an input changed after a version of its table."""
+        """Return the time ranges of an input that changed after a version of its table."""
         pinned = self._inputs[name]
         if version == pinned.delta_version:
             return []
@@ -322,7 +323,7 @@ class Observation:
         return OpenGroup(pinned.spec, pinned.path, read_snapshot(pinned.path, pinned.delta_version))
 
     def _quality(self) -> Quality | None:
-        """Return the quality measure of the predictions, if a model is watched."""
+        """Return the quality measure of the predictions, if the monitor watches a model."""
         if self.watched.model is None:
             return None
         return quality_of(
@@ -337,7 +338,7 @@ class Observation:
 
     @cached_property
     def _latest_window(self) -> Window | None:
-        """The latest complete window: it is checked as of now."""
+        """The latest complete window, which is evaluated as of now."""
         return latest_complete(schedule_of(self._spec), times.utc_now())
 
     @cached_property
@@ -377,7 +378,7 @@ class Observation:
         return findings
 
     def _new_version(self, window: Window) -> list[Finding]:
-        """Return the findings for a new version of the group since the previous window."""
+        """Compare the schema of a new group version with the previous window's version."""
         if not self.watched.schema or window != self._latest_window:
             return []
         with self._session.registry.reading() as connection:
@@ -398,7 +399,7 @@ class Observation:
 
 
 def _is_within(findings: Sequence[Finding], family: str) -> bool:
-    """Return whether a kind has findings, and all are within bounds."""
+    """Return whether findings of a kind exist, and all of them are within bounds."""
     evaluated = [each for each in findings if each.kind == family and each.value is not None]
     return bool(evaluated) and not any(each.out for each in evaluated)
 
@@ -408,7 +409,7 @@ def _types(group: OpenGroup) -> dict[str, str]:
 
 
 def _bound_of_times(group: OpenGroup, *, newest: bool) -> datetime | None:
-    """Return the first or the newest event time of a group, None if its log does not have it."""
+    """Return the first or latest event time of a group, or None if its log lacks statistics."""
     if group.spec.event_time is None:
         return None
     file_times = group.state.times(group.spec.event_time) or []

@@ -27,7 +27,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
 
-# Ages and columns have no baseline, so they cannot be accepted.
+# Freshness and schema have no baseline, so they cannot be accepted.
 ACCEPTABLE = ("drift", "nulls", "values", "anchor", "volume", "metric")
 _MAX_NOTE_LENGTH = 2000
 
@@ -68,7 +68,7 @@ class MonitorStatus:
 
 
 def get_monitors(session: Session) -> list[MonitorStatus]:
-    """Return every registered monitor with its latest report, by name."""
+    """Return all registered monitors with their latest reports, by name."""
     with session.registry.reading() as connection:
         statuses = [
             MonitorStatus(job, reports.newest_monitor_report(connection, job.spec.name))
@@ -85,7 +85,7 @@ def check_monitor(
     call: TrainingCall,
     window: Window | datetime | str | None = None,
 ) -> MonitorReport:
-    """Run the due windows and the latest window, or one window, and return the report."""
+    """Run the due windows and the latest window, or one window, and return the last report."""
     job = get_monitor(session, name)
     if window is None:
         outcome = run_attempt(session, name, _due_and_latest, call=call)
@@ -201,7 +201,7 @@ def _range_text(accepted_window: Window | None, end: datetime | None) -> str:
 
 
 def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
-    """Return the page of a monitor's newest window, with the windows before it as timelines."""
+    """Build the page of a monitor's latest window, with timelines of the windows before it."""
     window_reports = history(session, name, limit=windows)
     if not window_reports:
         raise InvalidArgument(f"Monitor {name!r} has not run yet.", hint=f"check_monitor({name!r})")
@@ -218,7 +218,7 @@ def history(
 
 
 def get_monitor(session: Session, name: str) -> RegisteredJob:
-    """Return a registered monitor; JobNotFound lists the registered ones."""
+    """Return a registered monitor; JobNotFound lists the registered monitors."""
     with session.registry.reading() as connection:
         job = jobs.find(connection, name)
         if job is not None and job.spec.kind == "monitor":

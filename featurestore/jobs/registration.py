@@ -133,7 +133,7 @@ def load_jobs(
 ) -> dict[str, tuple[JobDefinition, JobFile]]:
     """Load the jobs of a module, file or folder by name, each with its file.
 
-    The files are executed: use this function for names from a user, never for names from a registry.
+    The files are executed: use this function for names from a user, not from a registry.
 
     Raises:
         InvalidJob: The path does not exist or defines no job, a file cannot be executed, or two

@@ -73,10 +73,10 @@ class JobRun:
         owner: The owner of the job's lease.
         call: Calls the function of a training job.
         run_id: The run id. Until the run starts, it is "" and the following attributes are unset.
-            inputs: The inputs, pinned to their versions.
-            group: The group that the job writes; None if the run creates it.
-            transaction: The application id and number of the Delta transaction of the run's commit.
-            staging: The folder for staged rows, while the run computes windows.
+        inputs: The inputs, pinned to their versions.
+        group: The group that the job writes; None if the run creates it.
+        transaction: The application id and number of the Delta transaction of the run's commit.
+        staging: The folder for staged rows, while the run computes windows.
     """
 
     session: Session

@@ -68,11 +68,11 @@ def due_windows(
 
     Args:
         schedule: The schedule.
-            watermark: The time up to which all windows were computed; None if no window was
-                computed.
-            now: The current time.
-            computed: Computed windows after the watermark.
-            limit: Maximum number of windows.
+        watermark: The time up to which all windows were computed; None if no window was
+            computed.
+        now: The current time.
+        computed: Computed windows after the watermark.
+        limit: Maximum number of windows.
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))

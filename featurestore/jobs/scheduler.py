@@ -42,8 +42,8 @@ class Options:
 
     Attributes:
         every: Seconds between two polls.
-            workers: Maximum number of concurrent jobs.
-            stale: Whether stale windows are computed again.
+        workers: Maximum number of concurrent jobs.
+        stale: Whether stale windows are computed again.
     """
 
     every: float = 10.0

@@ -92,53 +92,53 @@ def stream_job(
 
     Args:
         name: The job name.
-            source: A registered source with topics (``add_source("events", "kafka://...")``).
-            topic: The topic name.
-            schema: The columns of the record values: ``{name: type}`` with Arrow types or their
-                names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as a
-                dict or JSON string for ``format="avro"``.
-            featuregroup: The group that the job writes; defaults to the job name.
-            primary_key: As for ``create_featuregroup``; never null in a record.
-            event_time: The column with the time of a record; never null in a record.
-            created_time: As for ``create_featuregroup``.
-            partition_by: As for ``create_featuregroup``.
-            format: "json"; "avro" in the wire format of schema registries; "debezium" for change
-                events of a table in JSON, or in Avro with ``schema_registry``; or "raw" for the
-                value as bytes or as a string in one column.
-            fields: ``{column: field}`` for columns with record metadata: "topic", "partition",
-                "offset", "timestamp" or "key" (as a string); for change events also
-                "change_timestamp", "capture_timestamp" and "operation". For change events, an
-                ``event_time`` that is not one of their columns is set to "change_timestamp", and a
-                ``created_time`` to "capture_timestamp".
-            rename: ``{name in records: column}``, or "snake_case", for names in ``schema`` that are
-                not valid feature names; keys and times use the column names.
-            trigger: How often schedulers poll for records.
-            mode: "append"; or "upsert", where a record without a value deletes the rows with the
-                record key as primary key. Change events are always upserted.
-            on_duplicates: Which of several records with the same primary key and times is stored,
-                across micro-batches: the "last" in a partition, the "first", or the first while the
-                others go to the "quarantine".
-            on_bad_record: How to handle unreadable records: "quarantine" stores them with topic,
-                partition, offset and reason, "fail" ends the run, "skip" only counts them.
-            most_bad: A run fails if more than this fraction of at least 100 records is unreadable.
-            on_lost: How to handle unread records that the topic has removed: "fail", or "skip"
-                them.
-            begin: Where to start reading a topic for the first time, "earliest" or "latest".
-            batch_records: Maximum number of records in a micro-batch.
-            schema_registry: The address of a registry with the writer schemas of Avro records; None
-                if the records were written with ``schema``.
-            consumer_group: Runners with the same consumer group share the partitions of the topic.
-                None: one runner at a time reads all partitions.
-            generation: Increase it when the topic was recreated, so that its offsets start from
-                zero.
-            validation: The validation policy for writes.
-            ttl: As for ``create_featuregroup``.
-            expectations: As for ``create_featuregroup``, as plain dicts.
-            statistics: Whether commits compute statistics.
-            description: The description of the feature group.
-            tags: The tags of the feature group.
-            retries: The number of early retries after a failure, with increasing delays.
-            alert: The channels to alert when runs keep failing (``add_alert_channel``).
+        source: A registered source with topics (``add_source("events", "kafka://...")``).
+        topic: The topic name.
+        schema: The columns of the record values: ``{name: type}`` with Arrow types or their
+            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as a
+            dict or JSON string for ``format="avro"``.
+        featuregroup: The group that the job writes; defaults to the job name.
+        primary_key: As for ``create_featuregroup``; never null in a record.
+        event_time: The column with the time of a record; never null in a record.
+        created_time: As for ``create_featuregroup``.
+        partition_by: As for ``create_featuregroup``.
+        format: "json"; "avro" in the wire format of schema registries; "debezium" for change
+            events of a table in JSON, or in Avro with ``schema_registry``; or "raw" for the
+            value as bytes or as a string in one column.
+        fields: ``{column: field}`` for columns with record metadata: "topic", "partition",
+            "offset", "timestamp" or "key" (as a string); for change events also
+            "change_timestamp", "capture_timestamp" and "operation". For change events, an
+            ``event_time`` that is not one of their columns is set to "change_timestamp", and a
+            ``created_time`` to "capture_timestamp".
+        rename: ``{name in records: column}``, or "snake_case", for names in ``schema`` that are
+            not valid feature names; keys and times use the column names.
+        trigger: How often schedulers poll for records.
+        mode: "append"; or "upsert", where a record without a value deletes the rows with the
+            record key as primary key. Change events are always upserted.
+        on_duplicates: Which of several records with the same primary key and times is stored,
+            across micro-batches: the "last" in a partition, the "first", or the first while the
+            others go to the "quarantine".
+        on_bad_record: How to handle unreadable records: "quarantine" stores them with topic,
+            partition, offset and reason, "fail" ends the run, "skip" only counts them.
+        most_bad: A run fails if more than this fraction of at least 100 records is unreadable.
+        on_lost: How to handle unread records that the topic has removed: "fail", or "skip"
+            them.
+        begin: Where to start reading a topic for the first time, "earliest" or "latest".
+        batch_records: Maximum number of records in a micro-batch.
+        schema_registry: The address of a registry with the writer schemas of Avro records; None
+            if the records were written with ``schema``.
+        consumer_group: Runners with the same consumer group share the partitions of the topic.
+            None: one runner at a time reads all partitions.
+        generation: Increase it when the topic was recreated, so that its offsets start from
+            zero.
+        validation: The validation policy for writes.
+        ttl: As for ``create_featuregroup``.
+        expectations: As for ``create_featuregroup``, as plain dicts.
+        statistics: Whether commits compute statistics.
+        description: The description of the feature group.
+        tags: The tags of the feature group.
+        retries: The number of early retries after a failure, with increasing delays.
+        alert: The channels to alert when runs keep failing (``add_alert_channel``).
 
     Raises:
         InvalidJob: The event time is missing, or a format, type or option is invalid.

@@ -63,18 +63,18 @@ def training_job(
 
     Args:
         training_dataset: The dataset to write new versions of.
-            schedule: A cron expression.
-            inputs: ``{any name: group reference}``; changes of these groups trigger a new version.
-            name: The job name; defaults to the function name.
-            start: The earliest schedule time.
-            allowed_lateness: How long to wait after a schedule time.
-            timezone: The time zone of the schedule.
-            description: The description of the dataset.
-            tags: The tags of the dataset.
-            retries: The maximum number of retries of a failed run.
-            on_failure: The command to run when the retries of a run are exhausted.
-            keep: The number of versions to keep; older versions are deleted. None keeps all.
-            alert: The channels to alert of failures, as for ``job``.
+        schedule: A cron expression.
+        inputs: ``{any name: group reference}``; changes of these groups trigger a new version.
+        name: The job name; defaults to the function name.
+        start: The earliest schedule time.
+        allowed_lateness: How long to wait after a schedule time.
+        timezone: The time zone of the schedule.
+        description: The description of the dataset.
+        tags: The tags of the dataset.
+        retries: The maximum number of retries of a failed run.
+        on_failure: The command to run when the retries of a run are exhausted.
+        keep: The number of versions to keep; older versions are deleted. None keeps all.
+        alert: The channels to alert of failures, as for ``job``.
 
     >>> @featurestore.training_job(training_dataset="late_flights", schedule="0 3 * * *", keep=5)
     ... def late_flights(store, window):

@@ -80,38 +80,38 @@ def window_job(
 
     Args:
         name: The job name.
-            windows: Aggregates, created by ``window(...)`` or as strings:
-                ``"transactions.amount|sum|7d"``.
-            every: The time between two instants, counted back from each schedule time; it must
-                divide the schedule interval.
-            featuregroup: The group that the job writes; the first run creates it.
-            schedule: A cron expression for the run times; None runs the job at each instant.
-            primary_key: The columns of the aggregated groups that identify a row; defaults to the
-                ``key=`` of the aggregates, or else to the primary key of their group.
-            event_time: The name of the column with the instants.
-            keep_empty: Whether a known key gets a row even at instants when it has no rows in any
-                window.
-            partition_by: As for ``create_featuregroup``.
-            start: The start of the first window; None disables catchup.
-            allowed_lateness: How long to wait for late data after an instant.
-            timezone: The time zone of the schedule.
-            validation: The validation policy for writes.
-            ttl: As for ``create_featuregroup``.
-            expectations: As for ``create_featuregroup``, as plain dicts.
-            statistics: Whether commits compute statistics.
-            compact: Whether small files of the group are merged automatically.
-            description: The description of the feature group.
-            tags: The tags of the feature group.
-            retries: The maximum number of retries of a failed run, with increasing delays.
-            catchup: The maximum number of missed windows to compute at once, oldest first; None for
-                no limit.
-            on_error: Whether later windows "wait" for a failed window or "continue".
-            on_failure: The command to run when the retries of a run are exhausted.
-            alert: The channels to alert of failures, as for ``job``.
+        windows: Aggregates, created by ``window(...)`` or as strings:
+            ``"transactions.amount|sum|7d"``.
+        every: The time between two instants, counted back from each schedule time; it must
+            divide the schedule interval.
+        featuregroup: The group that the job writes; the first run creates it.
+        schedule: A cron expression for the run times; None runs the job at each instant.
+        primary_key: The columns of the aggregated groups that identify a row; defaults to the
+            ``key=`` of the aggregates, or else to the primary key of their group.
+        event_time: The name of the column with the instants.
+        keep_empty: Whether a known key gets a row even at instants when it has no rows in any
+            window.
+        partition_by: As for ``create_featuregroup``.
+        start: The start of the first window; None disables catchup.
+        allowed_lateness: How long to wait for late data after an instant.
+        timezone: The time zone of the schedule.
+        validation: The validation policy for writes.
+        ttl: As for ``create_featuregroup``.
+        expectations: As for ``create_featuregroup``, as plain dicts.
+        statistics: Whether commits compute statistics.
+        compact: Whether small files of the group are merged automatically.
+        description: The description of the feature group.
+        tags: The tags of the feature group.
+        retries: The maximum number of retries of a failed run, with increasing delays.
+        catchup: The maximum number of missed windows to compute at once, oldest first; None for
+            no limit.
+        on_error: Whether later windows "wait" for a failed window or "continue".
+        on_failure: The command to run when the retries of a run are exhausted.
+        alert: The channels to alert of failures, as for ``job``.
 
     Raises:
         InvalidJob: ``every`` does not divide the schedule interval, or an argument is invalid.
-            ColumnConflict: Two columns of the group would have the same name.
+        ColumnConflict: Two columns of the group would have the same name.
 
     >>> definition = featurestore.window_job(
     ...     "warmth", featurestore.windows("weather.temp", ["mean", "max"], over=["3h", "1d"]),

@@ -29,12 +29,12 @@ from featurestore.jobs.inputs import (
     filter_window,
     parquet_files,
     read_input,
-    time_bounds,
+    read_time_bounds,
 )
 from featurestore.jobs.query import (
     BoundsAccumulator,
     DigestAccumulator,
-    Query,
+    JobQuery,
     RangesAccumulator,
     can_batch_windows,
     is_proven_per_window,
@@ -80,9 +80,9 @@ def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -
     compared.
     """
     engine, spec = run.session.engine, run.spec
-    query = Query(spec, engine)
+    query = JobQuery(spec, engine)
     windows, full_range = run.windows, run.window
-    inputs = _chunk_inputs(run, sources, full_range)
+    inputs = _filter_chunk_inputs(run, sources, full_range)
     computed_rows = query.run(inputs, full_range)
     staged, bounds = _stage_and_check(run, full_range, computed_rows, name="rows")
     if proven:
@@ -93,7 +93,7 @@ def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -
     ]
     sample_digests = engine.aggregate(staged, RangesAccumulator(tuple(ranges)))
     for window, sample_digest in zip(samples, sample_digests, strict=True):
-        window_inputs = _visible_rows(run, inputs, window)
+        window_inputs = _filter_window_inputs(run, inputs, window)
         alone_digest = engine.aggregate(query.run(window_inputs, window), DigestAccumulator())
         if not alone_digest.agrees(sample_digest):
             _log.info(
@@ -120,13 +120,13 @@ def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) 
 def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
     """Compute each window separately, from inputs that are read once."""
     engine, windows = run.session.engine, run.windows
-    inputs = _chunk_inputs(run, sources, run.window)
+    inputs = _filter_chunk_inputs(run, sources, run.window)
     if len(windows) > 1:
         inputs = _stage_inputs(run, inputs)
     schema_by_path: dict[str, pa.Schema] = {}
     schema, first_rows = (None if run.group is None else run.group.spec.schema), None
     for number, window in enumerate(windows):
-        rows = _run_code(run, _visible_rows(run, inputs, window), window)
+        rows = _compute_window(run, _filter_window_inputs(run, inputs, window), window)
         if rows is None:
             continue
         name = f"w{number:06d}"
@@ -135,37 +135,41 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
                 allowed_range = Window(window.start - run.spec.row_lookback, window.end)
             else:
                 allowed_range = window
-                window_rows = _without_late_rows(run.spec, engine, window, window_rows)
+                window_rows = _drop_late_rows(run.spec, engine, window, window_rows)
             staged, bounds = _stage_and_check(run, allowed_range, window_rows, name=name)
         first_rows = first_rows or staged
-        schema = _merged_schema(staged.schema, schema if schema_by_path else None, run.spec)
+        schema = _merge_schema(staged.schema, schema if schema_by_path else None, run.spec)
         if bounds.rows:
             schema_by_path[os.path.join(run.staging, name)] = staged.schema
     if first_rows is None or schema is None or not schema_by_path:
         return first_rows
     if len(windows) == 1:
         return first_rows
-    files = [_stage_typed(engine, path, staged, schema) for path, staged in schema_by_path.items()]
+    files = [
+        _stage_with_types(engine, path, staged, schema) for path, staged in schema_by_path.items()
+    ]
     return engine.read_files(files, schema=schema)
 
 
-def _stage_typed(engine: Engine, path: str, staged_schema: pa.Schema, schema: pa.Schema) -> str:
+def _stage_with_types(
+    engine: Engine, path: str, staged_schema: pa.Schema, schema: pa.Schema
+) -> str:
     """Return a path to the staged files, with untyped columns cast to other windows' types."""
     if adopt_types(staged_schema, schema) == staged_schema:
         return path
     rows = engine.read_files([path], schema=staged_schema)
-    engine.stage(_with_types(engine, rows, schema), f"{path}-typed")
+    engine.stage(_cast_untyped_columns(engine, rows, schema), f"{path}-typed")
     return f"{path}-typed"
 
 
-def _with_types(
+def _cast_untyped_columns(
     engine: Engine, rows: Relation, like: pa.Schema | Mapping[str, pa.DataType]
 ) -> Relation:
     """Cast untyped columns to the types that ``like`` has for the same names."""
     return typed_relation(engine, rows, adopt_types(rows.schema, like))
 
 
-def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
+def _drop_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Relation) -> Relation:
     """Drop the late rows of a window, which belong to an earlier window of the run."""
     column = str(spec.event_time)
     if not spec.row_lookback or column not in rows.schema.names:
@@ -173,7 +177,7 @@ def _without_late_rows(spec: JobSpec, engine: Engine, window: Window, rows: Rela
     return engine.within(rows, TimeRange(column, window.start, window.end, spec.closed))
 
 
-def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> pa.Schema:
+def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> pa.Schema:
     """Merge a schema into the common schema of all previous windows.
 
     Raises:
@@ -201,9 +205,9 @@ def _merged_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) ->
     return pa.schema(fields)
 
 
-def _run_code(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
+def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
     if run.spec.kind == "sql":
-        return Query(run.spec, run.session.engine).run(visible, window).native
+        return JobQuery(run.spec, run.session.engine).run(visible, window).native
     native_inputs = {name: relation.native for name, relation in visible.items()}
     returned = run.definition(window=window, **native_inputs)
     if isinstance(returned, list) and not returned:
@@ -211,7 +215,7 @@ def _run_code(run: JobRun, visible: Mapping[str, Relation], window: Window) -> A
     return returned
 
 
-def _chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
+def _filter_chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
     """Return the inputs, filtered to the rows that any window of a chunk may read."""
     inputs = dict(sources.within(window))
     for pinned_input in run.inputs:
@@ -236,7 +240,7 @@ def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Rela
     return staged_inputs
 
 
-def _visible_rows(
+def _filter_window_inputs(
     run: JobRun, inputs: Mapping[str, Relation], window: Window
 ) -> dict[str, Relation]:
     """Return the input rows that one window may read."""
@@ -260,8 +264,8 @@ def _stage_and_check(
     engine, spec = run.session.engine, run.spec
     column = str(spec.event_time)
     if column not in rows.schema.names:
-        rows = _with_window_end(run, window, rows)
-    rows = _with_types(engine, rows, {column: TIMESTAMP})
+        rows = _add_window_end(run, window, rows)
+    rows = _cast_untyped_columns(engine, rows, {column: TIMESTAMP})
     kind = rows.schema.field(column).type
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
         raise InvalidJob(
@@ -274,14 +278,14 @@ def _stage_and_check(
         # A group without rows may be the result of an empty window: its schema proves nothing.
         like = run.group.spec.schema if run.group is not None and run.group.state.rows else None
         refuse_encoded_bytes(staged, engine=engine, like=like, language="pyarrow")
-    bounds = _time_bounds_of(run, staged, folder)
+    bounds = _read_time_bounds(run, staged, folder)
     if bounds.nulls:
         raise RowsOutsideWindow(f"Job {spec.name!r}: {bounds.nulls:,} rows have no {column!r}.")
-    _check_inside(spec, window, bounds)
+    _check_event_times(spec, window, bounds)
     return staged, bounds
 
 
-def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
+def _check_event_times(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
     """Raise an error if a window computed rows outside of itself."""
     if bounds.times is None:
         return
@@ -301,12 +305,12 @@ def _check_inside(spec: JobSpec, window: Window, bounds: TimeBounds) -> None:
         )
 
 
-def _time_bounds_of(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
+def _read_time_bounds(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
     """Return the bounds of the event time, from the footers of the staged files if possible."""
     column = str(run.spec.event_time)
     bounds = TimeBounds()
     for file in parquet_files(folder):
-        of_file = time_bounds(file, column)
+        of_file = read_time_bounds(file, column)
         if of_file is None:  # Spark writes no statistics for INT96 times
             times = run.session.engine.select(staged, {column: column})
             return run.session.engine.aggregate(times, BoundsAccumulator(column))
@@ -314,19 +318,19 @@ def _time_bounds_of(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
     return bounds
 
 
-def _with_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
+def _add_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
     if run.spec.closed == "left":
         raise InvalidJob(
             f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",
             hint="with closed='left' the rows must say when they were true",
         )
-    stamp = Stamp(str(run.spec.event_time), to_micros(window.end))
+    stamp = AddConstantTime(str(run.spec.event_time), to_micros(window.end))
     schema = rows.schema.append(pa.field(stamp.column, TIMESTAMP))
     return run.session.engine.map_batches(rows, stamp, schema=schema)
 
 
 @dataclass(frozen=True)
-class Stamp:
+class AddConstantTime:
     """A batch function that adds a column with a constant time."""
 
     column: str

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from featurestore import usersql
 from featurestore.errors import InvalidJob, listing
-from featurestore.jobs.schedule import overlaps, schedule_of
+from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
 from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import (
@@ -147,7 +147,7 @@ def job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         request = FeatureJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = feature_job_spec(request, kind="python", code=source_text(function))
+        spec = feature_job_spec(request, kind="python", code=read_source_code(function))
         check_arguments(function, ("window", *spec.inputs), spec)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
@@ -236,7 +236,7 @@ def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: Jo
         )
 
 
-def source_text(function: Callable[..., Any]) -> str:
+def read_source_code(function: Callable[..., Any]) -> str:
     """Return the source code of a job's function; raise InvalidJob if it cannot be read."""
     try:
         return textwrap.dedent(inspect.getsource(function))
@@ -255,7 +255,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         kind: "python" or "sql".
         code: The source code of the function, or the query.
     """
-    inputs, sources = _named_inputs(request)
+    inputs, sources = _split_inputs(request)
     spec = JobSpec(
         name=check_name(request.name, noun="job"),
         kind=kind,
@@ -286,13 +286,13 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         catchup=request.catchup,
         on_error=parse_on_error(request.on_error),
         on_failure=request.on_failure,
-        alert=channels(request.alert),
+        alert=check_channel_names(request.alert),
         sources=sources,
         tombstone=request.tombstone,
         delete_missing=request.delete_missing,
     )
-    check_choices(spec)
-    check_rows(spec)
+    check_options(spec)
+    check_keys_and_times(spec)
     _check_inputs(spec)
     _check_overlap(spec)
     if kind == "sql":
@@ -300,7 +300,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
     return spec
 
 
-def _named_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
+def _split_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str, SourceInput]]:
     """Return the inputs as strings by name, and the registered sources among the inputs."""
     inputs, sources = {}, {}
     for name, source in (request.inputs or {}).items():
@@ -325,7 +325,7 @@ def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput])
     return times
 
 
-def channels(names: str | Sequence[str]) -> tuple[str, ...]:
+def check_channel_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Validate the names of alert channels."""
     return tuple(check_name(each, noun="alert channel") for each in as_tuple(names))
 
@@ -344,7 +344,7 @@ def as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def check_choices(spec: JobSpec) -> None:
+def check_options(spec: JobSpec) -> None:
     """Raise an error for invalid option values of a job."""
     for argument, value, allowed in (
         ("mode", spec.mode, MODES),
@@ -358,7 +358,7 @@ def check_choices(spec: JobSpec) -> None:
             )
 
 
-def check_rows(spec: JobSpec) -> None:
+def check_keys_and_times(spec: JobSpec) -> None:
     """Raise an error if a job has no event time, or if its keys do not fit the write mode."""
     if spec.event_time is None:
         raise InvalidJob(
@@ -404,8 +404,8 @@ def _check_inputs(spec: JobSpec) -> None:
 
 
 def _check_overlap(spec: JobSpec) -> None:
-    schedule = schedule_of(spec)
-    if spec.mode == "replace_window" and overlaps(schedule):
+    schedule = build_schedule(spec)
+    if spec.mode == "replace_window" and has_overlapping_windows(schedule):
         raise InvalidJob(
             f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
             f"{spec.schedule!r}, "

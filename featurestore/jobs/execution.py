@@ -25,11 +25,11 @@ from featurestore.jobs.compute import compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.monitors.run import run_monitor
-from featurestore.jobs.recovery import recover
+from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.registration import load_definition
 from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, run_recorded
-from featurestore.jobs.schedule import schedule_of, windows_after
-from featurestore.jobs.stream_jobs import is_due, run_stream, window_of
+from featurestore.jobs.schedule import build_schedule, windows_after
+from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
 from featurestore.model.display import escape_controls
 from featurestore.model.job import JobSpec
@@ -47,7 +47,7 @@ from featurestore.session import Session
 from featurestore.storage import files
 
 # Selects the windows to compute, while holding the lease.
-Choice = Callable[[Session, RegisteredJob], Sequence[Window]]
+WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
 
 _log = logging.getLogger("featurestore.jobs")
 # A query computes many windows nearly as fast as one; a function is called once per window. A
@@ -79,7 +79,7 @@ class Watch:
 def run_attempt(
     session: Session,
     name: str,
-    choose: Choice,
+    choose: WindowSelector,
     *,
     call: TrainingCall,
     watch: Watch | None = None,
@@ -101,15 +101,15 @@ def run_attempt(
         JobLeased: Another process is running the job.
     """
     watch = watch or Watch()
-    job = _get(session, name)
+    job = _get_job(session, name)
     definition = load_definition(session, job)
     if job.spec.stream is not None:
         if due and not is_due(session, job):
             return Outcome()
         return _read_stream(session, job, definition, watch)
     with hold_job_lease(session, name) as owner:
-        recover(session, name)
-        job = _get(session, name)
+        recover_dead_runs(session, name)
+        job = _get_job(session, name)
         definition = load_definition(session, job)
         windows = tuple(choose(session, job))
         if not windows:
@@ -118,7 +118,7 @@ def run_attempt(
         return _compute_windows(all_windows, watch, parallel)
 
 
-def _get(session: Session, name: str) -> RegisteredJob:
+def _get_job(session: Session, name: str) -> RegisteredJob:
     with session.registry.reading() as connection:
         return jobs.get(connection, name)
 
@@ -132,11 +132,11 @@ def _read_stream(
     with ExitStack() as stack:
         if job.spec.stream.consumer_group is None:
             owner = stack.enter_context(hold_job_lease(session, name))
-            recover(session, name)
+            recover_dead_runs(session, name)
         else:
             owner = stack.enter_context(liveness.heartbeat(session.registry, session.location))
-            recover(session, name, shared=True)
-        stream_run = JobRun(session, job, definition, (window_of(job),), owner)
+            recover_dead_runs(session, name, shared=True)
+        stream_run = JobRun(session, job, definition, (current_window(job),), owner)
         record = run_stream(stream_run, stop=watch.stop)
         if record.state == runs.DONE and record.delta_version is None:
             # Schedulers poll every few seconds: most runs read nothing, and their records are
@@ -174,7 +174,7 @@ def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcom
 def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
     """Yield chunks of consecutive windows, one chunk per commit."""
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
-    schedule, group = schedule_of(spec), list[Window]()
+    schedule, group = build_schedule(spec), list[Window]()
     following: Iterator[Window] = iter(())
     for window in windows:
         if group and (len(group) == size or next(following, None) != window):
@@ -243,12 +243,12 @@ def _compute_and_write(run: JobRun) -> RunOutput:
             rows = run.session.engine.stage(no_rows, os.path.join(run.staging, "nothing"))
         check_lease(run)
         rows, deleted_keys = target.split_tombstones(run.session, spec, rows)
-        output = _write(run, rows, sources.reads)
+        output = _commit_rows(run, rows, sources.reads)
         _delete_keys(run, sources, output.target_version, deleted_keys)
         return output
 
 
-def _write(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutput:
+def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutput:
     """Commit the rows of a run; the first run of a job creates the group."""
     session, spec, window, group = run.session, run.spec, run.window, run.group
     mode: str = spec.mode
@@ -257,7 +257,7 @@ def _write(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutpu
         mode = "replace"
         replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
     stored_names = () if group is None else group.spec.schema.names
-    typed = target.without_nulls(session, spec, rows, stored_names)
+    typed = target.drop_null_columns(session, spec, rows, stored_names)
     write = Write(
         mode=mode,
         replace=replaced_range,
@@ -267,7 +267,7 @@ def _write(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutpu
         run_id=run.run_id,
         inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
         reads=reads or None,
-        window=target.windows_metadata(spec, window, len(run.windows)),
+        window=target.build_windows_metadata(spec, window, len(run.windows)),
         staged=spec.tombstone is None and typed is rows,
     )
     frame = FeatureFrame(session, typed)

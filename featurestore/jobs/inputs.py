@@ -93,7 +93,7 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         else:
             pinned.append(_pin_group(session, name, source, time_column))
     if spec.kind == "window":
-        return _with_windows(pinned, WindowJob.from_spec(spec))
+        return _add_aggregate_lineage(pinned, WindowJob.from_spec(spec))
     return tuple(pinned)
 
 
@@ -135,7 +135,9 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
     )
 
 
-def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[PinnedInput, ...]:
+def _add_aggregate_lineage(
+    pinned: Sequence[PinnedInput], job: WindowJob
+) -> tuple[PinnedInput, ...]:
     """Add the lineage of the aggregates to the inputs of a window job."""
     lineages: dict[str, list[WindowLineage]] = {each.name: [] for each in pinned}
     versions = {each.name: each.version for each in pinned}
@@ -145,7 +147,7 @@ def _with_windows(pinned: Sequence[PinnedInput], job: WindowJob) -> tuple[Pinned
     return tuple([replace(each, windows=tuple(lineages[each.name])) for each in pinned])
 
 
-def times_read_by(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
+def make_read_range(spec: JobSpec) -> Callable[[Window], tuple[int, int]]:
     """Return a function from a window to the time range ``[first, last)`` that it reads, in µs."""
     if spec.kind == "window":
         return WindowJob.from_spec(spec).event_time_range
@@ -314,14 +316,14 @@ class SourceInputs:
         columns = None
         if self.spec.kind == "sql":
             used_columns = usersql.find_columns(self.spec.code, list(snapshot.names(query)))
-            columns = tuple(_with_time(used_columns, pinned.time))
+            columns = tuple(_include_time_column(used_columns, pinned.time))
         time_range = None
         if pinned.time is not None:
             time_range = TimeRange(pinned.time, window.start - self.spec.lookback, window.end)
         return replace(query, columns=columns, window=time_range)
 
 
-def _with_time(columns: Iterable[str], time: str | None) -> list[str]:
+def _include_time_column(columns: Iterable[str], time: str | None) -> list[str]:
     names = list(columns)
     if time is not None and time not in names:
         names.append(time)
@@ -374,7 +376,7 @@ def parquet_files(path: str) -> Iterator[str]:
             yield file
 
 
-def time_bounds(file: str, column: str) -> TimeBounds | None:
+def read_time_bounds(file: str, column: str) -> TimeBounds | None:
     """Return the bounds of a Parquet column, or None if the file footer lacks them."""
     from pyarrow import parquet
 
@@ -392,7 +394,7 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
         if nulls < rows:
             if not statistics.has_min_max:
                 return None
-            low, high = _micros(statistics.min), _micros(statistics.max)
+            low, high = _to_microseconds(statistics.min), _to_microseconds(statistics.max)
             if low is None or high is None:
                 return None
             bounds = bounds.merge(TimeBounds(low, high))
@@ -400,7 +402,7 @@ def time_bounds(file: str, column: str) -> TimeBounds | None:
     return bounds
 
 
-def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
+def read_file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int] | None]:
     """Return the row count and size of a file, and the time bounds if its footer has them.
 
     Times are microseconds since 1970.
@@ -411,13 +413,13 @@ def file_volume(file: str, column: str | None) -> tuple[int, int, tuple[int, int
     size = files.status(file).size
     if column is None:
         return rows, size, None
-    bounds = time_bounds(file, column)
+    bounds = read_time_bounds(file, column)
     if bounds is None:
         return rows, size, None
     return rows, size, bounds.times
 
 
-def _micros(value: object) -> int | None:
+def _to_microseconds(value: object) -> int | None:
     """Convert a time in a footer to microseconds; return None if the value is not a time."""
     if isinstance(value, date) and not isinstance(value, datetime):
         value = datetime.combine(value, time())

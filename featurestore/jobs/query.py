@@ -58,7 +58,7 @@ _START, _END = "window_start", "window_end"
 
 
 @dataclass(frozen=True)
-class Query:
+class JobQuery:
     """A job query, transpiled for an engine."""
 
     spec: JobSpec
@@ -66,7 +66,7 @@ class Query:
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
         """Compute the rows of a window from filtered inputs."""
-        text = _transpiled(self.spec.code, tuple(inputs), self.engine.dialect)
+        text = _transpile(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
             columns = usersql.find_columns(self.spec.code, relation.schema.names)
@@ -82,7 +82,7 @@ class Query:
 
 
 @lru_cache(maxsize=256)
-def _transpiled(code: str, tables: tuple[str, ...], dialect: str) -> str:
+def _transpile(code: str, tables: tuple[str, ...], dialect: str) -> str:
     return usersql.query(code, tables=tables, dialect=dialect)
 
 
@@ -113,16 +113,16 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
         return False
     if not _are_outer_bounds(tree, times[0]) or any(each.is_star for each in tree.expressions):
         return False
-    time = _event_time(tree, spec)
+    time = _event_time_expression(tree, spec)
     if time is None:
         return False
     group_by = tree.args.get("group")
     if group_by is None:
         return tree.find(exp.AggFunc) is None
-    return _is_key(time, group_by, tree)
+    return _is_group_key(time, group_by, tree)
 
 
-def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
+def _event_time_expression(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
     """Return the result column that contains the event time of the rows."""
     for column in tree.expressions:
         if column.alias_or_name == spec.event_time:
@@ -130,7 +130,7 @@ def _event_time(tree: exp.Select, spec: JobSpec) -> exp.Expr | None:
     return None
 
 
-def _is_key(time: exp.Expr, group_by: exp.Expr, tree: exp.Select) -> bool:
+def _is_group_key(time: exp.Expr, group_by: exp.Expr, tree: exp.Select) -> bool:
     """Return whether rows are grouped by the event time or by all columns."""
     from sqlglot import exp
 
@@ -195,24 +195,24 @@ def event_time_transform(spec: JobSpec, *, time: str) -> TimeTransform | None:
     tree = parse_query(spec.code)
     if not isinstance(tree, exp.Select) or sum(1 for _ in tree.find_all(exp.Table)) != 1:
         return None
-    column = _event_time(tree, spec)
+    column = _event_time_expression(tree, spec)
     if column is None:
         return None
-    return _transform_of(column.unalias(), time)
+    return _build_transform(column.unalias(), time)
 
 
-def _transform_of(node: exp.Expr, time: str) -> TimeTransform | None:
+def _build_transform(node: exp.Expr, time: str) -> TimeTransform | None:
     from sqlglot import exp
 
     if isinstance(node, exp.Column):
         return _identity if node.name.lower() == time.lower() else None
     if isinstance(node, exp.Paren):
-        return _transform_of(node.this, time)
+        return _build_transform(node.this, time)
     if isinstance(node, exp.TimestampTrunc) and isinstance(node.args.get("unit"), exp.Var):
-        return _compose(_transform_of(node.this, time), _truncate_to(_unit_name(node)))
+        return _compose(_build_transform(node.this, time), _truncate_to(_unit_name(node)))
     if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
         return _compose(
-            _transform_of(node.this, time),
+            _build_transform(node.this, time),
             _shift_by(node.expression, back=isinstance(node, exp.Sub)),
         )
     return None
@@ -337,7 +337,7 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         """Add each row of a batch to the digests of the ranges that contain it."""
         return [
             DigestAccumulator().update(
-                digest, select_rows(batch, pc.indices_nonzero(_inside(batch, time_range)))
+                digest, select_rows(batch, pc.indices_nonzero(_is_inside(batch, time_range)))
             )
             for digest, time_range in zip(state, self.ranges, strict=True)
         ]
@@ -351,7 +351,7 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         return state
 
 
-def _inside(batch: pa.RecordBatch, time_range: TimeRange) -> pa.Array:
+def _is_inside(batch: pa.RecordBatch, time_range: TimeRange) -> pa.Array:
     values = pc.cast(batch.column(batch.schema.get_field_index(time_range.column)), TIMESTAMP)
     start, end = pa.scalar(time_range.start, TIMESTAMP), pa.scalar(time_range.end, TIMESTAMP)
     if time_range.closed == "right":

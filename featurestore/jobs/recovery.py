@@ -15,9 +15,9 @@ from sqlalchemy.engine import Connection
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob
-from featurestore.jobs.run import RunOutput, last_dataset, record_computed
-from featurestore.jobs.schedule import schedule_of, windows_between
-from featurestore.jobs.target import JobCommit, commits_of_job, find_target, job_commits
+from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
+from featurestore.jobs.schedule import build_schedule, windows_between
+from featurestore.jobs.target import JobCommit, find_target, iter_job_commits, job_commits
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -52,10 +52,10 @@ def stream_commits(session: Session, spec: JobSpec) -> list[StreamCommit]:
     if not versions:
         return []
     path = session.featuregroup_path(spec.target, max(versions))
-    return [each for each in _commits(path) if each.job == spec.name]
+    return [each for each in _iter_stream_commits(path) if each.job == spec.name]
 
 
-def _commits(path: str) -> Iterator[StreamCommit]:
+def _iter_stream_commits(path: str) -> Iterator[StreamCommit]:
     if is_delta_table(path):
         for commit in read_history(path):
             stream_commit = parse_stream_commit(commit)
@@ -82,7 +82,7 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
 def restore_stream_runs(connection: Connection, path: str) -> None:
     """Restore the runs of stream jobs from the commits of a table."""
     runs_by_id: dict[str, Run] = {}
-    for each in reversed(list(_commits(path))):
+    for each in reversed(list(_iter_stream_commits(path))):
         commit = each.commit
         earlier = runs_by_id.get(each.run)
         if earlier is None:
@@ -108,7 +108,7 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
     path = session.featuregroup_path(spec.target, max(versions))
     offsets: dict[int, int] = {}
     bad, last = 0, None
-    for each in _commits(path):
+    for each in _iter_stream_commits(path):
         if each.job != spec.name or each.topic != spec.stream.topic:
             continue
         last = last or each
@@ -128,7 +128,7 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
     )
 
 
-def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
+def recover_dead_runs(session: Session, name: str, *, shared: bool = False) -> list[Run]:
     """Record the results of runs whose process died, and return these runs.
 
     The caller holds the job's lease, so every run that is still recorded as running is dead. A
@@ -150,7 +150,7 @@ def recover(session: Session, name: str, *, shared: bool = False) -> list[Run]:
 def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None:
     """Restore the successful runs from the commits of a group's table."""
     for job_commit in reversed(job_commits(path)):
-        runs.restore(connection, _run_of_commit(job_commit))
+        runs.restore(connection, _to_run(job_commit))
     restore_stream_runs(connection, path)
 
 
@@ -165,9 +165,9 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
         if not files.is_directory(path):
             continue
         for job_commit in reversed(job_commits(path, spec.name)):
-            run = _run_of_commit(job_commit)
+            run = _to_run(job_commit)
             runs.restore(connection, run)
-            _record(connection, spec, run, version)
+            _record_result(connection, spec, run, version)
 
 
 def _recover_run(session: Session, run: Run) -> Run:
@@ -183,7 +183,7 @@ def _recover_run(session: Session, run: Run) -> Run:
         else:
             rows, delta_version = output.rows, output.delta_version
             runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
-            _record(connection, spec, run, output.target_version)
+            _record_result(connection, spec, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
     return recovered
 
@@ -207,29 +207,31 @@ def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
         return runs.get(connection, run.run_id)
 
 
-def _record(connection: Connection, spec: JobSpec, run: Run, target_version: int | None) -> None:
+def _record_result(
+    connection: Connection, spec: JobSpec, run: Run, target_version: int | None
+) -> None:
     start, end = run.window.start, run.window.end
-    windows = windows_between(schedule_of(spec), start, end, limit=run.windows)
+    windows = windows_between(build_schedule(spec), start, end, limit=run.windows)
     record_computed(connection, spec, windows, run, target_version)
 
 
 def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
     """Return the output that a dead run committed to its table or dataset, or None."""
     if spec.kind == "training":
-        last = last_dataset(session, spec.target)
+        last = latest_dataset_version(session, spec.target)
         if last <= run.inputs.get("before", last):
             return None
         dataset = catalog.get(session, spec.target, last)
         return RunOutput(sum(dataset.num_rows(split) for split in dataset.splits), last, last)
     if not spec.fills_group:  # findings of a monitor are recorded with the end of its run
         return None
-    for version, job_commit in commits_of_job(session, spec):
+    for version, job_commit in iter_job_commits(session, spec):
         if job_commit.commit.note.get("run") == run.run_id:
             return RunOutput(job_commit.commit.rows_in, job_commit.commit.version, version)
     return None
 
 
-def _run_of_commit(job_commit: JobCommit) -> Run:
+def _to_run(job_commit: JobCommit) -> Run:
     commit = job_commit.commit
     return Run(
         run_id=str(commit.note.get("run")),

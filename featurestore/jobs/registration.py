@@ -22,7 +22,7 @@ from types import ModuleType
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.jobs.recovery import restore
-from featurestore.jobs.schedule import last_schedule_time, schedule_of
+from featurestore.jobs.schedule import build_schedule, last_schedule_time
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model import times
 from featurestore.model.display import Listing
@@ -70,7 +70,7 @@ def register_jobs(
             check_stream_job(session, spec)
         elif spec.start is None:  # no catchup: the job begins with the window that is open now
             now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
-            watermark = last_schedule_time(schedule_of(spec), now)
+            watermark = last_schedule_time(build_schedule(spec), now)
         with session.registry.transaction() as connection:
             earlier = jobs.find(connection, name)
             jobs.register(connection, spec, origin=file.origin, watermark=watermark)
@@ -140,8 +140,8 @@ def load_jobs(
             jobs have the same name.
     """
     definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
-    for module, file in _modules(module_or_path):
-        for definition in _definitions(module):
+    for module, file in _iter_modules(module_or_path):
+        for definition in _jobs_in_module(module):
             name = definition.spec.name
             if name in definitions and definitions[name][0] is not definition:
                 raise InvalidJob(
@@ -180,7 +180,7 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     """
     with _loading:
         module = _registered_module(location, name, origin)
-        definitions = {each.spec.name: each for each in _definitions(module)}
+        definitions = {each.spec.name: each for each in _jobs_in_module(module)}
     if name not in definitions:
         raise InvalidJob(
             f"Job {name!r} is no longer defined in {origin}. Available: {listing(definitions)}.",
@@ -206,7 +206,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
             hint="featurestore job register path/to/jobs.py",
         )
     if file == origin:
-        return _module_of_file(file, expected=expected)[0]
+        return _load_module_file(file, expected=expected)[0]
     _check_unchanged(files.sha256(file), expected, origin)
     return _import_module(origin)
 
@@ -229,32 +229,32 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
     return module
 
 
-def _definitions(module: ModuleType) -> list[JobDefinition]:
+def _jobs_in_module(module: ModuleType) -> list[JobDefinition]:
     """Return the jobs assigned to module variables, and the jobs created without a name."""
     names = vars(module)
     named_jobs = [each for each in names.values() if isinstance(each, JobDefinition)]
     return [*named_jobs, *names.get(DEFINED_JOBS, ())]
 
 
-def _modules(
+def _iter_modules(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> Iterator[tuple[ModuleType, JobFile]]:
     if isinstance(module_or_path, ModuleType):
-        yield module_or_path, _job_file(module_or_path)
+        yield module_or_path, _describe_module_file(module_or_path)
         return
     path = os.path.abspath(os.path.expanduser(os.fspath(module_or_path)))
     if files.is_directory(path):
         for name in files.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
-                yield _module_of_file(os.path.join(path, name))
+                yield _load_module_file(os.path.join(path, name))
     elif files.is_file(path):
-        yield _module_of_file(path)
+        yield _load_module_file(path)
     else:
         module = _import_module(os.fspath(module_or_path))
-        yield module, _job_file(module)
+        yield module, _describe_module_file(module)
 
 
-def _job_file(module: ModuleType) -> JobFile:
+def _describe_module_file(module: ModuleType) -> JobFile:
     """Return the file of a loaded module; the origin of a script is its path."""
     file = getattr(module, "__file__", None)
     if file is None or not files.is_file(file):
@@ -278,7 +278,7 @@ def _import_module(name: str) -> ModuleType:
         ) from error
 
 
-def _module_of_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
+def _load_module_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
     """Load the module of a file, unless this process has already executed the same source.
 
     Args:
@@ -298,7 +298,7 @@ def _module_of_file(path: str, *, expected: str | None = None) -> tuple[ModuleTy
         return _execute(name, path, source, sha256), file
 
 
-def _line_in(error: BaseException, path: str) -> int:
+def _last_line_number(error: BaseException, path: str) -> int:
     """Return the last line number of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno or 0
@@ -333,7 +333,7 @@ def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
     except Exception as error:  # a job's code may raise anything
         sys.modules.pop(name, None)
         raise InvalidJob(
-            f"{path} cannot be loaded, line {_line_in(error, path)}: "
+            f"{path} cannot be loaded, line {_last_line_number(error, path)}: "
             f"{type(error).__name__}: {error}",
             hint=_install_hint(error),
         ) from error

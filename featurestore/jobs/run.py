@@ -32,7 +32,7 @@ from featurestore.errors import (
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
-from featurestore.jobs.schedule import advanced_watermark, schedule_of
+from featurestore.jobs.schedule import advance_watermark, build_schedule
 from featurestore.jobs.target import find_target, next_transaction
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -56,7 +56,7 @@ _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
-def no_training(definition: JobDefinition, _: Window) -> object:
+def refuse_training_call(definition: JobDefinition, _: Window) -> object:
     """Raise InvalidJob: jobs without a function cannot be called."""
     raise InvalidJob(f"Job {definition.spec.name!r} has no function.")
 
@@ -84,7 +84,7 @@ class JobRun:
     definition: JobDefinition
     windows: tuple[Window, ...]
     owner: str
-    call: TrainingCall = no_training
+    call: TrainingCall = refuse_training_call
     run_id: str = ""
     inputs: tuple[PinnedInput, ...] = ()
     group: OpenGroup | None = None
@@ -136,7 +136,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
     own_names = definition_words(spec)
     with (
         NameRedactor(session.registry, allowed_names=own_names) as without_names,
-        _logging_to(str(record.log), without_names=without_names),
+        _log_to_file(str(record.log), without_names=without_names),
     ):
         _log.info(
             "%s, %d windows from %s to %s",
@@ -146,7 +146,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
         observed_work.window = record.window
         with observed(observed_work):
             try:
-                run, record = _start(run, record)
+                run, record = _start_run(run, record)
                 observed_work.inputs = tuple(each.to_json() for each in run.inputs)
                 output = work(run)
             except Exception as error:  # code of jobs may raise any error: it ends the run
@@ -155,7 +155,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
             return _end_run(run, record, output)
 
 
-def _start(run: JobRun, record: Run) -> tuple[JobRun, Run]:
+def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     """Pin the inputs and record the run, even if inputs are missing."""
     session, spec = run.session, run.spec
     try:
@@ -168,7 +168,7 @@ def _start(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     run_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     transaction = None
     if spec.kind == "training":
-        run_inputs["before"] = last_dataset(session, spec.target)
+        run_inputs["before"] = latest_dataset_version(session, spec.target)
     elif spec.fills_group:  # a stream has a transaction for each of its partitions
         transaction = next_transaction(group, spec, run.window)
     record = replace(record, inputs=run_inputs, transaction=transaction)
@@ -236,7 +236,7 @@ def record_computed(
     computed = runs.find_windows(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
     )
-    advanced = advanced_watermark(schedule_of(spec), watermark, computed.union(windows))
+    advanced = advance_watermark(build_schedule(spec), watermark, computed.union(windows))
     if advanced is not None:
         jobs.advance(connection, spec.name, advanced)
 
@@ -289,14 +289,14 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 
-def last_dataset(session: Session, name: str) -> int:
+def latest_dataset_version(session: Session, name: str) -> int:
     """Return the latest version of a dataset, after recovering from writers that died."""
     recover_writes(session)
     return catalog.last_version(session, name)
 
 
 @contextmanager
-def _logging_to(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
+def _log_to_file(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
     """Write this thread's log records to a file; a remote file is uploaded at the end.
 
     ``without_names`` removes object names from warnings, errors and tracebacks.

@@ -48,10 +48,10 @@ class Schedule:
     timezone: str = "UTC"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_schedule(self)
 
 
-def schedule_of(spec: JobSpec) -> Schedule:
+def build_schedule(spec: JobSpec) -> Schedule:
     """Build the schedule of a job."""
     return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
@@ -93,7 +93,7 @@ def due_windows(
     return due
 
 
-def advanced_watermark(
+def advance_watermark(
     schedule: Schedule, watermark: datetime | None, computed: Collection[Window]
 ) -> datetime | None:
     """Return the watermark after computing windows: the end of the last window before a gap.
@@ -102,7 +102,7 @@ def advanced_watermark(
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
     >>> start = hourly.start
     >>> hours = windows_between(hourly, start, start + timedelta(hours=4))
-    >>> advanced_watermark(hourly, None, {hours[0], hours[1], hours[3]})
+    >>> advance_watermark(hourly, None, {hours[0], hours[1], hours[3]})
     datetime.datetime(2024, 1, 1, 2, 0, tzinfo=datetime.timezone.utc)
     """
     since = watermark or schedule.start
@@ -173,7 +173,7 @@ def window_starting(schedule: Schedule, start: datetime) -> Window:
     return window
 
 
-def latest_complete(schedule: Schedule, now: datetime) -> Window | None:
+def latest_complete_window(schedule: Schedule, now: datetime) -> Window | None:
     """Return the latest complete window, including allowed lateness; None if there is none."""
     window = window_ending(
         schedule, last_schedule_time(schedule, times.shift_time(now, -schedule.allowed_lateness))
@@ -196,7 +196,7 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
         return local_time.astimezone(UTC)
 
 
-def overlaps(schedule: Schedule) -> bool:
+def has_overlapping_windows(schedule: Schedule) -> bool:
     """Return whether consecutive windows overlap because the width exceeds a schedule interval."""
     width = schedule.width
     if width is None:
@@ -208,7 +208,7 @@ def overlaps(schedule: Schedule) -> bool:
 
 def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
     """Yield the schedule times after an instant, indefinitely."""
-    fields = _plain_fields(schedule.cron) if schedule.timezone == "UTC" else None
+    fields = _parse_numeric_cron(schedule.cron) if schedule.timezone == "UTC" else None
     if fields is not None:
         upcoming = _utc_schedule_times(fields, instant)
     else:
@@ -239,7 +239,7 @@ def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Fields:
+class _CronFields:
     """The five fields of a cron expression, each as the numbers that it matches.
 
     Weekdays are numbered from 0 for Sunday.
@@ -252,7 +252,7 @@ class _Fields:
     weekdays: tuple[int, ...]
 
 
-_EVERY_NUMBER = _Fields(
+_EVERY_NUMBER = _CronFields(
     tuple(range(60)),
     tuple(range(24)),
     tuple(range(1, 32)),
@@ -261,7 +261,7 @@ _EVERY_NUMBER = _Fields(
 )
 
 
-def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime]:
+def _utc_schedule_times(fields: _CronFields, instant: datetime) -> Iterator[datetime]:
     """Yield the schedule times in UTC: the matching minutes of the matching days."""
     times_of_day = [
         timedelta(hours=hour, minutes=minute) for hour in fields.hours for minute in fields.minutes
@@ -277,7 +277,7 @@ def _utc_schedule_times(fields: _Fields, instant: datetime) -> Iterator[datetime
 
 
 @cache
-def _plain_fields(cron: str) -> _Fields | None:
+def _parse_numeric_cron(cron: str) -> _CronFields | None:
     """Parse a cron expression that consists only of numbers; return None for other expressions.
 
     croniter takes 0.2 ms per step, which is slow for backfills over years.
@@ -293,19 +293,21 @@ def _plain_fields(cron: str) -> _Fields | None:
     if days != ["*"] and (weekdays != ["*"] or min(days, default=0) > 28):
         return None
     fields = [
-        _numbers(minutes, _EVERY_NUMBER.minutes),
-        _numbers(hours, _EVERY_NUMBER.hours),
-        _numbers(days, _EVERY_NUMBER.days),
-        _numbers(months, _EVERY_NUMBER.months),
-        _numbers(weekdays, _EVERY_NUMBER.weekdays),
+        _expand_field(minutes, _EVERY_NUMBER.minutes),
+        _expand_field(hours, _EVERY_NUMBER.hours),
+        _expand_field(days, _EVERY_NUMBER.days),
+        _expand_field(months, _EVERY_NUMBER.months),
+        _expand_field(weekdays, _EVERY_NUMBER.weekdays),
     ]
     number_fields = [each for each in fields if each is not None]
     if len(number_fields) < len(fields):
         return None
-    return _Fields(*number_fields)
+    return _CronFields(*number_fields)
 
 
-def _numbers(field: Sequence[int | str], every_number: tuple[int, ...]) -> tuple[int, ...] | None:
+def _expand_field(
+    field: Sequence[int | str], every_number: tuple[int, ...]
+) -> tuple[int, ...] | None:
     """Return the numbers that a field matches, or None if it contains anything else.
 
     Sunday is both 0 and 7.
@@ -332,7 +334,7 @@ def _import_croniter() -> Any:
     return croniter
 
 
-def _check(schedule: Schedule) -> None:
+def _check_schedule(schedule: Schedule) -> None:
     try:
         ZoneInfo(schedule.timezone)
     except (ZoneInfoNotFoundError, ValueError) as error:

@@ -19,11 +19,11 @@ from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, JobLeased
-from featurestore.jobs.execution import Choice, Watch, run_attempt
+from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import latest_complete, schedule_of
+from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.stream_jobs import is_due
-from featurestore.jobs.windows import all_stale, find_due_windows
+from featurestore.jobs.windows import find_all_stale, find_due_windows
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -75,7 +75,7 @@ class Scheduler:
         Runs in progress are finished before it returns.
         """
         stop = self._watch.stop
-        with _stopped_by_signals(stop):
+        with _stop_on_signals(stop):
             _log.info("scheduler started")
             while not stop.is_set():
                 started = time.monotonic()
@@ -119,13 +119,13 @@ class Scheduler:
         try:
             if job.spec.stream is not None:
                 if is_due(self._session, job):
-                    self._attempt(name, all_stale)
+                    self._attempt(name, find_all_stale)
                 return
-            waiting = self._waiting(job, specs)
+            waiting = self._find_open_upstream(job, specs)
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
             if self._options.stale and job.spec.mode != "append":
-                self._attempt(name, all_stale)
+                self._attempt(name, find_all_stale)
         except JobLeased:
             _log.debug("%s is run by another process", name)
         except FeatureStoreError as error:
@@ -133,7 +133,7 @@ class Scheduler:
         except Exception:  # errors in the code of one job must not stop the others
             _log.exception("%s", name)
 
-    def _attempt(self, name: str, choose: Choice) -> None:
+    def _attempt(self, name: str, choose: WindowSelector) -> None:
         run_attempt(self._session, name, choose, call=self._call, watch=self._watch)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
@@ -142,7 +142,7 @@ class Scheduler:
         ``waiting`` contains the due windows of upstream jobs.
         """
         now = times.utc_now()
-        latest = latest_complete(schedule_of(job.spec), now)
+        latest = latest_complete_window(build_schedule(job.spec), now)
         if job.paused or latest is None:
             return []
         with self._session.registry.reading() as connection:
@@ -150,7 +150,7 @@ class Scheduler:
         to_run = []
         for window in windows_before_gap(find_due_windows(self._session, job), waiting):
             state = failed.get(window)
-            if state is None or retry_is_due(
+            if state is None or is_retry_due(
                 failures=state.tries,
                 failed_at=state.updated,
                 retries=job.spec.retries,
@@ -162,7 +162,9 @@ class Scheduler:
                 break
         return to_run
 
-    def _waiting(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> dict[str, list[Window]]:
+    def _find_open_upstream(
+        self, job: RegisteredJob, specs: Sequence[JobSpec]
+    ) -> dict[str, list[Window]]:
         """Return the windows that upstream jobs have yet to compute, except failed windows."""
         waiting = {}
         for name in upstream_jobs(job.spec, specs):
@@ -210,7 +212,7 @@ def upstream_jobs(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
     ]
 
 
-def retry_is_due(
+def is_retry_due(
     *, failures: int, failed_at: datetime, retries: int, complete_at: datetime, now: datetime
 ) -> bool:
     """Return whether a failed window should be retried now.
@@ -245,7 +247,7 @@ def windows_before_gap(
 
 
 @contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """Set an event on SIGTERM and SIGINT; does nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -9,18 +9,18 @@ from datetime import datetime
 from featurestore.alerts.incidents import send_waiting
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed
-from featurestore.jobs.execution import Choice, Outcome, Watch, run_attempt
+from featurestore.jobs.execution import Outcome, Watch, WindowSelector, run_attempt
 from featurestore.jobs.inputs import (
     PinnedInput,
-    file_volume,
+    make_read_range,
     parquet_files,
     pin_inputs,
-    times_read_by,
+    read_file_volume,
 )
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.windows import (
-    all_stale,
     computed_windows,
+    find_all_stale,
     find_complete_windows,
     find_due_windows,
     refuse_repeated_appends,
@@ -80,13 +80,13 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
     statuses = []
     for job in registered_jobs:
         try:
-            statuses.append(status_of(session, job))
+            statuses.append(load_status(session, job))
         except InvalidJob as error:  # an imported registry may contain invalid schedules
             warn_caller(f"The job {job.spec.name!r} is left out: {error.message}")
     return Listing(statuses)
 
 
-def status_of(session: Session, job: RegisteredJob) -> JobStatus:
+def load_status(session: Session, job: RegisteredJob) -> JobStatus:
     """Return the status of a job."""
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
@@ -136,9 +136,9 @@ def run_job(
         return [job_window]
 
     if due:
-        choose: Choice = _all_due
+        choose: WindowSelector = _find_all_due
     elif stale:
-        choose = all_stale
+        choose = find_all_stale
     else:
         choose = choose_window
     stream = get_job(session, name).spec.stream
@@ -149,7 +149,7 @@ def run_job(
     return _raise_failures(session, name, outcome, stream=stream is not None)
 
 
-def _all_due(session: Session, job: RegisteredJob) -> list[Window]:
+def _find_all_due(session: Session, job: RegisteredJob) -> list[Window]:
     return [] if job.paused else find_due_windows(session, job)
 
 
@@ -326,7 +326,7 @@ def plan_job(
         windows = find_complete_windows(job.spec, *_parse_range(window))
     inputs, features = [], []
     for pinned in pin_inputs(session, job.spec):
-        rows, size = _estimate_volume(pinned, windows, times_read_by(job.spec))
+        rows, size = _estimate_volume(pinned, windows, make_read_range(job.spec))
         inputs.append(
             PlannedInput(
                 pinned.name, pinned.source, pinned.version, pinned.delta_version, rows, size
@@ -382,7 +382,7 @@ def _file_volumes(pinned: PinnedInput) -> Iterator[tuple[int, int, tuple[int, in
         return  # planning connects to nothing
     if pinned.kind == "parquet":
         for path in parquet_files(pinned.path):
-            yield file_volume(path, pinned.time)
+            yield read_file_volume(path, pinned.time)
         return
     state = read_snapshot(pinned.path, pinned.delta_version)
     times = None

@@ -28,9 +28,9 @@ from featurestore.jobs.definitions import (
     JobDefinition,
     add_to_module,
     as_tuple,
-    channels,
-    check_choices,
-    check_rows,
+    check_channel_names,
+    check_keys_and_times,
+    check_options,
 )
 from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
 from featurestore.jobs.target import declaration
@@ -95,8 +95,8 @@ def stream_job(
         source: A registered source with topics (``add_source("events", "kafka://...")``).
         topic: The topic name.
         schema: The columns of the record values: ``{name: type}`` with Arrow types or their
-            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema as a
-            dict or JSON string for ``format="avro"``.
+            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema
+            as a dict or JSON string for ``format="avro"``.
         featuregroup: The group that the job writes; defaults to the job name.
         primary_key: As for ``create_featuregroup``; never null in a record.
         event_time: The column with the time of a record; never null in a record.
@@ -151,13 +151,13 @@ def stream_job(
     ('stream', ['user', 'page', 'at'])
     """
     columns, text = _value_columns(name, schema, format)
-    columns, renames = _renamed(name, columns, rename)
+    columns, renames = _rename_columns(name, columns, rename)
     stream = StreamSpec(
         source=source,
         topic=topic,
         schema=columns,
         format=format,  # type: ignore[arg-type]
-        fields=_fields(fields, columns, format, event_time, created_time),
+        fields=_metadata_fields(fields, columns, format, event_time, created_time),
         trigger=parse_duration(trigger, argument="trigger"),
         on_bad_record=on_bad_record,  # type: ignore[arg-type]
         on_lost=on_lost,
@@ -192,16 +192,16 @@ def stream_job(
         description=description,
         tags=dict(tags or {}),
         retries=retries,
-        alert=channels(alert),
+        alert=check_channel_names(alert),
         stream=stream,
     )
-    check_choices(spec)
-    check_rows(spec)
+    check_options(spec)
+    check_keys_and_times(spec)
     _check_columns(spec)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
-def _fields(
+def _metadata_fields(
     fields: Mapping[str, str] | None,
     columns: pa.Schema,
     format: str,
@@ -219,7 +219,7 @@ def _fields(
     return columns_by_field
 
 
-def _renamed(
+def _rename_columns(
     job: str, columns: pa.Schema, rename: Mapping[str, str] | str | None
 ) -> tuple[pa.Schema, dict[str, str]]:
     """Rename columns, and return the original name of each renamed column.
@@ -285,11 +285,11 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         )
     check_nesting(schema)
     schema = feature_schema(schema)
-    refuse_untyped(schema, subject=f"Job {name!r}", hint=_format_schema)
+    refuse_untyped(schema, subject=f"Job {name!r}", hint=_schema_snippet)
     return schema, None
 
 
-def _format_schema(columns: pa.Schema) -> str:
+def _schema_snippet(columns: pa.Schema) -> str:
     return format_dtypes(columns).replace("dtypes=", "schema=")
 
 
@@ -353,7 +353,7 @@ def run_stream(run: JobRun, *, stop: threading.Event) -> Run:
     return run_recorded(run, partial(_consume, stop))
 
 
-def window_of(job: RegisteredJob) -> Window:
+def current_window(job: RegisteredJob) -> Window:
     """Return the window that labels a stream run: the trigger interval up to now."""
     assert job.spec.stream is not None
     now = times.utc_now()

@@ -91,7 +91,7 @@ def declaration(spec: JobSpec) -> Declaration:
     )
 
 
-def without_nulls(
+def drop_null_columns(
     session: Session, spec: JobSpec, rows: Relation, stored_names: Sequence[str]
 ) -> Relation:
     """Drop new columns that contain only nulls, because later windows may have typed values.
@@ -138,7 +138,7 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
     return app, last + 1
 
 
-def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
+def build_windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
     """Build the commit metadata for windows; see ``parse_windows``."""
     metadata = {
         "job": spec.name,
@@ -151,7 +151,7 @@ def windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any
     return metadata
 
 
-def row_range(metadata: Mapping[str, Any]) -> Window | None:
+def parse_row_range(metadata: Mapping[str, Any]) -> Window | None:
     """Return the time range of the rows in a commit, including late rows; None if unknown."""
     parsed = parse_windows(metadata)
     if parsed is None:
@@ -190,7 +190,7 @@ def parse_windows(metadata: Mapping[str, Any]) -> tuple[str, Window, int] | None
     return job, Window(start, end), count
 
 
-def commits_of_job(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:
+def iter_job_commits(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:
     """Yield the group version and the commit for all commits of a job, newest first."""
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, spec.target)
@@ -256,8 +256,8 @@ def delete_tombstones(
     """Delete the rows of each key up to the time of its tombstone."""
     conditions = []
     for each in deleted_keys:
-        timestamp = _literal(each.pop("t"))
-        conditions.append(f'({_same_key(spec, each)} AND "{spec.event_time}" <= {timestamp})')
+        timestamp = _to_literal(each.pop("t"))
+        conditions.append(f'({_key_condition(spec, each)} AND "{spec.event_time}" <= {timestamp})')
     _delete(session, spec, version, conditions, run_id=run_id)
 
 
@@ -291,7 +291,9 @@ def delete_missing(
     }
     missing = engine.sql(query, tables=tables, parameters={})
     conditions = [
-        f"({_same_key(spec, key)})" for batch in engine.stream(missing) for key in batch.to_pylist()
+        f"({_key_condition(spec, key)})"
+        for batch in engine.stream(missing)
+        for key in batch.to_pylist()
     ]
     _delete(session, spec, version, conditions, run_id=run_id)
 
@@ -314,13 +316,13 @@ def _delete(
         _log.info("%d keys deleted", len(chunk))
 
 
-def _same_key(spec: JobSpec, values: dict[str, Any]) -> str:
+def _key_condition(spec: JobSpec, values: dict[str, Any]) -> str:
     """Return a DuckDB SQL condition that a row has this key."""
     pairs = zip(spec.primary_key, values.values(), strict=True)
-    return " AND ".join([f'"{name}" = {_literal(value)}' for name, value in pairs])
+    return " AND ".join([f'"{name}" = {_to_literal(value)}' for name, value in pairs])
 
 
-def _literal(value: object) -> str:
+def _to_literal(value: object) -> str:
     """Format a key or time as a DuckDB SQL literal; DuckDB casts strings to times."""
     if isinstance(value, bool | int):
         return str(value).lower()

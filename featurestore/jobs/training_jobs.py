@@ -14,14 +14,14 @@ from featurestore.jobs.definitions import (
     Duration,
     JobDefinition,
     add_to_module,
-    channels,
     check_arguments,
+    check_channel_names,
     parse_start,
-    source_text,
+    read_source_code,
 )
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.schedule import schedule_of
-from featurestore.jobs.windows import changes
+from featurestore.jobs.schedule import build_schedule
+from featurestore.jobs.windows import find_changes
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
@@ -87,7 +87,7 @@ def training_job(
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
         request = TrainingJobRequest(**{**arguments, "name": name or function.__name__})
-        spec = _training_spec(request, code=source_text(function))
+        spec = _training_spec(request, code=read_source_code(function))
         check_arguments(function, ("store", "window"), spec)
         return add_to_module(JobDefinition(spec, function), function.__globals__)
 
@@ -116,9 +116,9 @@ def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
         retries=request.retries,
         on_failure=request.on_failure,
         keep=request.keep,
-        alert=channels(request.alert),
+        alert=check_channel_names(request.alert),
     )
-    schedule_of(spec)  # the constructor of a schedule validates it
+    build_schedule(spec)  # the constructor of a schedule validates it
     return spec
 
 
@@ -131,7 +131,7 @@ def _write_and_retire(run: JobRun) -> RunOutput:
     output = _write_dataset(run)
     # Delete old versions even if nothing was written: a killed run may have left one too many.
     if run.spec.keep is not None:
-        _retire(run.session, run.spec.target, run.spec.keep)
+        _delete_old_versions(run.session, run.spec.target, run.spec.keep)
     return output
 
 
@@ -148,15 +148,15 @@ def _write_dataset(run: JobRun) -> RunOutput:
             hint="return {'data': frame, 'label': ...}, or the frame alone",
         )
     data = arguments.pop("data")
-    request = _request(spec, arguments)
-    if latest and not spec.inputs and _same_sources(session, spec.target, data):
+    request = _build_request(spec, arguments)
+    if latest and not spec.inputs and _has_same_sources(session, spec.target, data):
         return _unchanged_version(latest)
     dataset = create(session, data, request, progress=False)
     rows = sum(dataset.num_rows(split) for split in dataset.splits)
     return RunOutput(rows, dataset.version, dataset.version)
 
 
-def _request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
+def _build_request(spec: JobSpec, arguments: Mapping[str, Any]) -> TrainingDatasetRequest:
     """Build the request for the next version from the return value of the job function."""
     argument_names = {each.name for each in fields(TrainingDatasetRequest)} - {"name"}
     unknown = [key for key in arguments if key not in argument_names]
@@ -182,12 +182,12 @@ def _inputs_changed(run: JobRun) -> bool:
         return True
     recorded_inputs = {each["input"]: each for each in finished_runs[-1].inputs.get("inputs", ())}
     return any(
-        changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
+        find_changes(pinned, recorded_inputs.get(pinned.name, {}), since=finished_runs[-1].ended)
         for pinned in run.inputs
     )
 
 
-def _same_sources(session: Session, name: str, data: object) -> bool:
+def _has_same_sources(session: Session, name: str, data: object) -> bool:
     """Return whether a frame reads the same Delta versions as the latest dataset version."""
     provenance = export_data(session, data).provenance
     if provenance.plan is None or not provenance.reproducible:
@@ -196,7 +196,7 @@ def _same_sources(session: Session, name: str, data: object) -> bool:
     return list(map(dict, provenance.sources)) == list(map(dict, manifest.sources))
 
 
-def _retire(session: Session, name: str, keep: int) -> None:
+def _delete_old_versions(session: Session, name: str, keep: int) -> None:
     with session.registry.reading() as connection:
         versions: list[int] = training_datasets.versions(connection, name)
     for version in sorted(versions)[:-keep]:

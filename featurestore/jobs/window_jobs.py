@@ -126,8 +126,8 @@ def window_job(
     request = FeatureJobRequest(
         name=name,
         featuregroup=featuregroup,
-        schedule=schedule or _cron_of(interval, job=name),
-        inputs=_inputs_of(features),
+        schedule=schedule or _to_cron(interval, job=name),
+        inputs=_inputs_by_name(features),
         primary_key=primary_key or _common_key(features, job=name),
         event_time=event_time,
         partition_by=partition_by,
@@ -186,7 +186,7 @@ def _parse_interval(every: Duration, *, job: str) -> timedelta:
     return interval
 
 
-def _cron_of(every: timedelta, *, job: str) -> str:
+def _to_cron(every: timedelta, *, job: str) -> str:
     """Return a cron expression with constant intervals of ``every`` through the year."""
     if every in (_DAY, 7 * _DAY):
         return "0 0 * * *" if every == _DAY else "0 0 * * 1"
@@ -206,7 +206,7 @@ def _cron_of(every: timedelta, *, job: str) -> str:
     )
 
 
-def _inputs_of(windows: Sequence[WindowFeature]) -> dict[str, str]:
+def _inputs_by_name(windows: Sequence[WindowFeature]) -> dict[str, str]:
     """Return the groups of the aggregates by input name."""
     inputs = {}
     for each in windows:
@@ -270,7 +270,7 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
     group_specs = RegisteredSpecs(session)
     keys: dict[tuple[str, ...], str] = {}
     for each in WindowJob.from_spec(spec).windows:
-        group = _spec_of(each, group_specs)
+        group = _find_group_spec(each, group_specs)
         keys[group.primary_key] = group.name
     if len(keys) > 1:
         key_texts = [f"{name} ({', '.join(key)})" for key, name in keys.items()]
@@ -340,14 +340,14 @@ class WindowRows:
             versions[reference] = int(str(pinned.delta_version))
         group_specs = RegisteredSpecs(self.session)
         pins = Pins(self.session, group_specs, as_of=versions)
-        features = [_at_version(each, self.inputs) for each in job.windows]
+        features = [_pin_version(each, self.inputs) for each in job.windows]
         job = replace(job, windows=tuple(features))
         times = {}
         for each in features:
-            event_time = str(_spec_of(each, group_specs).event_time)
+            event_time = str(_find_group_spec(each, group_specs).event_time)
             times[each.reference] = replace(each.reference, feature=event_time)
         counts = job.presence(times)
-        labels = self._labels(job, instants)
+        labels = self._build_labels(job, instants)
         frame = get_features(
             self.session,
             [*features, *counts],
@@ -359,17 +359,17 @@ class WindowRows:
         has_rows = " or ".join([f"{each.name} > 0" for each in counts])
         return frame.filter(has_rows).select(*column_names).relation
 
-    def _labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
+    def _build_labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
         """Return the known keys in the range of the instants, combined with every instant."""
         engine, column = self.session.engine, str(self.spec.event_time)
         keys = []
         tables = {}
         for number, pinned in enumerate(self._inputs_with_keys()):
-            tables[f"fs_rows_{number}"] = self._key_rows(pinned, job, instants)
+            tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
             keys.append(self._distinct_keys(f"fs_rows_{number}"))
         ends = pa.table({column: pa.array(instants, TIMESTAMP)})
         tables["fs_ends"] = engine.from_arrow(ends.to_reader())
-        column_list = self._quoted([*self.spec.primary_key, column])
+        column_list = self._quote_columns([*self.spec.primary_key, column])
         labels = engine.sql(
             f"SELECT {column_list} FROM ({' UNION '.join(keys)}) AS fs_keys CROSS JOIN fs_ends",
             tables=tables,
@@ -384,7 +384,7 @@ class WindowRows:
             each for each in self.inputs if _has_columns(_group_spec(each), self.spec.primary_key)
         ]
 
-    def _key_rows(
+    def _read_keys(
         self, pinned: PinnedInput, job: WindowJob, instants: Sequence[datetime]
     ) -> Relation:
         """Return the keys and times of all rows that any instant may aggregate."""
@@ -401,13 +401,13 @@ class WindowRows:
         return self.session.engine.within(rows, time_range)
 
     def _distinct_keys(self, table: str) -> str:
-        column_list = self._quoted(self.spec.primary_key)
+        column_list = self._quote_columns(self.spec.primary_key)
         present = " AND ".join(
-            [f"{self._quoted([name])} IS NOT NULL" for name in self.spec.primary_key]
+            [f"{self._quote_columns([name])} IS NOT NULL" for name in self.spec.primary_key]
         )
         return f"SELECT DISTINCT {column_list} FROM {table} WHERE {present}"
 
-    def _quoted(self, names: Sequence[str]) -> str:
+    def _quote_columns(self, names: Sequence[str]) -> str:
         dialect = self.session.engine.dialect
         return ", ".join([quote(name, dialect=dialect) for name in names])
 
@@ -435,14 +435,14 @@ def _group_spec(pinned: PinnedInput) -> FeatureGroupSpec:
     return pinned.spec
 
 
-def _spec_of(feature: WindowFeature, specs: Specs) -> FeatureGroupSpec:
+def _find_group_spec(feature: WindowFeature, specs: Specs) -> FeatureGroupSpec:
     reference = feature.reference
     return find_spec(
         str(reference.group), version=reference.version, specs=specs, feature=reference.feature
     )
 
 
-def _at_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> WindowFeature:
+def _pin_version(feature: WindowFeature, inputs: Sequence[PinnedInput]) -> WindowFeature:
     """Pin the group of an aggregate to the version that the run reads."""
     reference: FeatureReference = feature.reference
     if reference.version is not None:

@@ -20,19 +20,19 @@ from featurestore.errors import InvalidArgument
 from featurestore.jobs.inputs import (
     PinnedInput,
     fingerprint_files,
+    make_read_range,
     parquet_files,
     pin_inputs,
-    time_bounds,
-    times_read_by,
+    read_time_bounds,
 )
 from featurestore.jobs.schedule import (
+    build_schedule,
     due_windows,
-    latest_complete,
-    schedule_of,
+    latest_complete_window,
     window_starting,
     windows_between,
 )
-from featurestore.jobs.target import find_target, row_range
+from featurestore.jobs.target import find_target, parse_row_range
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, parse_moment, to_micros
@@ -45,9 +45,9 @@ from featurestore.storage import files
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
     """Resolve a window argument; None selects the latest complete window."""
-    schedule = schedule_of(job.spec)
+    schedule = build_schedule(job.spec)
     if window is None:
-        latest = latest_complete(schedule, times.utc_now())
+        latest = latest_complete_window(schedule, times.utc_now())
         if latest is None:
             raise InvalidArgument(
                 f"Job {job.spec.name!r} has no complete window yet.",
@@ -79,7 +79,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
     upcoming = due_windows(
-        schedule_of(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
+        build_schedule(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
     )
     windows = sorted({*failed, *upcoming})
     return windows if spec.catchup is None else windows[: spec.catchup]
@@ -94,7 +94,7 @@ def find_complete_windows(
     """
     now = times.utc_now()
     until = min(end, times.shift_time(now, -spec.allowed_lateness))
-    return windows_between(schedule_of(spec), start, until, limit=limit)
+    return windows_between(build_schedule(spec), start, until, limit=limit)
 
 
 def refuse_repeated_appends(
@@ -145,7 +145,7 @@ def computed_windows(
         )
 
 
-def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
+def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
     """Return the windows of a job whose inputs have changed.
 
     Raises:
@@ -156,10 +156,10 @@ def all_stale(session: Session, job: RegisteredJob) -> list[Window]:
             f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
             hint="mode='replace_window' replaces the rows of a window",
         )
-    return stale_windows(session, job.spec)
+    return refresh_stale_windows(session, job.spec)
 
 
-def stale_windows(session: Session, spec: JobSpec) -> list[Window]:
+def refresh_stale_windows(session: Session, spec: JobSpec) -> list[Window]:
     """Mark computed windows with changed inputs as stale, and return all stale windows."""
     with session.registry.reading() as connection:
         stale = runs.window_states(connection, spec.name, states=[runs.STALE])
@@ -183,7 +183,9 @@ class Change:
 _EVERYTHING = Change(-(2**63), 2**63 - 1)
 
 
-def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime) -> list[Change]:
+def find_changes(
+    pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
+) -> list[Change]:
     """Return the changes of an input from the version that a run read to the current version.
 
     Args:
@@ -198,11 +200,11 @@ def changes(pinned: PinnedInput, recorded: Mapping[str, Any], *, since: datetime
     if pinned.kind == "parquet":
         if pinned.fingerprint == recorded.get("fingerprint"):
             return []
-        return list(_changes_of_files(pinned, recorded, since))
+        return list(_find_file_changes(pinned, recorded, since))
     before, now = recorded.get("delta_version"), pinned.delta_version
     if before is None or now is None or now < before:
         return [_EVERYTHING]
-    return list(_changes_of_table(pinned, before, now))
+    return list(_find_table_changes(pinned, before, now))
 
 
 def _changed_windows(
@@ -211,7 +213,7 @@ def _changed_windows(
     """Return the windows whose range overlaps a later change of any input."""
     by_version: dict[tuple[str, str], list[Change]] = {}
     changed = []
-    range_of = times_read_by(spec)
+    range_of = make_read_range(spec)
     for window, state in computed.items():
         low, high = range_of(window)
         recorded_inputs = {each["input"]: each for each in state.inputs.get("inputs", ())}
@@ -219,14 +221,14 @@ def _changed_windows(
             key = (pinned.name, json.dumps(recorded_inputs.get(pinned.name)))
             if key not in by_version:
                 recorded = recorded_inputs.get(pinned.name, {})
-                by_version[key] = changes(pinned, recorded, since=state.updated)
+                by_version[key] = find_changes(pinned, recorded, since=state.updated)
             if any(change.low < high and change.high >= low for change in by_version[key]):
                 changed.append(window)
                 break
     return changed
 
 
-def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Change]:
+def _find_table_changes(pinned: PinnedInput, before: int, now: int) -> Iterator[Change]:
     """Yield the time ranges that the commits between two versions changed."""
     ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
@@ -246,7 +248,7 @@ def _changes_of_table(pinned: PinnedInput, before: int, now: int) -> Iterator[Ch
             yield _EVERYTHING
             return
         if ranges is None:
-            ranges = _ranges_of_files(pinned, before, now)
+            ranges = _file_time_ranges(pinned, before, now)
         for path in changed_files:
             yield ranges.get(path, _EVERYTHING)
 
@@ -266,29 +268,29 @@ def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -
     for action in actions:
         if action.get("commitInfo") is None:
             continue
-        replaced = row_range(note_of([action]))
+        replaced = parse_row_range(note_of([action]))
         if replaced is None:
             return None
         return Change(to_micros(replaced.start), to_micros(replaced.end))
     return None
 
 
-def _ranges_of_files(pinned: PinnedInput, before: int, now: int) -> dict[str, Change]:
+def _file_time_ranges(pinned: PinnedInput, before: int, now: int) -> dict[str, Change]:
     """Return the time range of each file in a version and its successors, by path."""
     state = read_snapshot(pinned.path, before)
     column = str(pinned.time)
     ranges = {}
     for file, bounds in zip(state.files, state.times(column) or [], strict=False):
-        ranges[file.log_path] = _as_change(bounds)
+        ranges[file.log_path] = _to_change(bounds)
     for version in range(before + 1, now + 1):
         for action in read_commit(commit_path(pinned.path, version)):
             added = action.get("add")
             if added is not None:
-                ranges[added["path"]] = _as_change(state.times_of_added(added, column))
+                ranges[added["path"]] = _to_change(state.times_of_added(added, column))
     return ranges
 
 
-def _changes_of_files(
+def _find_file_changes(
     pinned: PinnedInput, recorded: Mapping[str, Any], since: datetime
 ) -> Iterator[Change]:
     """Yield the time ranges of the Parquet files that were added after a run.
@@ -306,12 +308,12 @@ def _changes_of_files(
         yield _EVERYTHING
         return
     for file in new:
-        bounds = time_bounds(file, pinned.time)
+        bounds = read_time_bounds(file, pinned.time)
         if bounds is None or bounds.nulls:
             yield _EVERYTHING
         elif bounds.times is not None:
-            yield _as_change(bounds.times)
+            yield _to_change(bounds.times)
 
 
-def _as_change(times: tuple[int, int] | None) -> Change:
+def _to_change(times: tuple[int, int] | None) -> Change:
     return _EVERYTHING if times is None else Change(*times)

@@ -123,7 +123,7 @@ def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
 def get_job(store: Store, name: Name) -> dict[str, Any]:
     """Return the definition (job.schema.json) and status of a job."""
     job = service.get_job(store.session, name)
-    status = status_record(service.status_of(store.session, job))
+    status = status_record(service.load_status(store.session, job))
     return record({**status, "version": job.version, "definition": job.spec.to_json()})
 
 
@@ -178,7 +178,7 @@ def job_page(
         "job.html",
         title=name,
         job=job,
-        status=service.status_of(store.session, job),
+        status=service.load_status(store.session, job),
         strip=window_strip(store, name),
         runs=job_runs,
         requested_run=requested_run,

@@ -364,7 +364,7 @@ class MonitorCalls(JobCalls):
         """
         from featurestore.jobs.monitors import service as monitors
 
-        return monitors.page_of(self._session, name, windows=windows)
+        return monitors.build_page(self._session, name, windows=windows)
 
     def get_metrics(self) -> str:
         """Return rows, commits, runs, monitors and alerts in the Prometheus text format.

@@ -17,7 +17,7 @@ from pyarrow import parquet
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
 from featurestore.jobs.scheduler import Options
-from featurestore.jobs.target import parse_windows, row_range, windows_metadata
+from featurestore.jobs.target import build_windows_metadata, parse_row_range, parse_windows
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
 from featurestore.registry import lineage, runs
@@ -563,7 +563,7 @@ def test_invalid_run_and_backfill_arguments_raise(city: FeatureStore, define: De
 )
 def test_parse_windows_malformed_metadata_returns_none(window: object) -> None:
     assert parse_windows({"window": window}) is None
-    assert row_range({"window": window}) is None
+    assert parse_row_range({"window": window}) is None
 
 
 def test_parse_windows_reads_windows_metadata() -> None:
@@ -573,8 +573,8 @@ def test_parse_windows_reads_windows_metadata() -> None:
     )
     window = Window(START, START + HOUR)
     for each, first in ((spec, START), (captured, START - HOUR)):
-        note = {"window": windows_metadata(each, window, 1)}
+        note = {"window": build_windows_metadata(each, window, 1)}
         assert parse_windows(note) == ("demand", window, 1)
-        assert row_range(note) == Window(first, window.end)
+        assert parse_row_range(note) == Window(first, window.end)
     for damaged in ("", 3, (START + HOUR).isoformat()):
-        assert row_range({"window": {**note["window"], "rows_from": damaged}}) is None
+        assert parse_row_range({"window": {**note["window"], "rows_from": damaged}}) is None

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import featurestore
-from featurestore.jobs.scheduler import Options, dependency_levels, retry_is_due, windows_before_gap
+from featurestore.jobs.scheduler import Options, dependency_levels, is_retry_due, windows_before_gap
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
 from featurestore.registry import jobs
@@ -45,7 +45,7 @@ def test_retry_delay_grows_with_failures() -> None:
     for failures, wait in ((1, 30), (2, 60), (3, 120)):
 
         def due(now: datetime, *, failed_at: datetime = START, failures: int = failures) -> bool:
-            return retry_is_due(
+            return is_retry_due(
                 failures=failures, failed_at=failed_at, retries=3, complete_at=START - HOUR, now=now
             )
 
@@ -54,7 +54,7 @@ def test_retry_delay_grows_with_failures() -> None:
         assert due(START, failed_at=START + 9 * HOUR)  # the clock was set back since
 
     for complete_at, tried in ((START - HOUR, False), (START + HOUR, True)):
-        assert tried == retry_is_due(
+        assert tried == is_retry_due(
             failures=4, failed_at=START, retries=3, complete_at=complete_at, now=START + 9 * HOUR
         )
 

@@ -62,7 +62,7 @@ DEATHS = {
     "before the shards": ("featurestore.training.create:export",),
     "before the manifest": ("featurestore.training.create:publish",),
     "before the registry": ("featurestore.recovery.datasets:register",),
-    "before old versions go": ("featurestore.jobs.training_jobs:_retire",),
+    "before old versions go": ("featurestore.jobs.training_jobs:_delete_old_versions",),
     "while an old version goes": ("featurestore.registry.training_datasets:remove",),
     "before the watermark": ("featurestore.jobs.run:_end_run",),
 }

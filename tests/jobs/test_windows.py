@@ -76,13 +76,13 @@ def test_due_windows_wait_for_allowed_lateness() -> None:
     assert w.due_windows(patient, watermark=None, now=T0 + HOUR + timedelta(minutes=15)) == [
         Window(T0, T0 + HOUR)
     ]
-    assert w.latest_complete(patient, T0 + HOUR + timedelta(minutes=14)) is None
+    assert w.latest_complete_window(patient, T0 + HOUR + timedelta(minutes=14)) is None
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
 def test_due_and_done_windows_cover_all_windows(done: set[int], now: int) -> None:
     computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in done}
-    mark = w.advanced_watermark(HOURLY, None, computed)
+    mark = w.advance_watermark(HOURLY, None, computed)
     due = w.due_windows(HOURLY, watermark=mark, now=T0 + now * HOUR, computed=computed)
     found = {(each.start - T0) // HOUR for each in due}
     assert found == set(range(now)) - done

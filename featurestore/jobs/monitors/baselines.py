@@ -80,7 +80,7 @@ class History:
             excluded -= {each for each in excluded if acceptance.covers(each, subject)}
         return frozenset(excluded)
 
-    def last_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
+    def find_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
         """Return the range of accepted windows that restarted the baseline of a subject, if any."""
         for acceptance in reversed(self._accepted(window)):
             start = acceptance.subjects.get(subject)
@@ -134,7 +134,7 @@ class Baselines:
 
     def comparison_windows(self, window: Window) -> list[Window]:
         """Return the baseline windows of a window, assuming that no window is out of bounds."""
-        windows = [*rolling_windows(self.baseline, window), *same_in_week(window)]
+        windows = [*rolling_windows(self.baseline, window), *same_weektime_windows(window)]
         windows += [each for each, _ in similar_windows(self.baseline, window)]
         if self.fixed is not None:
             windows += fixed_baseline_windows(window, self.fixed.until)
@@ -161,34 +161,36 @@ class WindowBaselines:
         restart = None
         if subject is not None:
             excluded = self._baselines.history.excluded(self._window, subject)
-            restart = self._baselines.history.last_restart(self._window, subject)
+            restart = self._baselines.history.find_restart(self._window, subject)
         key = excluded, restart
         if key not in self._compared:
-            self._compared[key] = self._compare(excluded, restart)
+            self._compared[key] = self._build_reference(excluded, restart)
         return self._compared[key]
 
     def anchor(self, subject: Subject) -> Anchor | None:
         """Return the anchor of a moving baseline, or None if it is missing or too short."""
         history = self._baselines.history
         excluded = history.excluded(self._window, subject)
-        restart = history.last_restart(self._window, subject)
+        restart = history.find_restart(self._window, subject)
         key = excluded, restart
         if key not in self._anchors:
             self._anchors[key] = self._find_anchor(excluded, restart)
         return self._anchors[key]
 
-    def _compare(
+    def _build_reference(
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
     ) -> ReferenceWindows:
         baseline, fixed = self._baselines.baseline, self._baselines.fixed
-        same_in_week_profiles = self._load(same_in_week(self._window, excluded=excluded), restart)
+        same_in_week_profiles = self._load(
+            same_weektime_windows(self._window, excluded=excluded), restart
+        )
         if fixed is not None and restart is None:
             similar = self._load(fixed_baseline_windows(self._window, fixed.until), None)
             return ReferenceWindows(
                 (fixed.profile,), similar, (), 1, same_in_week_profiles, same_in_week_profiles
             )
         if fixed is not None and restart is not None:
-            return self._compare_with_accepted(restart, same_in_week_profiles)
+            return self._build_accepted_reference(restart, same_in_week_profiles)
         windows = rolling_windows(baseline, self._window, excluded=excluded)
         members = self._load(windows, restart)
         groups = dict(similar_windows(baseline, self._window, excluded=excluded))
@@ -207,7 +209,7 @@ class WindowBaselines:
             list(history.values()),
         )
 
-    def _compare_with_accepted(
+    def _build_accepted_reference(
         self, accepted: tuple[datetime, datetime], same: Sequence[Profile]
     ) -> ReferenceWindows:
         """Compare with the accepted windows, which replace a fixed baseline."""
@@ -253,12 +255,12 @@ class WindowBaselines:
         )
 
 
-def step_of(window: Window) -> timedelta:
+def baseline_step(window: Window) -> timedelta:
     """Return the time between consecutive baseline windows of a window.
 
     >>> from datetime import UTC
     >>> hour = Window(datetime(2024, 1, 1, 6, tzinfo=UTC), datetime(2024, 1, 1, 7, tzinfo=UTC))
-    >>> step_of(hour)
+    >>> baseline_step(hour)
     datetime.timedelta(days=1)
     """
     width = window.end - window.start
@@ -276,7 +278,7 @@ def rolling_windows(
     """
     if baseline.last is None:
         return []
-    step = step_of(window)
+    step = baseline_step(window)
     if baseline.same_weekday:
         step = _in_weeks(step)
     return _windows_before(window, step, baseline.last // step, excluded)
@@ -292,7 +294,7 @@ def similar_windows(
     """
     if baseline.last is None:
         return []
-    step = step_of(window)
+    step = baseline_step(window)
     return [
         (each, _weekday_group(baseline, window, each, step))
         for each in _windows_before(window, step, baseline.last // step, excluded)
@@ -315,7 +317,7 @@ def anchor_windows(
     """
     if baseline.last is None:
         return [], []
-    step = step_of(window)
+    step = baseline_step(window)
     end = start + baseline.last
     count = max((window.start - start) // step, 0)
     contained = [
@@ -345,21 +347,21 @@ def fixed_baseline_windows(window: Window, until: datetime | None) -> list[Windo
     """
     if until is None:
         return []
-    step = _in_weeks(step_of(window))
+    step = _in_weeks(baseline_step(window))
     first = max(math.ceil((window.end - until) / step), 1)
     return [
-        _shifted_back(window, step * number)
+        _shift_back(window, step * number)
         for number in range(first + _SPREAD_WINDOWS - 1, first - 1, -1)
     ]
 
 
-def same_in_week(window: Window, *, excluded: Collection[Window] = ()) -> list[Window]:
+def same_weektime_windows(window: Window, *, excluded: Collection[Window] = ()) -> list[Window]:
     """Return the windows at the same time of the week in the previous eight weeks, oldest first.
 
     For windows longer than a week, return the previous eight windows. ``excluded`` windows are
     skipped, and replaced with the same number of earlier windows.
     """
-    return _windows_before(window, _in_weeks(step_of(window)), _WEEKS, excluded)
+    return _windows_before(window, _in_weeks(baseline_step(window)), _WEEKS, excluded)
 
 
 def with_windows_before(
@@ -390,13 +392,13 @@ def _windows_before(
     number = 0
     while len(earlier) < count and number < count + len(excluded):
         number += 1
-        candidate = _shifted_back(window, step * number)
+        candidate = _shift_back(window, step * number)
         if candidate not in excluded:
             earlier.append(candidate)
     return earlier[::-1]
 
 
-def _shifted_back(window: Window, distance: timedelta) -> Window:
+def _shift_back(window: Window, distance: timedelta) -> Window:
     return Window(window.start - distance, window.end - distance)
 
 

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.jobs.definitions import JobDefinition, add_to_module, channels
-from featurestore.jobs.schedule import schedule_of
+from featurestore.jobs.definitions import JobDefinition, add_to_module, check_channel_names
+from featurestore.jobs.schedule import build_schedule
 from featurestore.model.arguments import calling_globals, with_suggestions
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import (
@@ -169,7 +169,7 @@ def monitor_job(
         )
     )
     check_metrics(watched.metrics)
-    inputs = {WATCHED_INPUT: pinned_reference(featuregroup)}
+    inputs = {WATCHED_INPUT: normalize_reference(featuregroup)}
     spec = monitor_spec(
         name,
         inputs,
@@ -303,8 +303,8 @@ def model_monitor_job(
     spec = monitor_spec(
         name,
         {
-            WATCHED_INPUT: pinned_reference(predictions),
-            LABELS_INPUT: pinned_reference(labels),
+            WATCHED_INPUT: normalize_reference(predictions),
+            LABELS_INPUT: normalize_reference(labels),
         },
         watched,
         Timing(
@@ -321,7 +321,7 @@ def model_monitor_job(
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
-def quality_of(
+def build_quality(
     session: Session,
     watched: MonitoredModel,
     *,
@@ -412,17 +412,17 @@ def monitor_spec(
         tags=dict(notification.tags or {}),
         retries=timing.retries,
         catchup=timing.catchup,
-        alert=channels(notification.alert),
+        alert=check_channel_names(notification.alert),
         remind=None
         if notification.remind is None
         else parse_duration(notification.remind, argument="remind"),
         watched=watched,
     )
-    schedule_of(spec)  # the constructor of a schedule validates it
+    build_schedule(spec)  # the constructor of a schedule validates it
     return spec
 
 
-def pinned_reference(text: str) -> str:
+def normalize_reference(text: str) -> str:
     """Normalize a group reference to its name, with the version if it has one."""
     group, version = parse_group_reference(text)
     return group if version is None else f"{group}@v{version}"

@@ -17,17 +17,17 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
 from featurestore.featuregroups.quality import statistics_of
 from featurestore.featuregroups.table import OpenGroup, open_group
-from featurestore.jobs.inputs import PinnedInput, times_read_by
+from featurestore.jobs.inputs import PinnedInput, make_read_range
 from featurestore.jobs.monitors.baselines import (
     Baselines,
     FixedBaseline,
     History,
     with_windows_before,
 )
-from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT, quality_of
+from featurestore.jobs.monitors.definitions import LABELS_INPUT, WATCHED_INPUT, build_quality
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
-from featurestore.jobs.schedule import latest_complete, schedule_of
-from featurestore.jobs.windows import changes
+from featurestore.jobs.schedule import build_schedule, latest_complete_window
+from featurestore.jobs.windows import find_changes
 from featurestore.model import times
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import LABELLED, MonitorSpec
@@ -50,11 +50,11 @@ _EVENT_TIME, _COMMIT = "event time", "last commit"
 
 def run_monitor(run: JobRun) -> Run:
     """Compare the windows of a run with the baseline, and record the findings."""
-    return run_recorded(run, _observe)
+    return run_recorded(run, _evaluate_and_record)
 
 
-def _observe(run: JobRun) -> RunOutput:
-    observed = observe(run.session, run.spec, run.windows, run.inputs)
+def _evaluate_and_record(run: JobRun) -> RunOutput:
+    observed = evaluate_windows(run.session, run.spec, run.windows, run.inputs)
     window_reports = observed.reports
     work = observers.current()
     if work is not None:
@@ -62,13 +62,13 @@ def _observe(run: JobRun) -> RunOutput:
 
     def record(connection: Connection) -> None:
         reports.record_monitor_reports(connection, window_reports, run_id=run.run_id)
-        _alert(connection, run.spec, window_reports[-1], observed.back)
+        _update_incidents(connection, run.spec, window_reports[-1], observed.back)
 
     rows = sum(each.rows for each in window_reports)
     return RunOutput(rows, window_reports[-1].delta_version, None, record)
 
 
-def _alert(
+def _update_incidents(
     connection: Connection, spec: JobSpec, report: MonitorReport, back: Collection[str]
 ) -> None:
     """Update the incidents for the latest window; earlier windows raise no alerts.
@@ -76,7 +76,7 @@ def _alert(
     An incident ends only when its values are back within bounds (``back``), and not because there
     is nothing to compare them with.
     """
-    if report.window != latest_complete(schedule_of(spec), times.utc_now()):
+    if report.window != latest_complete_window(build_schedule(spec), times.utc_now()):
         return
     alarms_by_kind: dict[str, list[str]] = {}
     for finding in report.alarms:
@@ -98,27 +98,29 @@ def _alert(
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedWindows:
     """The window reports, oldest first, and the kinds of findings that are back within bounds."""
 
     reports: list[MonitorReport]
     back: frozenset[str]
 
 
-def observe(
+def evaluate_windows(
     session: Session, spec: JobSpec, windows: Sequence[Window], inputs: Sequence[PinnedInput]
-) -> Observed:
+) -> ObservedWindows:
     """Return the window reports, oldest first; only the last report has shares to plot."""
-    observation = Observation(session, spec, inputs)
-    chains = with_windows_before(schedule_of(spec), windows, observation.watched.confirm - 1)
+    observation = MonitorEvaluation(session, spec, inputs)
+    chains = with_windows_before(build_schedule(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
     window_reports = [observation.report(chain) for chain in chains]
     for index in range(len(window_reports) - 1):
         window_reports[index] = replace(window_reports[index], shares=())
-    return Observed(window_reports, observation.back_within_bounds(chains[-1], window_reports[-1]))
+    return ObservedWindows(
+        window_reports, observation.back_within_bounds(chains[-1], window_reports[-1])
+    )
 
 
-class Observation:
+class MonitorEvaluation:
     """The profiles of a monitor's windows, and the results of its rules for them."""
 
     def __init__(self, session: Session, spec: JobSpec, inputs: Sequence[PinnedInput]) -> None:
@@ -128,7 +130,7 @@ class Observation:
         self._spec = spec
         self._inputs = {pinned.name: pinned for pinned in inputs}
         self.watched: MonitorSpec = spec.watched
-        self._group = self._open(WATCHED_INPUT)
+        self._group = self._open_group(WATCHED_INPUT)
         self._profiler = Profiler(
             session, self._group, self.watched, self._is_current, self._quality()
         )
@@ -141,7 +143,10 @@ class Observation:
         """Profile windows and their baseline windows, in as few passes as possible."""
         needed: set[Window] = set()
         for window in windows:
-            needed |= {window, *self._existing(self._baselines.comparison_windows(window))}
+            needed |= {
+                window,
+                *self._drop_early_windows(self._baselines.comparison_windows(window)),
+            }
         self._profiles |= self._profiler.profiles(sorted(needed))
 
     def report(self, chain: Sequence[Window]) -> MonitorReport:
@@ -157,7 +162,7 @@ class Observation:
         if result.learning:
             notes.append("there are too few windows before this one to check everything")
         if self._has_future_rows(window):
-            notes.append(f"rows are dated ahead of the clock, up to {self._newest}")
+            notes.append(f"rows are dated ahead of the clock, up to {self._latest_event_time}")
         if self.watched.model is not None and profile.rows and not profile.metrics.get(LABELLED):
             notes.append("no label of these predictions was known when the window was complete")
         return MonitorReport(
@@ -198,7 +203,7 @@ class Observation:
         if window not in self._results:
             profile = self._profiles[window]
             result = rules.evaluate_rules(self.watched, profile, self._baselines.for_window(window))
-            other_findings = [*self._freshness(window), *self._new_version(window)]
+            other_findings = [*self._freshness(window), *self._compare_versions(window)]
             result = replace(result, findings=(*result.findings, *other_findings))
             self._results[window] = result
             if not self._baselines.history.has(window):
@@ -221,7 +226,7 @@ class Observation:
             fixed=self._fixed_baseline,
             history=history,
             load=self._load_profiles,
-            first=self._first,
+            first=self._first_event_time,
             registered=registered,
         )
 
@@ -229,21 +234,21 @@ class Observation:
         """Return the scheduled windows that must confirm a finding of a window."""
         if window not in self._chains:
             count = self.watched.confirm - 1
-            (chain,) = with_windows_before(schedule_of(self._spec), [window], count)
+            (chain,) = with_windows_before(build_schedule(self._spec), [window], count)
             self._chains[window] = chain[:-1]
         return self._chains[window]
 
     def _load_profiles(self, windows: Iterable[Window]) -> list[Profile]:
         """Return the profiles of windows, except windows that end before the first row."""
-        existing = self._existing(windows)
+        existing = self._drop_early_windows(windows)
         missing = sorted({each for each in existing if each not in self._profiles})
         if missing:
             self._profiles |= self._profiler.profiles(missing)
         return [self._profiles[each] for each in existing]
 
-    def _existing(self, windows: Iterable[Window]) -> list[Window]:
+    def _drop_early_windows(self, windows: Iterable[Window]) -> list[Window]:
         """Return the windows that do not end before the first row."""
-        first = self._first
+        first = self._first_event_time
         return [each for each in windows if first is None or each.end > first]
 
     @cached_property
@@ -263,7 +268,7 @@ class Observation:
             version=group.spec.version,
             delta_version=group.delta_version,
         )
-        profile = profile_of(statistics, time=spec.event_time, types=_types(group))
+        profile = profile_of(statistics, time=spec.event_time, types=_column_types(group))
         return FixedBaseline(profile, profile.newest)
 
     def _dataset_baseline(self, name: str) -> FixedBaseline:
@@ -279,8 +284,8 @@ class Observation:
                     source.get("version"),
                     as_of=source.get("delta_version"),
                 )
-                types = _types(group)
-                until = _bound_of_times(group, newest=True)
+                types = _column_types(group)
+                until = _event_time_bound(group, newest=True)
         profile = profile_of(statistics, types=types)
         common = set(profile.columns) & set(self._profiler.features)
         if not common or not statistics.rows:
@@ -295,28 +300,28 @@ class Observation:
         """Return whether no commit after the profile was computed has touched its window."""
         if profile.window is None:
             return profile.delta_version == self._group.delta_version
-        low, high = times_read_by(self._spec)(profile.window)
+        low, high = make_read_range(self._spec)(profile.window)
         versions: dict[str, int | None] = {WATCHED_INPUT: profile.delta_version}
         if LABELS_INPUT in self._inputs:
             versions[LABELS_INPUT] = profile.labels_version
         for name, version in versions.items():
-            for first, last in self._changes(name, version):
+            for first, last in self._changed_ranges(name, version):
                 if first < high and last >= low:
                     return False
         return True
 
-    def _changes(self, name: str, version: int | None) -> list[tuple[int, int]]:
+    def _changed_ranges(self, name: str, version: int | None) -> list[tuple[int, int]]:
         """Return the time ranges of an input that changed after a version of its table."""
         pinned = self._inputs[name]
         if version == pinned.delta_version:
             return []
         if (name, version) not in self._changed:
             recorded = {**pinned.to_json(), "delta_version": version}
-            changed_ranges = changes(pinned, recorded, since=times.utc_now())
+            changed_ranges = find_changes(pinned, recorded, since=times.utc_now())
             self._changed[name, version] = [(each.low, each.high) for each in changed_ranges]
         return self._changed[name, version]
 
-    def _open(self, name: str) -> OpenGroup:
+    def _open_group(self, name: str) -> OpenGroup:
         pinned = self._inputs[name]
         if pinned.spec is None or pinned.delta_version is None:
             raise InvalidJob(f"{self._spec.name!r} is not a monitor of a feature group.")
@@ -326,11 +331,11 @@ class Observation:
         """Return the quality measure of the predictions, if the monitor watches a model."""
         if self.watched.model is None:
             return None
-        return quality_of(
+        return build_quality(
             self._session,
             self.watched.model,
             predictions=self._group,
-            labels=self._open(LABELS_INPUT),
+            labels=self._open_group(LABELS_INPUT),
             wait=self._spec.allowed_lateness,
         )
 
@@ -339,20 +344,20 @@ class Observation:
     @cached_property
     def _latest_window(self) -> Window | None:
         """The latest complete window, which is evaluated as of now."""
-        return latest_complete(schedule_of(self._spec), times.utc_now())
+        return latest_complete_window(build_schedule(self._spec), times.utc_now())
 
     @cached_property
-    def _first(self) -> datetime | None:
-        return _bound_of_times(self._group, newest=False)
+    def _first_event_time(self) -> datetime | None:
+        return _event_time_bound(self._group, newest=False)
 
     @cached_property
-    def _newest(self) -> datetime | None:
-        return _bound_of_times(self._group, newest=True)
+    def _latest_event_time(self) -> datetime | None:
+        return _event_time_bound(self._group, newest=True)
 
     def _has_future_rows(self, window: Window) -> bool:
-        if window != self._latest_window or self._newest is None:
+        if window != self._latest_window or self._latest_event_time is None:
             return False
-        return self._newest > times.utc_now() + timedelta(minutes=5)
+        return self._latest_event_time > times.utc_now() + timedelta(minutes=5)
 
     def _freshness(self, window: Window) -> list[Finding]:
         findings = []
@@ -366,8 +371,8 @@ class Observation:
                 ],
                 timestamp,
             )
-            if live and self._newest is not None:
-                age = timestamp - self._newest
+            if live and self._latest_event_time is not None:
+                age = timestamp - self._latest_event_time
             findings.append(rules.freshness(watched.freshness, age, subject=_EVENT_TIME))
         if watched.commit_freshness is not None and live:
             last_version = commits.latest_data_version(self._group.path, self._group.delta_version)
@@ -377,7 +382,7 @@ class Observation:
             )
         return findings
 
-    def _new_version(self, window: Window) -> list[Finding]:
+    def _compare_versions(self, window: Window) -> list[Finding]:
         """Compare the schema of a new group version with the previous window's version."""
         if not self.watched.schema or window != self._latest_window:
             return []
@@ -391,7 +396,7 @@ class Observation:
         ):
             return []
         previous_group = open_group(self._session, spec.name, last_report.version)
-        finding = rules.schema(_types(previous_group), self._profiler.types)
+        finding = rules.schema(_column_types(previous_group), self._profiler.types)
         text = f"version {spec.version} came after version {last_report.version}"
         if finding.out:
             text = f"{text}; {finding.text}"
@@ -404,11 +409,11 @@ def _is_within(findings: Sequence[Finding], family: str) -> bool:
     return bool(evaluated) and not any(each.out for each in evaluated)
 
 
-def _types(group: OpenGroup) -> dict[str, str]:
+def _column_types(group: OpenGroup) -> dict[str, str]:
     return {field.name: str(field.type) for field in group.spec.schema}
 
 
-def _bound_of_times(group: OpenGroup, *, newest: bool) -> datetime | None:
+def _event_time_bound(group: OpenGroup, *, newest: bool) -> datetime | None:
     """Return the first or latest event time of a group, or None if its log lacks statistics."""
     if group.spec.event_time is None:
         return None

@@ -12,9 +12,9 @@ from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
 from featurestore.jobs.execution import run_attempt
 from featurestore.jobs.inputs import pin_inputs
-from featurestore.jobs.monitors.run import observe
+from featurestore.jobs.monitors.run import evaluate_windows
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import latest_complete, schedule_of
+from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.service import run_job
 from featurestore.jobs.windows import find_due_windows, resolve_window
 from featurestore.model import display, times
@@ -96,14 +96,14 @@ def check_monitor(
                 f"Monitor {name!r} could not run: {failed_run.error}",
                 hint=failed_run.hint or f"log: {failed_run.log}",
             )
-        checked_window = _latest(job)
+        checked_window = _latest_window(job)
     else:
         (run,) = run_job(session, name, call=call, window=window)
         checked_window = run.window
-    return report_of(session, name, checked_window)
+    return load_report(session, name, checked_window)
 
 
-def report_of(session: Session, name: str, window: Window) -> MonitorReport:
+def load_report(session: Session, name: str, window: Window) -> MonitorReport:
     """Return the recorded report of a window, with the shares to plot.
 
     Raises:
@@ -117,7 +117,9 @@ def report_of(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
-    (observed,) = observe(session, job.spec, [window], pin_inputs(session, job.spec)).reports
+    (observed,) = evaluate_windows(
+        session, job.spec, [window], pin_inputs(session, job.spec)
+    ).reports
     return replace(recorded, shares=observed.shares)
 
 
@@ -148,7 +150,9 @@ def accept(
             end = accepted_window.end
         elif end is None and newest is not None:
             end = newest.window.end
-        accepted_reports = [] if end is None else _to_accept(connection, name, accepted_window, end)
+        accepted_reports = (
+            [] if end is None else _reports_to_accept(connection, name, accepted_window, end)
+        )
         confirm, last = 1, None
         if spec.watched is not None:
             confirm, last = spec.watched.confirm, spec.watched.baseline.last
@@ -178,7 +182,7 @@ def accept(
     return acceptance
 
 
-def _to_accept(
+def _reports_to_accept(
     connection: Connection, name: str, accepted_window: Window | None, end: datetime
 ) -> list[MonitorReport]:
     """Return the reports of the windows that an acceptance covers, oldest first."""
@@ -200,12 +204,12 @@ def _range_text(accepted_window: Window | None, end: datetime | None) -> str:
     return "" if end is None else f" up to {end.isoformat()}"
 
 
-def page_of(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
+def build_page(session: Session, name: str, *, windows: int = 60) -> MonitorPage:
     """Build the page of a monitor's latest window, with timelines of the windows before it."""
     window_reports = history(session, name, limit=windows)
     if not window_reports:
         raise InvalidArgument(f"Monitor {name!r} has not run yet.", hint=f"check_monitor({name!r})")
-    return MonitorPage(report_of(session, name, window_reports[0].window), tuple(window_reports))
+    return MonitorPage(load_report(session, name, window_reports[0].window), tuple(window_reports))
 
 
 def history(
@@ -239,8 +243,8 @@ def get_acceptances(session: Session, name: str) -> list[Acceptance]:
         return reports.acceptances(connection, name)
 
 
-def _latest(job: RegisteredJob) -> Window:
-    latest = latest_complete(schedule_of(job.spec), times.utc_now())
+def _latest_window(job: RegisteredJob) -> Window:
+    latest = latest_complete_window(build_schedule(job.spec), times.utc_now())
     if latest is None:
         raise InvalidArgument(
             f"Monitor {job.spec.name!r} has no complete window yet.",
@@ -250,4 +254,4 @@ def _latest(job: RegisteredJob) -> Window:
 
 
 def _due_and_latest(session: Session, job: RegisteredJob) -> list[Window]:
-    return sorted({*find_due_windows(session, job), _latest(job)})
+    return sorted({*find_due_windows(session, job), _latest_window(job)})

@@ -1,5 +1,5 @@
-"""Alerts: incidents of jobs create messages in an outbox, which is sent to channels.
+"""Alerts: incidents of jobs create messages in an outbox, which are sent to channels.
 
-``incidents`` decides about messages and sends them, ``channels`` manages destinations and implements
-their protocols.
+``incidents`` creates and sends messages, ``channels`` manages destinations and implements their
+protocols.
 """

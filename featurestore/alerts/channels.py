@@ -1,9 +1,9 @@
-"""Alert channels: their registration, the grants of this machine, and their senders.
+"""Alert channels: registration, grants of this machine, and message delivery.
 
-A registry may come from another machine, and a channel in it names a program to run, or an address
-that receives the content of an environment variable. Therefore a channel is only used on machines
-where it was added: adding writes a grant into the state directory of the machine, as registering a
-job does, and the registry is compared with the grant before anything is sent.
+A registry may come from another machine, and its channels specify a program to run, or an address
+that receives the value of an environment variable. Therefore a channel is only used on machines
+where it was added: adding a channel stores a grant in the state directory of the machine, and the
+registered channel is compared with the grant before each delivery.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RECEIPTS = "alert-channels"
 
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
-    """Register a channel, and grant this machine its use."""
+    """Register a channel, and grant this machine permission to use it."""
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
@@ -54,7 +54,7 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
 
 
 def remove_channel(session: Session, name: str) -> None:
-    """Remove a channel; its waiting messages are not sent."""
+    """Remove a channel; its pending messages are not sent."""
     with session.registry.transaction() as connection:
         if alerts.remove_channel(connection, name):
             return
@@ -66,7 +66,7 @@ def remove_channel(session: Session, name: str) -> None:
 
 
 def is_trusted(session: Session, channel: Channel) -> bool:
-    """Return True if a channel was added on this machine and is unchanged in the registry."""
+    """Return True if a channel was added on this machine and has not changed in the registry."""
     if channel.scheme == "log":
         return True
     try:
@@ -82,11 +82,11 @@ def _hash(channel: Channel) -> str:
 
 
 class NotDelivered(Exception):
-    """A message was not delivered; the text contains no secret."""
+    """A message was not delivered; the error text contains no secrets."""
 
 
 def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = SECONDS) -> None:
-    """Send one message to a channel.
+    """Deliver one message to a channel.
 
     Raises:
         NotDelivered: The delivery failed, or its outcome is unknown.
@@ -105,12 +105,12 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     except FeatureStoreError as error:
         raise NotDelivered(error.message) from error
     except (OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
-        # Addresses may contain a token, so the text has only the kind of error.
+        # Addresses may contain a token, so the text only contains the kind of error.
         raise NotDelivered(_error_text(error)) from error
 
 
 def secret_name(channel: Channel) -> str:
-    """Return the name of the grant for a channel's secret."""
+    """Return the grant name for a channel's secret."""
     return f"alert channel {channel.name}"
 
 
@@ -166,7 +166,7 @@ def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) ->
     else:
         connection = smtplib.SMTP(host, url.port or 587, timeout=seconds)
     with connection as server:
-        # Plain text is only used if the channel disables STARTTLS.
+        # Unencrypted SMTP is only used if the channel disables STARTTLS.
         if url.scheme == "smtp" and query.get("starttls", ["yes"])[0] != "no":
             server.starttls(context=tls_context)
         if secret is not None:
@@ -175,7 +175,7 @@ def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) ->
 
 
 def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
-    """Run a program: no shell, the message as JSON on its standard input."""
+    """Run a program without a shell, with the message as JSON on standard input."""
     path = channel.uri.removeprefix("command:")
     environment = dict(os.environ)
     environment["FEATURESTORE_ALERT_ID"] = alert.id

@@ -1,10 +1,10 @@
-"""Incidents of jobs: messages at the begin and the end and reminders, and their delivery.
+"""Incidents of jobs: messages when they begin and end, reminders, and their delivery.
 
-An incident puts messages into the outbox in the transaction of its job, so that no crash loses them.
-One process claims a message before it sends it, so that it is not sent twice, and retries until
-delivery; the claim of a dead process is taken over. A message is only repeated if a process died
-after sending it and before recording that; it then has the same id (``Idempotency-Key``,
-``Message-ID``), by which receivers can recognize duplicates.
+An incident adds messages to the outbox in the transaction of its job, so that a crash loses none.
+A process claims a message before it sends it, so that the message is sent once, and retries until
+it is delivered. Other processes take over the claims of dead processes. A message is only sent
+again if a process died after sending it and before recording the delivery. It then has the same id
+(``Idempotency-Key``, ``Message-ID``), so that receivers can detect duplicates.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.alerts")
 _FIRST_WAIT = timedelta(seconds=10)
-# Messages of one call; the others wait for the next call.
+# Maximum number of messages per call; the next call sends the others.
 _BATCH_SIZE = 20
-# Time limit of a call that sends messages after its main work.
+# Time limit of a call that sends messages after other work.
 SEND_SECONDS = 30.0
 
 FAILURE, VALIDATION = "failure", "validation"
@@ -46,17 +46,17 @@ def update(
     lasting: Mapping[str, Sequence[str]] | None = None,
     reason: str = "",
 ) -> None:
-    """Compare current problems with open incidents, and put messages into the outbox.
+    """Update the open incidents from the current problems, and queue messages.
 
-    This happens in the transaction that records the problems, so that both are atomic.
+    The caller's transaction also records the problems, so that both are atomic.
 
     Args:
         connection: The transaction.
         spec: The job with its channels.
-        present: ``{family: lines of text}`` of current problems, such as "drift" or "volume".
-        families: The evaluated families; None: all. Incidents of other families do not change.
-        lasting: ``{family: lines for reminders}`` of families whose incidents do not change.
-        reason: The reason why incidents end, for the message.
+        present: ``{family: lines of text}`` for current problems, such as "drift" or "volume".
+        families: The evaluated families; None for all. Incidents of other families do not change.
+        lasting: ``{family: lines for reminders}`` for families whose incidents do not change.
+        reason: The reason for ended incidents, for the message.
     """
     if not spec.alert:
         return
@@ -87,7 +87,7 @@ def update(
 
 
 def end(connection: Connection, spec: JobSpec, families: Collection[str], *, reason: str) -> None:
-    """End the open incidents of families, and put a message into the outbox."""
+    """End the open incidents of some families, and queue a message."""
     open_incidents = alerts.open_incidents(connection, spec.name)
     ended = {family: incident for family, incident in open_incidents.items() if family in families}
     if ended:
@@ -106,9 +106,9 @@ def _end(
 
 
 def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
-    """Send the due messages within ``seconds``; return the number of delivered ones.
+    """Send the due messages within ``seconds``; return the number of delivered messages.
 
-    Failures of channels neither raise nor block. Undelivered messages are retried by a later call.
+    Channel failures neither raise nor block. Undelivered messages are retried by a later call.
     """
     try:
         return _send_waiting(session, time.monotonic() + seconds)
@@ -140,7 +140,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
 def _send(
     session: Session, message: Outgoing, channel: Channel | None, holder: str, seconds: float
 ) -> bool:
-    """Send a message unless another process does; return True if it was delivered."""
+    """Send a message unless another process is sending it; return True if it was delivered."""
     if not _claim(session, message, holder):
         return False
     try:

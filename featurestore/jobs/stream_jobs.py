@@ -95,8 +95,8 @@ def stream_job(
         source: A registered source with topics (``add_source("events", "kafka://...")``).
         topic: The topic name.
         schema: The columns of the record values: ``{name: type}`` with Arrow types or their
-            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro schema
-            as a dict or JSON string for ``format="avro"``.
+            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro
+            schema as a dict or JSON string for ``format="avro"``.
         featuregroup: The group that the job writes; defaults to the job name.
         primary_key: As for ``create_featuregroup``; never null in a record.
         event_time: The column with the time of a record; never null in a record.

@@ -1,8 +1,8 @@
-"""Bounds of distances: by chance for two samples, and between windows of one source.
+"""Bounds of distances: by sampling error, and by the variation between windows of one source.
 
-A distance is out of bounds when it exceeds three limits: the configured threshold, the difference of
-two unchanged samples of these sizes (from the variance of the statistic), and the differences
-between the windows of the baseline (a Monday differs from a Sunday).
+A distance is out of bounds when it exceeds three limits: the configured threshold, the sampling
+error of two unchanged samples of these sizes (from the variance of the statistic), and the
+distances between the windows of the baseline (a Monday differs from a Sunday).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-# Minimum number of baseline windows for an estimate of their differences.
+# Minimum number of baseline windows to estimate their variation.
 MIN_WINDOWS = 5
-# Limit of baseline windows in standard deviations above the median. The deviation is estimated from
-# the ninth decile, which is 1.28 deviations in a normal distribution.
+# Limit for baseline distances in standard deviations above the median. The deviation is estimated
+# from the ninth decile, which is at 1.28 deviations in a normal distribution.
 _DEVIATIONS = 4.0
 _NORMAL_DECILE = 1.2816
 _TAIL_FACTOR = 1.5
 _MAX_ALPHA = 0.005
 _ALARM_RATE = 1e-3
-# Maxima of distances: a bound at the maximum means that the rows are too few to detect drift.
+# Maximum distances: a bound at the maximum means that there are too few rows to detect drift.
 MAX_DISTANCES = {"psi": math.inf, "ks": 1.0, "js": 1.0}
-# Up to this many rows, probabilities of counts are summed exactly.
+# Up to this many rows, the probabilities of counts are summed exactly.
 _EXACT_ROWS = 100_000
 
 
 def alpha_of(features: int, confirm: int) -> float:
-    """Return the significance level of one test for a false alarm in one of 1,000 windows.
+    """Return the significance level per test that gives one false alarm in 1,000 windows.
 
-    The rate is over all features; ``confirm`` consecutive windows must be out of bounds.
+    The rate covers all features; ``confirm`` consecutive windows must be out of bounds.
 
     >>> alpha_of(1, 1), alpha_of(20, 2)
     (0.001, 0.005)
@@ -51,8 +51,8 @@ def chance_ks(before: float, now: float, alpha: float) -> float:
 def chance_psi(bins: int, before: float, now: float, alpha: float) -> float:
     """Return the population stability index that unchanged samples exceed with ``alpha``.
 
-    Without a change it is about chi-squared with ``bins - 1`` degrees of freedom, times
-    1/n + 1/m.
+    Without a change, the index is approximately chi-squared with ``bins - 1`` degrees of freedom,
+    times 1/n + 1/m.
     """
     return chi_squared(bins - 1, alpha) * _size_factor(before, now)
 
@@ -60,17 +60,17 @@ def chance_psi(bins: int, before: float, now: float, alpha: float) -> float:
 def chance_js(bins: int, before: float, now: float, alpha: float) -> float:
     """Return the Jensen-Shannon distance (base 2) that unchanged samples exceed with ``alpha``.
 
-    For small changes the divergence is an eighth of the population stability index.
+    For small changes, the divergence is an eighth of the population stability index.
     """
     return math.sqrt(chance_psi(bins, before, now, alpha) / (8 * math.log(2)))
 
 
 def chance_count(missing: float, before: float, now: float, alpha: float) -> tuple[int, int]:
-    """Return the range of missing values in ``now`` rows, if the share did not change.
+    """Return the expected range of missing values in ``now`` rows if the share did not change.
 
-    Each bound is exceeded with a probability of at most ``alpha / 2``, given ``missing`` of
-    ``before`` rows. The bounds are exact: the predictive distribution of a binomial with an
-    estimated share is beta-binomial (with Jeffreys' prior). Many rows use the normal limit.
+    ``missing`` of ``before`` rows had no value. Each bound is exceeded with a probability of at
+    most ``alpha / 2``. The bounds are exact: the predictive distribution of a binomial with an
+    estimated share is beta-binomial (with Jeffreys' prior). For many rows the normal limit is used.
 
     >>> chance_count(20, 1000, 100, 0.01)
     (0, 7)
@@ -99,10 +99,10 @@ def _beta_binomial(rows: int, successes: float, failures: float) -> NDArray[np.f
 
 
 def chance_unseen(counts: Sequence[int], now: float) -> float:
-    """Return the upper bound of the share of unseen values, if nothing changed.
+    """Return an upper bound for the share of unseen values if nothing changed.
 
-    The probability of unseen values is about the share of rows whose value occurs once (Good and
-    Turing, 1953), plus three standard deviations.
+    The probability of unseen values is approximately the share of rows whose value occurs once
+    (Good and Turing, 1953); the bound is three standard deviations above.
 
     Args:
         counts: Number of occurrences of each value of the baseline.
@@ -138,7 +138,7 @@ def chi_squared(degrees: int, alpha: float) -> float:
 
 
 def baseline_limit(distances: Sequence[float] | NDArray[np.float64]) -> float:
-    """Return the upper limit of the distances of baseline windows; 0 for too few windows.
+    """Return the upper limit of the distances of baseline windows, or 0 for too few windows.
 
     The limit is four deviations above the median, which is robust against one outlier.
     """
@@ -150,10 +150,11 @@ def baseline_limit(distances: Sequence[float] | NDArray[np.float64]) -> float:
 
 
 def heavy_tail_limit(distances: Sequence[float]) -> float:
-    """Return 1.5 times the largest distance; 0 for too few windows.
+    """Return 1.5 times the largest distance, or 0 for too few windows.
 
-    Heavy-tailed distances (storms) exceed this rarely: with a quadratic tail less than once in a
-    hundred windows after fifty. For a normal distribution it is close to ``baseline_limit``.
+    Heavy-tailed distances (such as storms) rarely exceed this limit: with a quadratic tail, less
+    than once in a hundred windows after fifty. For a normal distribution it is close to
+    ``baseline_limit``.
 
     >>> heavy_tail_limit([0.1, 0.1, 0.2, 0.1, 0.1])
     0.30000000000000004
@@ -164,7 +165,7 @@ def heavy_tail_limit(distances: Sequence[float]) -> float:
 
 
 def baseline_range(values: Sequence[float]) -> tuple[float, float] | None:
-    """Return the range of the values of baseline windows; None for too few windows."""
+    """Return the expected range of values from baseline windows, or None for too few windows."""
     if len(values) < MIN_WINDOWS:
         return None
     value_array = np.asarray(values, dtype=np.float64)

@@ -1,8 +1,8 @@
-"""Reference windows of a window, and the comparison of a feature with the same feature in them.
+"""Reference windows of a window, and the comparison of a feature between them.
 
 The baseline is one profile (a training dataset, a version) or the mixture of the profiles of
-several windows. Its windows, or windows of its period, show how much windows of this source differ
-without a change.
+several windows. The baseline windows, or windows of the same period, show how much windows of this
+source vary without a change.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from featurestore.model.monitor_report import BinShares, Subject
 from featurestore.model.statistics import Value
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
-# Minimum number of windows with which a window is compared.
+# Minimum number of reference windows for a comparison.
 MIN_HISTORY = 3
 Floats = NDArray[np.float64]
-# Added to the rows of every bin, because the logarithm of an empty bin is infinite.
+# Added to the row count of every bin, because the logarithm of an empty bin is infinite.
 _PSEUDO_COUNT = 0.5
 
 
@@ -52,7 +52,7 @@ def jensen_shannon(before: Floats, now: Floats) -> Floats:
 
 
 def kolmogorov_smirnov(before: Floats, now: Floats) -> Floats:
-    """Return the largest difference of two distribution functions at the same points.
+    """Return the largest difference between two distribution functions at the same points.
 
     >>> float(kolmogorov_smirnov(np.array([0.25, 1.0]), np.array([0.75, 1.0])))
     0.5
@@ -72,10 +72,10 @@ def _relative_entropy(p: Floats, q: Floats) -> Floats:
     return np.asarray((p * np.log2(ratio)).sum(axis=-1))
 
 
-# Probabilities of pooled quantiles, and of the edges of the ten bins of a number.
+# Probabilities of the pooled quantiles, and of the edges of the ten bins for numbers.
 _GRID = np.linspace(0.0, 1.0, 101)
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
-# The most frequent values have a bin each; all other values share one bin.
+# Each of the most frequent values has its own bin; all other values share one bin.
 _MAX_VALUES = 50
 
 
@@ -83,10 +83,10 @@ _MAX_VALUES = 50
 class ReferenceWindows:
     """The profiles with which a window is compared.
 
-    ``members`` are the profiles of the baseline, oldest first; a complete rolling baseline has
-    ``expected`` of them. ``reference_windows`` are windows of its period, with their ``groups`` for a
-    rolling baseline. ``same_weektime`` are earlier windows at the same time of the week, ``history``
-    all earlier windows since the first row.
+    ``members`` contains the baseline profiles, oldest first; a complete rolling baseline has
+    ``expected`` members. ``reference_windows`` contains windows of the same period, with their
+    ``groups`` for a rolling baseline. ``same_weektime`` contains earlier windows at the same time
+    of the week, and ``history`` all earlier windows since the first row.
     """
 
     members: Sequence[Profile] = ()
@@ -99,7 +99,7 @@ class ReferenceWindows:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A moving baseline as of the period ``[start, end)``."""
+    """A moving baseline as of an earlier period ``[start, end)``."""
 
     start: datetime
     end: datetime
@@ -107,10 +107,10 @@ class Anchor:
 
 
 class Comparison(Protocol):
-    """Provides the reference windows of each subject of a window."""
+    """Provides the reference windows for each subject of a window."""
 
     def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return the reference of a subject; None: that of subjects never out of bounds."""
+        """Return the reference of a subject; None: for subjects that were never out of bounds."""
 
     def anchor(self, subject: Subject) -> Anchor | None:
         """Return the anchor of the subject's moving baseline, or None."""
@@ -123,27 +123,28 @@ class FixedReference:
     comparison: ReferenceWindows
 
     def reference(self, subject: Subject | None = None) -> ReferenceWindows:
-        """Return the reference windows."""
+        """Return the common reference windows."""
         return self.comparison
 
     def anchor(self, subject: Subject) -> Anchor | None:
-        """Return None."""
+        """Return None: a fixed reference has no anchor."""
         return None
 
 
 def has_enough_windows(reference: ReferenceWindows) -> bool:
-    """Return True if the baseline has enough windows: half of those of a rolling one."""
+    """Return True if the baseline has enough windows: at least half of a rolling baseline."""
     with_rows = [each for each in reference.members if each.rows]
     return len(with_rows) >= min(max(MIN_HISTORY, reference.expected / 2), reference.expected)
 
 
 @dataclass(frozen=True)
 class ComparedProfiles:
-    """The profiles of one feature.
+    """The profiles of one feature in a window, its baseline and its reference windows.
 
-    ``members`` form the baseline; ``reference_windows`` are windows of its period. For a baseline of
-    windows, ``groups`` has the group of each reference window (its weekday), in which it is compared;
-    without groups, reference windows are compared with the baseline.
+    ``members`` contains the baseline profiles, ``reference_windows`` windows of the same period.
+    For a rolling baseline, ``groups`` contains the group of each reference window (its weekday),
+    and windows are compared within their group. Without groups, each reference window is compared
+    with the baseline.
     """
 
     members: Sequence[ColumnProfile]
@@ -153,13 +154,13 @@ class ComparedProfiles:
 
     @property
     def rows(self) -> float:
-        """Number of values in the baseline's distribution."""
+        """The number of values in the baseline's distribution."""
         return float(sum(each.sampled for each in self.members))
 
 
 @dataclass(frozen=True)
 class MeasuredDistances:
-    """Distances of a window, and of the baseline's windows by measure."""
+    """Distances of a window and of the baseline windows, by measure."""
 
     bins: int
     psi: float
@@ -170,7 +171,7 @@ class MeasuredDistances:
 
 
 def measure_distances(profiles: ComparedProfiles) -> MeasuredDistances | None:
-    """Return the distances of a window from its baseline, None without data to compare."""
+    """Measure the distances of a window from its baseline; None without data to compare."""
     if not profiles.now.comparable or profiles.rows == 0:
         return None
     if profiles.now.kind == "number":
@@ -181,9 +182,9 @@ def measure_distances(profiles: ComparedProfiles) -> MeasuredDistances | None:
 def measure_mixture(
     profiles: ComparedProfiles, later: Sequence[ColumnProfile]
 ) -> MeasuredDistances | None:
-    """Return the distances of the mixture of later windows from a baseline.
+    """Measure the distances of the mixture of later windows from a baseline.
 
-    None without data to compare. Only the kind of the feature is read from ``profiles.now``.
+    Return None without data to compare. ``profiles.now`` only determines the kind of the feature.
     """
     if not profiles.now.comparable or profiles.rows == 0:
         return None
@@ -194,7 +195,7 @@ def measure_mixture(
 
 @dataclass(frozen=True)
 class _BinnedProfiles:
-    """Bin shares and points of the distribution function, one row for each profile."""
+    """Bin shares and distribution function values, one row per profile."""
 
     shares: Floats
     points: Floats
@@ -303,7 +304,7 @@ def _compute_distances(
 
 
 def _mixture(windows: _BinnedProfiles) -> tuple[_BinnedProfiles, float]:
-    """Return the mixture of the distributions of windows, and their total number of rows."""
+    """Return the mixture of the windows' distributions, and their total number of rows."""
     total = float(windows.rows.sum())
     shares = windows.rows @ windows.shares / total
     return _BinnedProfiles(shares, windows.rows @ windows.points / total, windows.rows), total
@@ -339,7 +340,7 @@ def _baseline_distances(
 
 
 def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
-    """Return 101 quantiles of a mixture of distributions."""
+    """Return 101 quantiles of the mixture of distributions."""
     points, weights = [], []
     for each in members:
         cumulative = each.cumulative

@@ -1,7 +1,7 @@
-"""Rules of features: distances of distributions, new and lost values, missing values.
+"""Rules for features: distribution distances, new and lost values, missing values.
 
-A share of missing values depends on few rows, so that a doubled share can be within the noise of one
-window. Consecutive windows together have more rows and less noise.
+A share of missing values may depend on few rows, so that even a doubled share can be noise in a
+single window. Consecutive windows together have more rows and therefore less noise.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from featurestore.monitoring.comparison import (
 )
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
-# A value is reported as lost if this many rows of the window were expected to have it.
+# A lost value is reported if at least this many rows of the window were expected to have it.
 _EXPECTED_ROWS = 10
-# The smallest relevant change of the share of missing values.
+# Smallest relevant change in the share of missing values.
 _MIN_CHANGE = 0.005
 
 
 def distribution(
     watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
 ) -> tuple[list[Finding], list[BinShares]]:
-    """Return the findings of a feature: distances, new values and lost values."""
+    """Compare the distribution of a feature: distances, new values and lost values."""
     profiles = _compared_profiles(name, now, reference)
     if profiles.now.rows + profiles.now.missing == 0:
         return [], []
@@ -84,7 +84,7 @@ def _drift(
 
 
 def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
-    """Return the share of rows with values that a complete baseline does not have."""
+    """Return the share of rows with values that never occur in a complete baseline."""
     baseline_counts = _value_counts(profiles.members)
     if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
         return []
@@ -110,7 +110,7 @@ def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
 
 
 def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
-    """Return the baseline's share of the most frequent value that the window lacks."""
+    """Return the baseline share of the most frequent value that is missing in the window."""
     baseline_counts = _value_counts(profiles.members)
     if (
         baseline_counts is None
@@ -159,7 +159,7 @@ def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> 
 
 
 def compared_features(watched: MonitorSpec, now: Profile, reference: ReferenceWindows) -> list[str]:
-    """Return the watched features that exist in the window and in the baseline."""
+    """Return the monitored features that exist in both the window and the baseline."""
     names = []
     for name, column in now.columns.items():
         if watched.features is not None and name not in watched.features:
@@ -173,10 +173,10 @@ def compared_features(watched: MonitorSpec, now: Profile, reference: ReferenceWi
 
 
 def anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) -> list[Finding]:
-    """Return the drift of each feature's moving baseline from its anchor.
+    """Measure the drift of each feature's moving baseline from its anchor.
 
-    Slow drift moves the baseline along, so that no window differs from its predecessors. The mixture
-    of the baseline is compared, so that a single window has little weight.
+    Slow drift moves the baseline along, so that no window differs from its predecessors. The
+    baseline windows are compared as a mixture, so that a single window has little weight.
     """
     findings = []
     for name in compared_features(watched, now, comparison.reference()):
@@ -192,7 +192,7 @@ def anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) 
         values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
         for measure_name, value in values.items():
             if measure_name in watched.drift and value is not None:
-                # The mean of several windows varies less than a window does.
+                # The mean of several windows varies less than a single window.
                 baseline = (
                     bounds.baseline_limit(measured.baseline_distances[measure_name])
                     / len(after.members) ** 0.5
@@ -218,7 +218,7 @@ def _anchor_finding(
 def missing_values(
     watched: MonitorSpec, now: Profile, comparison: Comparison
 ) -> dict[str, MissingValues]:
-    """Return the missing values of each feature."""
+    """Return the missing values of each monitored feature."""
     if "null_share" not in watched.drift:
         return {}
     names = compared_features(watched, now, comparison.reference())
@@ -254,12 +254,12 @@ def _missing_values_of(
 
     Args:
         feature: The name of the feature.
-        now: The window.
-        members: The profiles of the baseline.
-        reference_windows: Windows of its period.
-        groups: The group of each reference window; empty: all are compared with the baseline.
+        now: The profile of the window.
+        members: The baseline profiles.
+        reference_windows: Windows of the baseline's period.
+        groups: The group of each reference window; if empty, all are compared with the baseline.
         threshold: The configured change.
-        alphas: The significance levels of one window, and of consecutive windows together.
+        alphas: The significance levels for one window, and for consecutive windows together.
     """
     before = _sum_counts(
         [_missing_count(each, feature) for each in members if feature in each.columns]
@@ -271,7 +271,7 @@ def _missing_values_of(
 
 @dataclass(frozen=True)
 class MissingCount:
-    """Number of missing values and of rows; fractional for expected counts."""
+    """The number of missing values and of rows; fractional for expected counts."""
 
     missing: float
     rows: float
@@ -286,9 +286,9 @@ class MissingCount:
 class MissingValues:
     """Missing values of a feature in a window, its baseline and its reference windows.
 
-    ``min_change`` is the smallest relevant change, ``alpha`` the significance level of one window,
-    ``joint_alpha`` that of consecutive windows together. ``excess`` has the missing values of
-    reference windows above the median of their group, by their age relative to this window.
+    ``min_change`` is the smallest relevant change. ``alpha`` is the significance level for one
+    window, ``joint_alpha`` for consecutive windows together. ``excess`` contains the missing values
+    of reference windows above the median of their group, by age relative to this window.
     """
 
     feature: str
@@ -301,12 +301,12 @@ class MissingValues:
 
     @property
     def change(self) -> float:
-        """The difference of the share from the baseline's."""
+        """The difference between the window's share and the baseline's share."""
         return self.now.share - self.before.share
 
     @property
     def finding(self) -> Finding:
-        """The finding of this window alone."""
+        """The finding for this window alone."""
         baseline = bounds.baseline_limit([abs(each.share) for each in self.excess.values()])
         low, high = _share_bounds(self.now, self.before, max(self.min_change, baseline), self.alpha)
         share = self.now.share
@@ -317,10 +317,10 @@ class MissingValues:
 def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
     """Return True if consecutive windows together have a changed share of missing values.
 
-    All changes must have the same direction and be at least half of the smallest relevant change and
-    a quarter of the largest change, so that one window cannot decide alone. Together they must
-    exceed the smallest relevant change, the range by chance, and the changes of equally many
-    consecutive reference windows.
+    All changes must have the same direction and be at least half of the smallest relevant change
+    and a quarter of the largest change, so that a single window cannot decide alone. Together they
+    must exceed the smallest relevant change, the sampling error, and the changes in the same number
+    of consecutive reference windows.
     """
     directions = {np.sign(each.change) for each in chain}
     largest = max(abs(each.change) for each in chain)
@@ -331,7 +331,7 @@ def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
         return False
     now = _sum_counts([each.now for each in chain])
     expected = sum(each.before.share * each.now.rows for each in chain) / max(now.rows, 1.0)
-    # Baselines of consecutive windows overlap, so their rows are not added up.
+    # Baselines of consecutive windows overlap, so their rows cannot be added.
     rows = max(each.before.rows for each in chain)
     ages = [age for age in chain[-1].excess if all(age in each.excess for each in chain)]
     sums = [_sum_counts([each.excess[age] for each in chain]) for age in ages]
@@ -349,7 +349,7 @@ def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
 def _share_bounds(
     now: MissingCount, before: MissingCount, width: float, alpha: float
 ) -> tuple[float, float]:
-    """Return the range of the share of a window, by a width and by chance."""
+    """Return the bounds of a window's share, by a fixed width and by sampling error."""
     minimum, maximum = bounds.chance_count(before.missing, before.rows, now.rows, alpha)
     rows = max(now.rows, 1.0)
     low = min(before.share - width, minimum / rows)

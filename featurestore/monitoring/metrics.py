@@ -1,9 +1,9 @@
-"""Metrics of the rows of a window: SQL expressions, and the quality of a model's predictions.
+"""Metrics of a window's rows: SQL expressions, and the quality of a model's predictions.
 
-Predictions are compared with the labels of the time: a window is evaluated when its allowed lateness
-is over. Labels and predictions that were not known by then do not count, even if the window is
-computed later: a backfill gives the results that the monitor would have given. Predictions that
-were made after their label was known are ignored.
+Predictions are compared with the labels that were known when the window was evaluated, which is
+after its allowed lateness. Later labels and predictions are ignored even if the window is computed
+later, so that a backfill gives the same results as the monitor would have given. Predictions that
+were made after their label was known are ignored, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from featurestore.plugins.engine import Engine, Relation, TimeRange
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metric values by name (None without a value), and estimates of mergeable metrics."""
+    """Metric values by name (None if undefined), and estimates of the mergeable metrics."""
 
     values: Mapping[str, float | None] = field(default_factory=dict)
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Metrics:
 
 
 def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Metrics:
-    """Return each metric of the rows.
+    """Compute metrics over rows.
 
     Raises:
         InvalidSql: A metric cannot be computed, or is not a number.
@@ -70,7 +70,7 @@ def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Me
 
 
 def check_metrics(metrics: Mapping[str, str]) -> None:
-    """Raise InvalidSql for expressions that are not SQL over the rows of a window."""
+    """Raise InvalidSql for expressions that are not valid SQL over the rows of a window."""
     if metrics:
         usersql.metrics_query(metrics, dialect=usersql.DIALECT)
 
@@ -107,8 +107,8 @@ def _as_number(name: str, value: object) -> float | None:
 
 _LABELLED = {LABELLED: "avg(case when label is null then 0 else 1 end)"}
 _VERSION = "model_version"
-# The area under the ROC curve is the share of correctly ordered pairs with one row of each label.
-# Its variance follows DeLong, DeLong and Clarke-Pearson (1988), by distinct predictions.
+# The area under the ROC curve is the share of correctly ordered (positive, negative) pairs. Its
+# variance follows DeLong, DeLong and Clarke-Pearson (1988), by distinct predictions.
 _CURVE = """
     select sum(yes) as yes, sum(no) as no, sum(odd) as odd, sum(yes * below) as won,
         sum(yes * below * below) as won_squares, sum(no * above * above) as lost_squares
@@ -129,7 +129,7 @@ _CURVE = """
 """
 
 
-# A query of the store, because user SQL has no logarithm on every engine.
+# The query bypasses user SQL, which does not support logarithms on every engine.
 _SURPRISE = """
     select surprise from (
         select -ln(case when given < 1e-15 then 1e-15 else given end) as surprise
@@ -143,7 +143,7 @@ _SURPRISE = """
 class Quality:
     """Measures predictions by window, for one version of the prediction and label groups.
 
-    ``label`` is the label column, ``wait`` the time between the end of a window and its evaluation.
+    ``label`` is the label column, ``wait`` the time from the end of a window to its evaluation.
     """
 
     engine: Engine
@@ -157,7 +157,7 @@ class Quality:
         self._check()
 
     def measure(self, window: Window) -> Metrics:
-        """Return the measures of the predictions of a window, and the share with labels."""
+        """Measure the predictions of a window, and the share of predictions with labels."""
         pairs = self._pairs(window)
         labelled = self.engine.filter(pairs, "label is not null")
         metrics = metrics_of(self.engine, pairs, _LABELLED)
@@ -170,7 +170,7 @@ class Quality:
         return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings on which the measures depend, as JSON."""
+        """Return the settings that affect the measures, as a JSON object."""
         spec = self.labels.spec
         settings = {
             **self.watched.to_json(),
@@ -213,7 +213,7 @@ class Quality:
     # -- predictions and labels ---------------------------------------------------------------
 
     def _pairs(self, window: Window) -> Relation:
-        """Return a row for each prediction of a window, with its label or null."""
+        """Return a row for each prediction in a window, with its label or null."""
         predictions, labels = self.predictions.spec, self.labels.spec
         parameters: dict[str, object] = {}
         if self.watched.version is not None:
@@ -306,7 +306,7 @@ class Quality:
 
 
 def area_under_curve(row: Mapping[str, Any]) -> Estimate:
-    """Return the AUC of counted predictions; its rows give a mean of the same variance.
+    """Compute the AUC from prediction counts, with rows that give a mean of the same variance.
 
     >>> separated = {"yes": 2, "no": 2, "won": 4, "won_squares": 8, "lost_squares": 8}
     >>> area_under_curve(separated).value
@@ -333,10 +333,10 @@ def _query(
     *,
     as_numbers: bool,
 ) -> str:
-    """Return the query over ``p`` and ``l`` that joins each prediction with its label.
+    """Build the query over ``p`` and ``l`` that joins each prediction with its label.
 
-    It joins the first label at or after the prediction's time; of several values of one label, the
-    latest known.
+    The label is the first one at or after the prediction time; if a label has several values, the
+    latest known value is used.
     """
     key = [f"p.q{index}" for index in range(len(predictions.primary_key))]
     prediction_key = ", ".join([*key, "p.t"])
@@ -373,7 +373,7 @@ def _query(
 
 
 def _number(column: str) -> str:
-    """Return an SQL expression of a column as a number, null for NaN."""
+    """Return a SQL expression that converts a column to a number, with null for NaN."""
     value = f"cast({column} as double)"
     return f"case when isnan({value}) then null else {value} end"
 

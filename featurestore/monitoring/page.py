@@ -1,7 +1,7 @@
 """HTML page of a monitor: small multiples of distributions and timelines, worst first.
 
-Plain HTML and SVG without scripts, for light and dark mode, standalone or in a notebook. All text is
-escaped.
+The page is plain HTML and SVG without scripts, supports light and dark mode, and works standalone
+or in a notebook. All text is escaped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from featurestore.storage import files
 
 _WIDTH, _HEIGHT, _LOW = 180.0, 60.0, 36.0
 _MAX_BARS = 20
-# Margins of a timeline, so that the first and last point are not clipped.
+# Margins of a timeline, so that the first and last points are not clipped.
 _SIDE = 3.0
-# Fallbacks for clients that remove styles (mail, some notebooks); the page's style overrides them.
+# Fallbacks for clients that remove styles (mail, some notebooks); page styles override them.
 _GRAY = 'fill="#b1b8c0"'
 _LINES = {
     "now": 'fill="none" stroke="#0969da"',
@@ -31,7 +31,7 @@ _LINES = {
 
 
 def draw_shares(shares: BinShares) -> str:
-    """Draw the baseline's shares as gray bars, and the window's shares as a line over them.
+    """Draw the baseline shares as gray bars, and the window shares as a line.
 
     >>> "rect" in draw_shares(BinShares("x", ("low", "high"), (0.5, 0.5), (0.2, 0.8)))
     True
@@ -58,7 +58,7 @@ def draw_shares(shares: BinShares) -> str:
 
 
 def draw_timeline(findings: Sequence[Finding | None]) -> str:
-    """Draw a value over windows as a line, its bounds dashed, and outliers as points."""
+    """Draw a value over windows as a line, its bounds as dashed lines, and outliers as points."""
     with_value = [each for each in findings if each is not None and each.value is not None]
     if not with_value:
         return ""
@@ -83,14 +83,14 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
 
 
 def _visible_bound(finding: Finding) -> float:
-    """Return the upper bound, or 0 if it is too large to scale the drawing by."""
+    """Return the upper bound, or 0 if it is too large for the scale of the drawing."""
     if finding.high is None or finding.high > 20 * max(finding.value or 0.0, 1e-9):
         return 0.0
     return finding.high
 
 
 def _line(name: str, values: Sequence[float | None], step: float, highest: float) -> str:
-    """Draw a line through the values, with gaps for missing ones."""
+    """Draw a line through the values, with gaps for missing values."""
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):
         if value is None:
@@ -130,16 +130,16 @@ font:13px/1.4 system-ui,sans-serif;padding:16px}
 .fsm .point{fill:var(--bad)}.fsm .key{display:inline-block;width:10px;height:10px}
 """
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# Further findings are only shown as pictures, which are sorted worst first, too.
+# Further findings are only shown as charts, which are also sorted worst first.
 _MAX_LINES = 20
 _FEATURE_KINDS = ("drift", "nulls", "values")
 
 
 @dataclass(frozen=True)
 class MonitorPage:
-    """The page of a report and its earlier windows, with a notebook representation.
+    """The page of a report with earlier reports, for files and notebooks.
 
-    ``history`` is newest first, starting with the report's own window.
+    ``history`` is sorted newest first, starting with the report itself.
     """
 
     report: MonitorReport
@@ -152,7 +152,7 @@ class MonitorPage:
         return f'<style>{_STYLE}</style><div class="fsm">{_body(self.report, self.history)}</div>'
 
     def to_html(self) -> str:
-        """Return the page as HTML.
+        """Render the page as HTML.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -168,7 +168,7 @@ class MonitorPage:
         return f"<!doctype html><html><head>{head}</head><body>{self._repr_html_()}</body></html>"
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the page into a file and return its path.
+        """Write the page to a file and return its path.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
@@ -208,7 +208,7 @@ def _finding_list(report: MonitorReport) -> str:
 
 
 def _window_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
-    """Return the timelines of rows, ages and metrics."""
+    """Render the timelines of rows, ages and metrics."""
     cards = []
     for finding in report.findings:
         if finding.kind in ("volume", "freshness", "metric"):
@@ -220,7 +220,7 @@ def _window_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> st
 
 
 def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
-    """Return a card for each feature, the worst first."""
+    """Render a card for each feature, worst first."""
     worst: dict[str, Finding] = {}
     for finding in report.findings:  # the worst first
         if finding.kind in _FEATURE_KINDS:
@@ -257,7 +257,7 @@ def _card(title: str, finding: Finding, svg: str) -> str:
 
 
 def _value(finding: Finding, value: float | None) -> str:
-    """Format a value: an age as a duration."""
+    """Format a value; ages are formatted as durations."""
     if value is None:
         return ""
     if finding.kind == "freshness":

@@ -1,8 +1,8 @@
-"""Profile of a window: rows, missing values and the distribution of every feature.
+"""Profile of a window: row count, missing values, and the distribution of every feature.
 
-A profile is small (a hundred quantiles or values for each feature) and computed once from the rows
-of its window. Profiles merge by mixing their distributions, weighted by rows, so that a baseline of
-the last weeks does not read these rows again.
+A profile is small (a hundred quantiles or values per feature) and is computed once from the rows of
+its window. Profiles are merged by mixing their distributions, weighted by rows, so that a baseline
+of recent weeks does not need to read the rows again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from featurestore.statistics.drift import Cumulative, as_number
 from featurestore.statistics.moments import Floats
 from featurestore.usersql import Merge
 
-# Assumed skewness of the values of a mean of few rows: that of an exponential distribution.
+# Assumed skewness for means of few rows: the skewness of an exponential distribution.
 _SKEWNESS = 2.0
 _FORMAT = 1
-# Profiles store every second of the 201 quantiles of statistics.
+# Profiles store every second one of the 201 quantiles in statistics.
 _QUANTILE_STEP = 2
 _COMPARABLE_KINDS = ("number", "boolean", "text")
 
@@ -37,9 +37,9 @@ _COMPARABLE_KINDS = ("number", "boolean", "text")
 class Profile:
     """The profile of a window of a group, or of a baseline.
 
-    ``newest`` is the latest event time, ``delta_version`` the version of the table; ``columns`` has
-    the profile of each feature. ``estimates`` has the components of mergeable metrics,
-    ``labels_version`` the version of the label table.
+    ``newest`` is the latest event time, ``delta_version`` the table version; ``columns`` contains
+    the feature profiles. ``estimates`` contains the components of mergeable metrics,
+    ``labels_version`` is the version of the label table.
     """
 
     window: Window | None
@@ -54,7 +54,7 @@ class Profile:
     labels_version: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that ``from_json`` reads back equal."""
+        """Return the profile as a JSON object; see ``from_json``."""
         window = None
         if self.window is not None:
             window = [self.window.start.isoformat(), self.window.end.isoformat()]
@@ -81,7 +81,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Profile:
-        """Return the profile of ``to_json``; MalformedJson for invalid data."""
+        """Parse the profile from a JSON object; raise MalformedJson for invalid data."""
         with translate_parse_errors("the profile of a window"):
             window, newest = None, None
             if data["window"] is not None:
@@ -112,9 +112,9 @@ class Profile:
 class ColumnProfile:
     """The profile of a feature in a window.
 
-    ``rows`` counts values, ``missing`` nulls and NaN, ``sampled`` the values of the distribution.
-    Numbers with many distinct values have ``quantiles``; other columns have ``values`` with their
-    counts: all values if ``complete``, else the most frequent.
+    ``rows`` counts values, ``missing`` counts nulls and NaN, and ``sampled`` counts the values that
+    form the distribution. Numbers with many distinct values have ``quantiles``; other columns have
+    ``values`` with their counts: all values if ``complete``, otherwise the most frequent values.
     """
 
     name: str
@@ -136,12 +136,12 @@ class ColumnProfile:
 
     @property
     def comparable(self) -> bool:
-        """Whether it has a comparable distribution."""
+        """Whether the feature has a distribution that can be compared."""
         return self.kind in _COMPARABLE_KINDS and self.sampled > 0
 
     @cached_property
     def cumulative(self) -> Cumulative | None:
-        """The distribution function of a number, None for other kinds."""
+        """The distribution function of a numeric feature, None for other kinds."""
         if self.kind != "number":
             return None
         if self.quantiles:
@@ -152,7 +152,7 @@ class ColumnProfile:
 
     @cached_property
     def _knots(self) -> tuple[Floats, Floats]:
-        """The distribution function as a line: each point with the shares below and up to it."""
+        """The distribution function as a line: each point with the shares below it and up to it."""
         distribution = self.cumulative
         if distribution is None:
             return np.empty(0), np.empty(0)
@@ -160,8 +160,8 @@ class ColumnProfile:
         return np.repeat(distribution.points, 2), shares.ravel()
 
     def up_to(self, x: Floats) -> Floats:
-        """Return the share of values <= x of a number with a distribution."""
-        # Of two knots at one point numpy uses the second, the share including the point.
+        """Return the share of values <= x, for a numeric feature with a distribution."""
+        # At a point with two knots, numpy uses the second, whose share includes the point.
         return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
@@ -175,7 +175,7 @@ def profile_of(
     types: Mapping[str, str] | None = None,
     roles: bool = True,
 ) -> Profile:
-    """Return the profile of statistics.
+    """Convert statistics to a profile.
 
     ``time`` is the event time column; ``roles`` excludes keys and times.
     """
@@ -260,8 +260,8 @@ def _cumulative_of_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
 class Estimate:
     """The mergeable components of a metric.
 
-    A mean has its ``rows``, their ``total`` and the total of their ``squares``; the other kinds
-    have only ``total``.
+    A mean has the number of ``rows``, the ``total`` of their values and the total of the
+    ``squares``; other kinds only have a ``total``.
 
     >>> both = merge_estimates([Estimate("mean", 2, 1, 1), Estimate("mean", 2, 2, 2)])
     >>> both, both.value
@@ -275,28 +275,28 @@ class Estimate:
 
     @property
     def value(self) -> float:
-        """The metric; the mean of no rows is 0."""
+        """The metric value; the mean of zero rows is 0."""
         if self.merge == "mean":
             return self.total / max(self.rows, 1e-300)
         return self.total
 
     @property
     def variance(self) -> float:
-        """The variance of a mean's rows."""
+        """The variance of the values of a mean."""
         return max(self.squares / max(self.rows, 1e-300) - self.value**2, 0.0)
 
     @property
     def is_share(self) -> bool:
-        """Whether it is the mean of zeros and ones."""
+        """Whether the metric is the mean of zeros and ones."""
         return self.squares == self.total and 0 <= self.total <= self.rows
 
     def to_json(self) -> list[Any]:
-        """Return a JSON value that ``from_json`` reads back equal."""
+        """Return the estimate as a JSON value; see ``from_json``."""
         return [self.merge, self.rows, self.total, self.squares]
 
     @classmethod
     def from_json(cls, data: Any) -> Estimate:
-        """Return the estimate of ``to_json``; ValueError or TypeError for invalid data."""
+        """Parse an estimate from JSON; raise ValueError or TypeError for invalid data."""
         merge, rows, total, squares = data
         if merge not in ("mean", "sum", "min", "max"):
             raise ValueError(f"{merge!r} is not a kind of merge")
@@ -304,7 +304,7 @@ class Estimate:
 
 
 def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
-    """Return the estimate over the rows of all; None without estimates or for mixed kinds."""
+    """Merge estimates of one metric; return None if there are none or their kinds differ."""
     if not estimates or len({each.merge for each in estimates}) > 1:
         return None
     first, *remaining = estimates
@@ -320,9 +320,9 @@ def merge_estimates(estimates: Sequence[Estimate]) -> Estimate | None:
 
 
 def chance_mean(before: Estimate, rows: float, alpha: float) -> tuple[float, float]:
-    """Return the range of the mean of ``rows`` rows, if nothing changed since ``before``.
+    """Return the expected range of the mean of ``rows`` rows if nothing changed since ``before``.
 
-    The variance is that of ``before``. A share of rows has the exact bounds of its count; other
+    The variance is estimated from ``before``. A share has the exact bounds of its count; other
     means have the normal limit, corrected for the skewness of few rows (the first term of Cornish
     and Fisher, 1938).
     """

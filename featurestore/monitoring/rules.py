@@ -1,10 +1,10 @@
 """Monitor rules: compare the profile of a window with its reference windows.
 
-Each rule is a function of profiles and thresholds, and returns findings with their bounds.
-``confirm_findings`` decides which findings are alarms (``confirm`` consecutive windows).
+Each rule is a function of profiles and thresholds that returns findings with their bounds.
+``confirm_findings`` decides which findings are alarms, based on ``confirm`` consecutive windows.
 
-A metric is out of bounds if it exceeds the range of its reference windows and the range by chance of
-its number of rows, or if it exceeds its configured limits.
+A metric is out of bounds if it exceeds both the range of its reference windows and the sampling
+error for its number of rows, or if it exceeds its configured limits.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from featurestore.monitoring.feature_rules import (
 )
 from featurestore.monitoring.profile import Profile, chance_mean, merge_estimates
 
-# Findings of these kinds are alarms without a second window.
+# Findings of these kinds are alarms without confirmation by a second window.
 _IMMEDIATE_KINDS: tuple[FindingKind, ...] = ("freshness", "schema")
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """The findings of one window, the shares to draw, and the missing values by feature."""
+    """The findings of one window, the shares to plot, and the missing values by feature."""
 
     findings: tuple[Finding, ...]
     learning: bool
@@ -87,11 +87,11 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
 def confirm_findings(
     results: Sequence[RuleResult], confirm: int, *, are_disjoint: bool = True
 ) -> tuple[Finding, ...]:
-    """Return the findings of the last of consecutive windows, marking confirmed alarms.
+    """Return the findings of the last of several consecutive windows, with confirmed alarms marked.
 
     Args:
-        results: The results of the windows in order; the last ``confirm`` count.
-        confirm: Number of consecutive windows that must be out of bounds.
+        results: The results of the windows in order; only the last ``confirm`` are used.
+        confirm: The number of consecutive windows that must be out of bounds.
         are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
     earlier_keys = [_keys_out_of_bounds(each) for each in results[-confirm:-1]]
@@ -120,7 +120,7 @@ def _keys_out_of_bounds(result: RuleResult) -> set[tuple[str, str, str]]:
 
 
 def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding | None:
-    """Return a finding on missing values as out of bounds if windows jointly are."""
+    """Mark a finding on missing values as out of bounds if the windows jointly are."""
     chain = []
     for each in results:
         if finding.subject not in each.missing:
@@ -137,7 +137,8 @@ def volume(
 ) -> Finding | None:
     """Compare the number of rows with the median at the same time of the week.
 
-    Return None for too short a history, except for the first empty window, which is out of bounds.
+    Return None if the history is too short, except for the first empty window, which is out of
+    bounds.
     """
     row_counts = [each.rows for each in reference.same_weektime]
     if len(row_counts) < MIN_HISTORY:
@@ -175,7 +176,7 @@ def _volume_bounds(
 def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Finding:
     """Compare the age of the latest event time or commit with its limit.
 
-    A time in the future counts as age zero. ``age`` is None without an event time or commit.
+    A future time counts as age zero. ``age`` is None if there is no event time or commit.
     """
     high = max_age.total_seconds()
     if age is None:
@@ -191,7 +192,7 @@ def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Fin
 
 
 def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:
-    """Return the age of the latest event time of profiles at a timestamp, or None."""
+    """Return the age of the latest event time in the profiles at a timestamp, or None."""
     times = [each.newest for each in profiles if each.newest is not None]
     if not times:
         return None
@@ -199,7 +200,7 @@ def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | 
 
 
 def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
-    """Compare the columns and their types."""
+    """Compare columns and their types between two schemas."""
     changes = [f"{name} ({now[name]}) was added" for name in now if name not in before]
     for name, kind in before.items():
         if name not in now:
@@ -217,7 +218,7 @@ def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
 def metric_findings(
     watched: MonitorSpec, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
 ) -> list[Finding]:
-    """Return the metrics with their limits, or with the range of the baseline.
+    """Compare metrics with their limits, or with the range of the baseline.
 
     ``windows_for`` returns the reference windows of a metric.
     """
@@ -246,7 +247,7 @@ def metric_findings(
 def _without_recent(
     reference_windows: Sequence[Profile], now: Profile, confirm: int
 ) -> list[Profile]:
-    """Return windows without the latest ones, so that a change is not compared with itself."""
+    """Exclude the most recent windows, so that a change is not compared with itself."""
     if now.window is None:
         return list(reference_windows)
     width = now.window.end - now.window.start
@@ -257,7 +258,7 @@ def _without_recent(
 def _metric_range(
     name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> Limits:
-    """Return the range of a metric, by its reference windows and by chance."""
+    """Return the expected range of a metric, from reference windows and sampling error."""
     values = []
     for each in reference_windows:
         value = each.metrics.get(name)
@@ -275,7 +276,7 @@ def _metric_range(
 def _widened(
     name: str, limits: Limits, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> Limits:
-    """Return the limits of an estimate, widened by its sampling error."""
+    """Widen the limits of an estimate by its sampling error."""
     chance = _chance_range(name, now, reference_windows, alpha)
     low, high = limits
     if chance is None:
@@ -291,11 +292,11 @@ def _widened(
 def _chance_range(
     name: str, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> tuple[float, float] | None:
-    """Return the range of a mean by chance, if nothing changed."""
+    """Return the range of a mean within sampling error, or None for other metrics."""
     current = now.estimates.get(name)
     if current is None:
         return None
-    # Without earlier windows, the window's own rows give the variance.
+    # Without earlier windows, the variance is estimated from the window's own rows.
     earlier = (
         merge_estimates(
             [each.estimates[name] for each in reference_windows if name in each.estimates]

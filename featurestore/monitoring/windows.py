@@ -1,7 +1,7 @@
-"""Profiles of windows, computed from the rows of a group in few passes, and their cache.
+"""Window profiles, computed in few passes over the rows of a group, and their cache.
 
-``<table>_statistics/windows/`` contains a file for each window, set of columns and custom metrics. It
-is a cache: all files can be recomputed from the table.
+``<table>_statistics/windows/`` contains a file per window, set of columns and set of custom
+metrics. The files are a cache: they can be recomputed from the table.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.monitoring")
 _FORMAT = 1
-# Sampled rows for the distributions of a window, and values in memory in one pass.
+# Number of sampled rows for a window's distributions, and of values in memory in one pass.
 _SAMPLE_ROWS = 20_000
 _MAX_VALUES_IN_MEMORY = 40_000_000
 States = dict[int, StatisticsState]
@@ -54,7 +54,7 @@ IsCurrent = Callable[[Profile], bool]
 
 @dataclass(frozen=True)
 class WindowsAccumulator(Accumulator[States, States]):
-    """Accumulates statistics of many time windows ``[start, end)`` in one pass."""
+    """Accumulates statistics for many time windows ``[start, end)`` in one pass."""
 
     time: str
     starts: tuple[int, ...]
@@ -66,7 +66,7 @@ class WindowsAccumulator(Accumulator[States, States]):
         return {}
 
     def update(self, state: States, batch: pa.RecordBatch) -> States:
-        """Add the rows of a batch to their windows."""
+        """Add the rows of a batch to the windows that contain them."""
         column = batch.column(batch.schema.get_field_index(self.time))
         present = pc.indices_nonzero(pc.is_valid(column))
         micros = pc.cast(pc.cast(column.take(present), TIMESTAMP), pa.int64()).to_numpy()
@@ -93,16 +93,16 @@ class WindowsAccumulator(Accumulator[States, States]):
         return states
 
     def finish(self, state: States) -> States:
-        """Return the states."""
+        """Return the states of all windows."""
         return state
 
 
 @dataclass(frozen=True)
 class Profiler:
-    """Computes and caches the profiles of windows of one version of a group for a monitor.
+    """Computes and caches a monitor's window profiles for one version of a group.
 
-    ``is_current`` returns False if a later commit changed the window of a stored profile. ``quality``
-    measures the predictions of a model.
+    ``is_current`` returns False if a later commit has changed the window of a stored profile.
+    ``quality`` measures the predictions of a model.
     """
 
     session: Session
@@ -112,7 +112,7 @@ class Profiler:
     quality: Quality | None = None
 
     def profiles(self, windows: Sequence[Window]) -> dict[Window, Profile]:
-        """Return the profile of each window; compute and store the missing ones."""
+        """Return the profile of each window; compute and store missing profiles."""
         by_window = {}
         missing = []
         for window in windows:
@@ -129,7 +129,7 @@ class Profiler:
 
     @cached_property
     def features(self) -> list[str]:
-        """The profiled columns: the configured ones, else all except keys and times.
+        """The profiled columns: the configured features, or else all except keys and times.
 
         Raises:
             FeatureNotFound: The group has no such feature.
@@ -150,7 +150,7 @@ class Profiler:
 
     @property
     def types(self) -> dict[str, str]:
-        """The columns of the group and their types."""
+        """The column types of the group."""
         return {field.name: str(field.type) for field in self.group.spec.schema}
 
     # -- computation --------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Profiler:
         time = str(spec.event_time)
         columns = [time, *self.features]
         schema = pa.schema([spec.schema.field(name) for name in columns])
-        # With the role "key" the statistics skip correlations.
+        # With the role "key", the statistics skip correlations.
         statistics = statistics_accumulator(
             schema, limit=limit, roles=dict.fromkeys(columns, "key")
         )
@@ -211,13 +211,13 @@ class Profiler:
             yield self._with_metrics(profile, engine.within(relation, inside))
 
     def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns to read: all if custom metrics may use any."""
+        """Return the columns to read; all columns if there are custom metrics, which may use any."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)
 
     def _with_metrics(self, profile: Profile, rows: Relation) -> Profile:
-        """Return the profile with the custom metrics of its rows and the quality of predictions."""
+        """Add the custom metrics of the rows and the quality of predictions to a profile."""
         metrics = metrics_of(self.session.engine, rows, self.watched.metrics)
         if self.quality is None or profile.window is None:
             return _replace_metrics(profile, metrics)
@@ -229,7 +229,7 @@ class Profiler:
     def _by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
         """Yield the profiles of a group without event time: the table at the end of each window.
 
-        The number of rows is that of the commits in the window.
+        The row count of a window is the number of rows that its commits added.
         """
         history = read_history(self.group.path)
         for window in windows:

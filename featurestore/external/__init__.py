@@ -1,4 +1,4 @@
-"""External rows: open and read sources, and feature groups that are defined over them."""
+"""External data: source connections, and feature groups that are defined over sources."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """External feature groups: their rows as a source of plans, and their snapshots in the store.
 
-Rows are read once for all retrievals that derive from one another, in one snapshot of their source,
-into a table outside the store that lives as long as a plan refers to it. Engines, explanations and
-checks then see an ordinary table. A snapshot is a commit to the table with the definition.
+All retrievals that derive from the same retrieval read the rows only once, in one snapshot of their
+source, into a table outside the store that lives as long as a plan refers to it. Engines,
+explanations and checks then use it like any other table. A snapshot is a commit to the store's
+table with the definition.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 
 _TABLE, _PARTS_DIRECTORY = "rows", "parts"
-# Sources of frames that were passed to other libraries: their rows stay until the process ends.
+# Sources of frames that were passed to other libraries; their rows remain until the process ends.
 _kept_sources: list[LiveSource] = []
 OPERATION = "snapshot"
 
@@ -41,9 +42,9 @@ OPERATION = "snapshot"
 class LiveSource(Source):
     """An external feature group, pinned when its rows are first read.
 
-    ``path`` and ``delta_version`` are those of the table with the rows; access to ``path`` reads
-    them. ``read`` is the record of the read. ``table_id`` and ``defined_at`` are the id and Delta
-    version of the store's table with the definition.
+    ``path`` and ``delta_version`` belong to the table with the rows; the first access to ``path``
+    reads them. ``read`` is the record of the read. ``table_id`` and ``defined_at`` are the id and
+    Delta version of the store's table that contains the definition.
     """
 
     read: SourceRead
@@ -86,11 +87,11 @@ class LiveSource(Source):
 
     @property
     def delta_version(self) -> int:
-        """The version of that table."""
+        """The Delta version of the table with the rows."""
         return 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the identity of the source, marked as live."""
+        """Return the identity of the source as a JSON object, marked as live."""
         return {
             "featuregroup": self.spec.name,
             "version": self.spec.version,
@@ -100,7 +101,7 @@ class LiveSource(Source):
         }
 
     def assume_unique(self) -> Source:
-        """Return the rows as a source whose keys are assumed to be unique."""
+        """Return a source of the same rows that is known to have unique keys."""
         return Source(self.spec, self.path, self.delta_version, self.table_id, unique=True)
 
     def __eq__(self, value: object) -> bool:
@@ -137,7 +138,7 @@ class LiveSource(Source):
         return directory
 
     def _source_rows(self, registered: SourceSpec, directory: str) -> Relation:
-        """Return the rows of the source: staged by the tasks of the engine, or as a stream."""
+        """Return the rows of the source, either staged by the engine's tasks or as a stream."""
         session, schema, time = self._session, self.spec.schema, self.spec.event_time
         if has_parts(session, registered):
             part_directory = os.path.join(directory, _PARTS_DIRECTORY)
@@ -149,7 +150,7 @@ class LiveSource(Source):
 
 
 def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
-    """Return the distinct external groups that a plan reads from their sources."""
+    """Return the distinct external groups that a plan reads live from their sources."""
     if plan is None:
         return []
     sources_of_plan = [source for source in plan.sources if isinstance(source, LiveSource)]
@@ -157,14 +158,14 @@ def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
 
 
 def keep_rows(plan: FeaturePlan | None) -> None:
-    """Keep the rows of external groups until the process ends, for frames of other libraries."""
+    """Keep the rows of external groups until the process ends, for use by other libraries."""
     _kept_sources.extend(live_sources(plan))
 
 
 def take_snapshot(session: Session, live: LiveSource) -> int:
     """Copy the rows of an external group into the store in one commit; return its Delta version.
 
-    If plans of ``live`` have read the rows already, these are copied.
+    If plans of ``live`` have already read the rows, the same rows are copied.
     """
     spec, engine = live.spec, session.engine
     path = session.featuregroup_path(spec.name, spec.version)
@@ -190,10 +191,10 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
 
 
 def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> None:
-    """Check that the store has rows of an external group at a Delta version.
+    """Check that a Delta version of an external group is a snapshot of its rows.
 
     Raises:
-        VersionNotFound: The version is not a snapshot; lists the snapshots.
+        VersionNotFound: The version is not a snapshot; the error lists the snapshots.
     """
     snapshots = [
         commit.delta_version for commit in commits.history(path) if commit.operation == OPERATION
@@ -208,14 +209,14 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
 
 
 def external_rows(spec: FeatureGroupSpec) -> ExternalRows:
-    """Return the location of an external group's rows; TableDamaged if it is not external."""
+    """Return the definition of an external group's rows; TableDamaged if it is not external."""
     if spec.external is None:
         raise TableDamaged(f"Feature group {spec.name!r} is not external.")
     return spec.external
 
 
 def source_query(spec: FeatureGroupSpec) -> SourceQuery:
-    """Return the query of an external group to its source."""
+    """Build the source query of an external group."""
     rows = external_rows(spec)
     columns = tuple(spec.schema.names)
     options = {} if rows.rename is None else {RENAME: rows.rename}
@@ -225,10 +226,10 @@ def source_query(spec: FeatureGroupSpec) -> SourceQuery:
 
 
 def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
-    """Return the source of an external group.
+    """Return the registered source of an external group.
 
     Raises:
-        SourceNotFound: Its registration was removed.
+        SourceNotFound: The source is no longer registered.
     """
     name = external_rows(spec).source
     with session.registry.reading() as connection:
@@ -243,7 +244,7 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
 
 
 def new_scratch_directory(session: Session) -> str:
-    """Return a new directory that every process of the engine can access."""
+    """Create a directory that every process of the engine can access."""
     if not session.engine.is_distributed:
         return files.temporary_directory()
     directory = session.paths.stage(uuid.uuid4().hex)

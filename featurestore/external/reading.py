@@ -39,13 +39,13 @@ from featurestore.storage.grants import resolve_secret
 _log = logging.getLogger("featurestore.sources")
 _KEY = re.compile(r"[0-9a-f]{1,64}")
 BatchT = TypeVar("BatchT")
-# Maximum number of waiting items, which bounds memory.
+# Maximum number of queued items, which bounds memory.
 _MAX_WAITING = 4
 _PAUSE_SECONDS = 0.1
 
 
 def open_source(session: Session, spec: SourceSpec) -> Source:
-    """Return the source of a registration; it does not connect or read its secret yet.
+    """Create the source of a registration, without connecting to it or reading its secret.
 
     The secret is only available for the URI and options that were registered on this machine.
 
@@ -70,7 +70,7 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
 def open_snapshot(
     session: Session, spec: SourceSpec, version_or_time: int | datetime | None = None
 ) -> RenamedSnapshot:
-    """Connect to a registered source and return a snapshot with renamed columns.
+    """Connect to a registered source, and return a snapshot with renamed columns.
 
     Raises:
         SourceUnavailable: The source cannot be reached, or refuses the user.
@@ -80,14 +80,15 @@ def open_snapshot(
 
 
 def grant_name(spec: SourceSpec) -> str:
-    """Return the name of the grant for a source's secret on this machine."""
+    """Return the grant name for a source's secret on this machine."""
     return f"source:{spec.name}"
 
 
 def grant_address(spec: SourceSpec) -> str:
     """Return the address that a source's secret is granted for, including its options.
 
-    Options may select the server. A hash is sufficient to compare them, and some name an account.
+    Options may select the server. They are hashed, because some of them contain an account name and
+    a hash is sufficient for comparison.
     """
     options = json.dumps(dict(sorted(spec.options.items())))
     return json.dumps([spec.uri, hashlib.sha256(options.encode()).hexdigest()])
@@ -95,13 +96,13 @@ def grant_address(spec: SourceSpec) -> str:
 
 @dataclass(frozen=True)
 class StoredDecisions:
-    """The stored decisions of one source, one write-once file each (``plugins.source.Decisions``)."""
+    """The stored decisions of a source, one write-once file each (``plugins.source.Decisions``)."""
 
     location: str
     source: str
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the decision of a key, None if it was not decided yet."""
+        """Return the decision for a key, or None if there is none yet."""
         path = self._path(key)
         if not files.exists(path):
             return None
@@ -111,12 +112,12 @@ class StoredDecisions:
         return decision
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store a decision and return it, or the one that another process stored first."""
+        """Store a decision and return it, or return the decision that another process stored first."""
         path = self._path(key)
         try:
             files.write_new(path, files.json_bytes(decision))
         except OSError as error:
-            # Users with read-only access to the store read its sources, too.
+            # Users with read-only access to the store may also read its sources.
             _log.warning("the decision about source %r is not stored: %s", self.source, error)
         existing = self.get(key)
         return decision if existing is None else existing
@@ -128,7 +129,7 @@ class StoredDecisions:
 
 
 def has_parts(session: Session, spec: SourceSpec) -> bool:
-    """Return whether the tasks of the engine read a source in partitions."""
+    """Return whether the engine's tasks read a source in partitions."""
     source = open_source(session, spec)
     return isinstance(source, PartitionedSource) and source.has_parts(session.engine)
 
@@ -142,9 +143,9 @@ def read_batches(
     *,
     time: str | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a query in their own snapshot, and complete the record of the read.
+    """Yield the rows of a query in a separate snapshot, and complete the record of the read.
 
-    They are read in a background thread, while earlier rows are written.
+    The rows are read in a background thread, while earlier rows are written.
     """
 
     def read_snapshot() -> Iterator[pa.RecordBatch]:
@@ -172,7 +173,7 @@ def stage_parts(
     *,
     time: str | None,
 ) -> Relation:
-    """Stage the rows of a query by tasks of the engine, in a snapshot that is closed afterwards."""
+    """Stage the rows of a query with the engine's tasks, in a snapshot that is closed afterwards."""
     snapshot = open_snapshot(session, spec, query.at)
     try:
         read.snapshot = snapshot.identity
@@ -192,7 +193,7 @@ def stage_recorded(
     *,
     time: str | None,
 ) -> Relation:
-    """Stage the rows of a query by tasks of the engine, and complete the record of the read."""
+    """Stage the rows of a query with the engine's tasks, and complete the record of the read."""
     engine = session.engine
     rows = snapshot.stage(query, engine, directory)
     read.rows = engine.count(rows)
@@ -210,7 +211,7 @@ def stage_recorded(
 def record_batches(
     batches: Iterator[pa.RecordBatch], read: SourceRead, *, time: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches, and record the number of rows and the latest time."""
+    """Yield batches, and record their row count and the latest time."""
     latest = None
     for batch in batches:
         read.rows += batch.num_rows
@@ -223,7 +224,7 @@ def record_batches(
 
 
 def _check_unchanged_types(spec: SourceSpec, actual: pa.Schema, expected: pa.Schema) -> None:
-    """Refuse columns whose type changed at the source since the frame was created."""
+    """Raise an error if a column type has changed at the source since the frame was created."""
     changed = [
         f"{field.name!r} is {actual.field(field.name).type}, was {field.type}"
         for field in expected
@@ -239,8 +240,8 @@ def _check_unchanged_types(spec: SourceSpec, actual: pa.Schema, expected: pa.Sch
 def read_in_background(items: Callable[[], Iterator[BatchT]]) -> Iterator[BatchT]:
     """Yield the items of an iterator that runs in a background thread.
 
-    Its error is raised after the items before it. Closing the generator stops the thread and waits
-    for it.
+    An error in the iterator is raised after the preceding items. Closing the generator stops the
+    thread and waits for it.
     """
     reader = _BackgroundReader(items)
     reader.start()
@@ -258,7 +259,7 @@ def read_in_background(items: Callable[[], Iterator[BatchT]]) -> Iterator[BatchT
 
 
 class _BackgroundReader(Thread, Generic[BatchT]):
-    """A thread that runs an iterator to its end, blocking while the queue is full."""
+    """A thread that consumes an iterator, and blocks while the queue is full."""
 
     def __init__(self, items: Callable[[], Iterator[BatchT]]) -> None:
         super().__init__(name="featurestore-source", daemon=True)

@@ -1,4 +1,4 @@
-"""Renaming of source columns to feature names: by a mapping, or to snake case."""
+"""Renaming of source columns to feature names, by a mapping or to snake case."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from featurestore.plugins.source import (
 
 
 class RenamedSnapshot:
-    """A snapshot whose columns are renamed by the options of its source or of the query.
+    """A snapshot whose columns are renamed by options of the source or the query.
 
-    A query may use either name of a column. Without renames it passes through.
+    A query may use either name of a column. Without renames, the original names are used.
     """
 
     def __init__(self, source: str, snapshot: SourceSnapshot, rename: str | None) -> None:
@@ -34,17 +34,17 @@ class RenamedSnapshot:
 
     @property
     def identity(self) -> str:
-        """The identity of the snapshot's state."""
+        """The identity of the snapshot."""
         return self._snapshot.identity
 
     @property
     def server(self) -> str:
-        """The server with its version."""
+        """The server and its version."""
         return self._snapshot.server
 
     @property
     def bad_row_count(self) -> int:
-        """The number of rows that reads have skipped so far."""
+        """The number of rows that have been skipped so far."""
         if isinstance(self._snapshot, QuarantiningSnapshot):
             return self._snapshot.bad_row_count
         return 0
@@ -58,7 +58,7 @@ class RenamedSnapshot:
 
     @property
     def unread(self) -> Sequence[str]:
-        """Files that are in no table because their format is unknown."""
+        """Files that belong to no table because their format is unknown."""
         if isinstance(self._snapshot, DescribedSnapshot):
             return self._snapshot.unread
         return ()
@@ -68,21 +68,21 @@ class RenamedSnapshot:
         return self._snapshot.tables()
 
     def query_of(self, table: SourceTable) -> SourceQuery:
-        """Return the query for all rows of one of ``tables``."""
+        """Return the query for all rows of a table from ``tables``."""
         return self._snapshot.query_of(table)
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        """Return the columns of a query by their new names."""
+        """Return the column names of a query after renaming."""
         inner, renames = self._original_query(query)
         return [renames.get(name, name) for name in self._snapshot.names(inner)]
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        """Return the schema of a query with the new names."""
+        """Return the schema of a query with renamed columns."""
         inner, renames = self._original_query(query)
         return _renamed(self._snapshot.schema(inner), renames)
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        """Return the rows of a query with the new names."""
+        """Read the rows of a query with renamed columns."""
         inner, renames = self._original_query(query)
         reader = self._snapshot.read(inner)
         if not renames:
@@ -92,7 +92,7 @@ class RenamedSnapshot:
         return pa.RecordBatchReader.from_batches(schema, batches)
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        """Stage the rows of a query by tasks of the engine; return them with the new names."""
+        """Stage the rows of a query with the engine's tasks, with renamed columns."""
         assert isinstance(self._snapshot, PartitionedSnapshot)
         inner, renames = self._original_query(query)
         rows = self._snapshot.stage(inner, engine, directory)
@@ -101,7 +101,7 @@ class RenamedSnapshot:
         return engine.select(rows, {renames.get(name, name): name for name in rows.schema.names})
 
     def description(self, query: SourceQuery) -> Mapping[str, Any] | None:
-        """Return dialect, types and files of a table, if the source infers them."""
+        """Return the dialect, types and files of a table, if the source infers them."""
         if not isinstance(self._snapshot, DescribedSnapshot):
             return None
         inner, renames = self._original_query(query)
@@ -110,7 +110,7 @@ class RenamedSnapshot:
         return {**details, "columns": {renames.get(name, name): kind for name, kind in columns}}
 
     def close(self) -> None:
-        """End the snapshot."""
+        """Close the snapshot."""
         self._snapshot.close()
 
     def _original_query(self, query: SourceQuery) -> tuple[SourceQuery, dict[str, str]]:

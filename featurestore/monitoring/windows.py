@@ -211,7 +211,7 @@ class Profiler:
             yield self._with_metrics(profile, engine.within(relation, inside))
 
     def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns to read; all columns if there are custom metrics, which may use any."""
+        """Return the columns to read: all of them if custom metrics may use any column."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)

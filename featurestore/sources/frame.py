@@ -1,6 +1,6 @@
-"""Lazy frames over sources: only the needed columns are read, when rows are needed.
+"""Lazy frames over sources: only the required columns are read, when rows are required.
 
-External feature groups are defined by the same queries.
+External feature groups are defined by the same source queries.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def read_source(
     columns: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> SourceFrame:
-    """Return a frame over a table, a query or files of a source; only the schema is read.
+    """Create a frame over a table, a query or files of a source; only the schema is read.
 
     Raises:
-        SourceNotFound: No source of this name is registered.
-        SourceUnavailable: The source cannot be reached, or refuses the user.
+        SourceNotFound: No source with this name is registered.
+        SourceUnavailable: The source cannot be reached, or rejects the user.
         SourceTableNotFound: The table, file or version does not exist.
-        UnsupportedType: Columns cannot be read without loss; lists these columns.
+        UnsupportedType: Columns cannot be read without loss; the error lists these columns.
     """
     spec = get(session, name)
     texts = text_options(options or {})
@@ -71,7 +71,7 @@ def read_source(
 
 
 class SourceFrame(FeatureFrame):
-    """A lazy table over a query of a source, with a new snapshot for each read.
+    """A lazy table over a source query; each read uses a new snapshot.
 
     ``select`` and ``drop`` determine which columns are read from the source.
     """
@@ -92,7 +92,7 @@ class SourceFrame(FeatureFrame):
         self._reads = []
 
     def select(self, *columns: str) -> FeatureFrame:
-        """Return a frame of some of the columns; the others are not read from the source."""
+        """Return a frame with only these columns; other columns are not read from the source."""
         selected = self._column_names(columns)
         if not selected or len(set(selected)) != len(selected):
             return super().select(*columns)
@@ -101,16 +101,16 @@ class SourceFrame(FeatureFrame):
         return SourceFrame(self._session, self._spec, self._query, schema, time=time)
 
     def quarantine(self) -> pa.Table:
-        """Return the rows of files that the last read skipped, at most the first 10,000.
+        """Return the rows that the last read skipped, at most the first 10,000.
 
-        Columns: ``file``, ``line``, ``column`` (null if the complete line is bad), ``reason``,
-        ``text``. Rows are skipped with ``on_bad_rows="quarantine"``.
+        Columns: ``file``, ``line``, ``column`` (null if the entire line is invalid), ``reason``,
+        ``text``. Rows are only skipped with ``on_bad_rows="quarantine"``.
         """
         rows = [vars(row) for read in self._reads or () for row in read.bad_rows]
         return pa.Table.from_pylist(rows, schema=_BAD_ROWS)
 
     def within(self, window: TimeRange) -> SourceFrame:
-        """Return a frame of the rows in a time range; the others are not read."""
+        """Return a frame with the rows in a time range; other rows are not read."""
         query = replace(self._query, window=window)
         frame = SourceFrame(self._session, self._spec, query, self.schema, time=window.column)
         return frame
@@ -129,7 +129,7 @@ class SourceFrame(FeatureFrame):
         return self._session.engine.from_arrow(stream)
 
     def _read_partitioned(self, read: SourceRead) -> Relation:
-        """Return rows that the engine's tasks read; their files live as long as the session."""
+        """Read rows with the engine's tasks; their files remain until the session is closed."""
         directory = new_scratch_directory(self._session)
         weakref.finalize(self._session, files.remove_temporary, directory)
         return stage_parts(
@@ -154,10 +154,10 @@ def define_external(
     rename: Mapping[str, str] | str | None,
     snapshots: str,
 ) -> tuple[ExternalRows, pa.Schema]:
-    """Return the location of an external group's rows, and their current columns.
+    """Return the definition of an external group's rows, and their current columns.
 
     Raises:
-        SourceNotFound: No source of this name is registered.
+        SourceNotFound: No source with this name is registered.
         SourceTableNotFound: The table, file or column does not exist.
     """
     query = build_query(table=table, sql=sql, path=path, rename=rename)
@@ -168,7 +168,7 @@ def define_external(
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of columns; refuse an empty list."""
+    """Return column names as a tuple; raise an error for an empty list."""
     names = tuple(columns)
     if isinstance(columns, str) or not names:
         raise InvalidArgument(f"columns={columns!r} is not a list of names.", hint="columns=['id']")
@@ -183,10 +183,10 @@ def build_query(
     version_or_time: int | datetime | str | None = None,
     rename: Mapping[str, str] | str | None = None,
 ) -> SourceQuery:
-    """Build a query from the arguments of a caller.
+    """Build a source query from a caller's arguments.
 
     Raises:
-        InvalidArgument: More than one of ``table``, ``sql`` and ``path``, or ``at`` is not a
+        InvalidArgument: More than one of ``table``, ``sql`` and ``path`` is set, or ``at`` is not a
             version.
     """
     values = {"table": table, "sql": sql, "path": path}
@@ -212,7 +212,7 @@ def build_query(
 def source_schema(
     session: Session, spec: SourceSpec, query: SourceQuery, *, time: str | None = None
 ) -> pa.Schema:
-    """Return the columns of a query; ``time`` must be one with a time type.
+    """Return the schema of a query; ``time`` must be a column with a time type.
 
     Raises:
         InvalidName: Columns have names that are not valid feature names.
@@ -236,7 +236,7 @@ def source_schema(
 
 
 def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
-    """Refuse columns without valid feature names; the hint is a call that renames them."""
+    """Raise an error for invalid feature names; the hint shows a call that renames the columns."""
     try:
         check_feature_names(names)
     except InvalidName as error:
@@ -259,7 +259,7 @@ def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> N
 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:
-    """Refuse a time column that does not exist or does not have a time type."""
+    """Raise an error if the time column does not exist or does not have a time type."""
     times = [
         field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
     ]

@@ -1,6 +1,6 @@
-"""Registration of sources: add, list, check, remove, and their options as texts.
+"""Registration of sources: add, list, check and remove sources; options are stored as strings.
 
-Lists and mappings of options are JSON texts, which the command line can pass, too.
+Options that are lists or mappings are JSON strings, which can also be passed on the command line.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def add(
     options: Mapping[str, object],
     description: str,
 ) -> SourceSpec:
-    """Register a source and return its registration, without connecting to it.
+    """Register a source without connecting to it, and return the registration.
 
     Raises:
-        SourceExists: Another source of this name is registered.
-        InvalidArgument: The URI contains a password, or is of no installed kind.
+        SourceExists: A different source with this name is registered.
+        InvalidArgument: The URI contains a password, or its kind is not installed.
     """
     check_name(name, noun="source")
     check_uri(uri)
@@ -71,7 +71,7 @@ def add(
     open_source(session, spec)
     with session.registry.transaction() as connection:
         registered_names = sources.names(connection)
-        # A repeated registration, as on another machine, only grants the secret.
+        # A repeated registration, such as on another machine, only grants the secret.
         is_registered = name in registered_names and spec == replace(
             sources.get(connection, name), created=spec.created
         )
@@ -90,7 +90,7 @@ def add(
 
 
 def _absolute_path(path: str) -> str:
-    """Return an absolute path; ``/orders.db`` may be relative, as in URLs of SQLAlchemy."""
+    """Return the absolute path; ``/orders.db`` may be relative, as in SQLAlchemy URLs."""
     expanded = os.path.expanduser(path)
     from_here = os.path.abspath(expanded.lstrip("/"))
     if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
@@ -99,28 +99,28 @@ def _absolute_path(path: str) -> str:
 
 
 def every(session: Session) -> list[SourceSpec]:
-    """Return every source, sorted by name."""
+    """Return all registered sources, sorted by name."""
     with session.registry.reading() as connection:
         return sources.list_all(connection)
 
 
 def get(session: Session, name: str) -> SourceSpec:
-    """Return a source; SourceNotFound lists the registered ones."""
+    """Return a registered source; SourceNotFound lists the registered sources."""
     with session.registry.reading() as connection:
         return sources.get(connection, name)
 
 
 def remove(session: Session, name: str) -> None:
-    """Remove the registration of a source; rows that were read from it stay."""
+    """Remove the registration of a source; rows that were read from it remain."""
     with session.registry.transaction() as connection:
         sources.remove(connection, name)
         record_files.remove_source(session.location, name)
 
 
 def check(session: Session, name: str) -> SourceReport:
-    """Check that a source can be reached; return its tables and a few rows.
+    """Check that a source can be reached; return its tables and a few sample rows.
 
-    Problems are part of the report, not raised.
+    Problems are reported in the result, not raised.
     """
     spec = get(session, name)
     try:
@@ -156,7 +156,7 @@ def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport
     if not readable:
         return report
     if spec.kind == FOLDER_KIND:
-        # Files with the same schema are one table.
+        # Files with the same schema form one table.
         with suppress(FeatureStoreError):
             return _with_sample(report, snapshot, SourceQuery(), ".")
     try:
@@ -170,7 +170,7 @@ def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport
 def _with_sample(
     report: SourceReport, snapshot: RenamedSnapshot, query: SourceQuery, name: str
 ) -> SourceReport:
-    """Add the first rows of a table to the report, with the types that the source chose for it."""
+    """Add the first rows of a table to the report, with the types that the source inferred."""
     rows: list[Mapping[str, object]] = []
     for batch in snapshot.read(query):
         rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
@@ -193,10 +193,10 @@ def _problem_text(error: FeatureStoreError) -> str:
 
 
 def text_options(options: Mapping[str, object]) -> dict[str, str]:
-    """Convert options to texts; those that are None are left out.
+    """Convert options to strings, and omit options that are None.
 
     Raises:
-        InvalidArgument: A name suggests a secret, or a value has an unsupported type.
+        InvalidArgument: An option name suggests a secret, or a value has an unsupported type.
 
     >>> text_options({"header": False, "dtypes": {"zip": "string"}, "quote": None})
     {'header': 'false', 'dtypes': '{"zip": "string"}'}
@@ -235,7 +235,7 @@ def _text(name: str, value: object) -> str | None:
 
 
 def check_kind(spec: SourceSpec, options: Mapping[str, str]) -> None:
-    """Refuse options of folders for sources of other kinds."""
+    """Raise an error for folder options of a source that is not a folder."""
     folder_options = [name for name in options if name != RENAME]
     if folder_options and spec.kind != FOLDER_KIND:
         raise InvalidArgument(

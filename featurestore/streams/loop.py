@@ -1,8 +1,8 @@
-"""The loop of a stream run: find the position, commit micro-batches up to now, record progress.
+"""The main loop of a stream run: find the position, commit micro-batches, record progress.
 
-The position of a stream is in its table only, in the commits of its rows. A process may die at any
-time, and several may read the same partitions: a commit fails if another process has advanced the
-offsets, and the run continues from the new position.
+The position of a stream is stored only in its table, in the metadata of its commits. A process may
+die at any time, and several processes may read the same partitions: a commit fails if another
+process has advanced the offsets, and the run then continues from the new position.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from featurestore.streams.opening import (
 )
 
 _log = logging.getLogger("featurestore.jobs")
-# How often in a row a run may be overtaken by other processes.
+# Maximum number of consecutive times that other processes may overtake a run.
 _MAX_OVERTAKEN = 50
-# With fewer records the fraction of bad ones is not significant.
+# With fewer records, the fraction of bad records is not significant.
 _MIN_RECORDS = 100
 # Variable parts of error reasons: names, parentheses and numbers.
 _VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
@@ -50,7 +50,7 @@ _VALUES = re.compile(r"'[^']*'|\([^)]*\)|[0-9]+")
 
 @dataclass(frozen=True)
 class StreamTarget:
-    """The group of a stream; None with a declaration if it does not exist yet."""
+    """The group of a stream, or None with the declaration of a group to create."""
 
     group: OpenGroup | None
     declared: Declaration
@@ -58,7 +58,7 @@ class StreamTarget:
 
 @dataclass
 class Progress:
-    """The counts of a stream run so far."""
+    """The cumulative counts of a stream run."""
 
     rows: int = 0
     bad: int = 0
@@ -71,7 +71,7 @@ class Progress:
     version: int | None = None
 
     def add(self, committed: Committed) -> None:
-        """Add a micro-batch."""
+        """Add the counts of a micro-batch."""
         self.rows += committed.rows
         self.bad += committed.bad
         self.records += committed.records
@@ -111,8 +111,8 @@ def consume(
     Args:
         session: The connection.
         spec: The job.
-        target: Its group.
-        run_id: The id of the run, for commit metadata.
+        target: The group of the job.
+        run_id: The run id, for the commit metadata.
         check: Called before each commit; raises if another process has taken over the job.
         stop: Ends the run after the current micro-batch.
 
@@ -141,7 +141,7 @@ def consume(
 
 
 def _create_group(session: Session, spec: JobSpec, declared: Declaration) -> OpenGroup:
-    """Create the group of a job without rows; a concurrent process may create it first."""
+    """Create the group of a job without rows, unless a concurrent process has created it."""
     assert spec.stream is not None
     empty_rows = spec.stream.columns.empty_table()
     try:
@@ -154,7 +154,7 @@ def _create_group(session: Session, spec: JobSpec, declared: Declaration) -> Ope
 
 
 def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
-    """Read the new records of the topic; start again from the table if overtaken."""
+    """Read the new records of the topic; restart from the table's position if overtaken."""
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
         last_identity = registered_jobs.topic_id(connection, run.spec.name)
@@ -192,7 +192,7 @@ def _read(
     partition_positions: Mapping[int, Position],
     ends: Mapping[int, int],
 ) -> bool:
-    """Commit micro-batches; return True if the ends are reached or the run should stop."""
+    """Commit micro-batches; return True if the end offsets are reached or the run must stop."""
     start = {number: position.start for number, position in partition_positions.items()}
     committed_offsets = {
         number: position.committed for number, position in partition_positions.items()
@@ -249,10 +249,10 @@ def _commit(
 
 
 def _check_bad_records(run: _Run) -> None:
-    """Fail a run with mostly bad records: the schema is wrong, not the records.
+    """Fail a run with mostly bad records, which indicate a wrong schema.
 
     Raises:
-        BadRecord: Names the most frequent reason.
+        BadRecord: Contains the most frequent reason.
     """
     progress = run.progress
     if progress.records < _MIN_RECORDS or progress.bad <= run.stream.most_bad * progress.records:

@@ -1,4 +1,4 @@
-"""Commit one micro-batch: decode its records, quarantine unreadable ones, write the rows."""
+"""Commit a micro-batch: decode its records, quarantine unreadable records, write the rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DECODED_ROWS = 122_880
 
 @dataclass(frozen=True)
 class Decoding:
-    """A function that decodes records to rows with a schema."""
+    """A record decoder with the schema of its rows."""
 
     decode: BatchFunction
     schema: pa.Schema
@@ -55,7 +55,7 @@ class _Records:
 
 @dataclass(frozen=True)
 class Committed:
-    """The result of a micro-batch: rows in the group, bad records, and the Delta version.
+    """The result of a micro-batch: row count, bad records, and Delta version.
 
     ``records`` is the number of decoded records; ``reasons`` counts the errors of bad records.
     """
@@ -79,7 +79,7 @@ def commit_micro_batch(
 ) -> Committed:
     """Commit a micro-batch.
 
-    ``previous_offsets`` are those of the table by partition.
+    ``previous_offsets`` contains the table's offset of each partition.
 
     Raises:
         StreamOvertaken: Another process committed these records first.
@@ -128,7 +128,7 @@ def commit_micro_batch(
 def _order_matters(
     session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
 ) -> bool:
-    """Return whether the order of the records of a micro-batch matters."""
+    """Return whether the result depends on the order of the records in a micro-batch."""
     if records.deleted.num_rows:
         return True
     if group.spec.expectations and spec.validation != "off":
@@ -139,7 +139,7 @@ def _order_matters(
 def _select_columns(
     session: Session, good: pa.Table | FeatureFrame, names: Sequence[str]
 ) -> pa.Table | FeatureFrame:
-    """Return columns of rows by name."""
+    """Select columns by name."""
     if isinstance(good, pa.Table):
         return good.select(list(names))
     relation = session.engine.select(good.relation, {name: name for name in names})
@@ -204,7 +204,7 @@ def _handle_bad_records(
     offsets: Mapping[str, tuple[int | None, int]],
     note: Mapping[str, Any],
 ) -> None:
-    """Fail on bad records, skip them or write them to the quarantine, as the job specifies."""
+    """Fail on bad records, skip them or quarantine them, as the job specifies."""
     assert spec.stream is not None
     if spec.stream.on_bad_record == "fail":
         first = bad.slice(0, 1).to_pylist()[0]
@@ -224,7 +224,7 @@ def _handle_bad_records(
 
 
 def _quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return records as rows of a quarantine table: null features, position and reason."""
+    """Convert bad records to quarantine rows: null features, position and reason."""
     columns = {column.name: pa.nulls(bad.num_rows, column.type) for column in schema}
     reasons = [[reason] for reason in bad.column(RECORD_ERROR).to_pylist()]
     columns[REASONS] = pa.array(reasons, pa.list_(pa.field("item", pa.string())))

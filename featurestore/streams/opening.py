@@ -1,6 +1,6 @@
-"""Open a stream: its source, the checks of its job, and the position in its topic.
+"""Opening of a stream: its source, the job checks, and the position in its topic.
 
-The position is the offsets in the table, checked against the offsets of the topic.
+The position consists of the offsets in the table, which are validated against the topic.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from featurestore.plugins.source import (
 from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 
-# The prefix of a partition's application id in a quarantine table, for bad records.
+# Application id prefix of a partition in a quarantine table, for bad records.
 BAD = "bad/"
 
 
 def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
-    """Return the source of a stream, without a connection.
+    """Create the source of a stream, without connecting to it.
 
     Raises:
-        SourceNotFound: No source of this name is registered.
+        SourceNotFound: No source with this name is registered.
         InvalidJob: The source has no topics.
     """
     with session.registry.reading() as connection:
@@ -52,7 +52,7 @@ def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
 
 
 def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
-    """Return the decoder of a stream job; its keys and times are never null."""
+    """Create the decoder of a stream job; keys and times must not be null."""
     assert spec.stream is not None
     times = tuple(name for name in (spec.event_time, spec.created_time) if name is not None)
     # Readable rows can only be quarantined for these reasons.
@@ -63,9 +63,9 @@ def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
 
 
 def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
-    """Describe the differences that need a new version of a group: columns removed or changed.
+    """Describe the removed or changed columns that require a new version of a group.
 
-    New columns need none, nor does a type that widens to that of the group.
+    New columns do not require a new version, nor do types that widen to the group's type.
     """
     declared = {field.name: field.type for field in stream.columns}
     differences = []
@@ -79,13 +79,13 @@ def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
 
 
 def check_stream_job(session: Session, spec: JobSpec) -> None:
-    """Refuse a job that cannot run; the broker is queried for the topic.
+    """Raise an error if a job cannot run; the broker is queried for the topic.
 
     Raises:
         SourceNotFound: The source is not registered.
         SourceUnavailable: No broker responds.
         SourceTableNotFound: The topic does not exist.
-        InvalidJob: The format of its values does not support the type of a column.
+        InvalidJob: The value format does not support the type of a column.
     """
     assert spec.stream is not None
     source = streams_of(session, spec.stream)
@@ -105,7 +105,7 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
 
 
 def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
-    """Warn if the columns of a job need a new version of its group."""
+    """Warn if the columns of a job require a new version of its group."""
     assert spec.stream is not None
     with session.registry.reading() as connection:
         registered = featuregroups.find(connection, spec.target)
@@ -124,14 +124,14 @@ def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
 
 @dataclass(frozen=True)
 class Position:
-    """The next offset of a partition; ``committed`` is the offset in its table, None if it has none."""
+    """The next offset of a partition; ``committed`` is the offset in the table, None if missing."""
 
     committed: int | None
     start: int
 
 
 def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Position]:
-    """Return the position of each partition of a topic.
+    """Return the position of each partition in a topic.
 
     Raises:
         OffsetsLost: Records were removed before they were read, or the topic was recreated.
@@ -157,10 +157,10 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
 def quarantined_ends(
     path: str, stream: StreamSpec, partition_positions: Mapping[int, Position]
 ) -> dict[int, int]:
-    """Return the ends of a micro-batch that is in the quarantine table but not in the group.
+    """Return the end offsets of a micro-batch that was quarantined but not committed to the group.
 
-    A process died between the two commits: exactly these records have to be read again. Empty if
-    no such micro-batch exists.
+    A process died between these two commits, so exactly these records must be read again. The
+    result is empty if there is no such micro-batch.
     """
     ends: dict[int, int] = {}
     if not is_delta_table(path):
@@ -177,10 +177,10 @@ def quarantined_ends(
 def check_identity(
     state: Snapshot, stream: StreamSpec, topic: Topic, last_identity: str | None
 ) -> None:
-    """Refuse a topic that was recreated since it was last read.
+    """Raise an error if the topic was recreated since it was last read.
 
     Raises:
-        OffsetsLost: It is another topic of the same name.
+        OffsetsLost: The topic is a different one with the same name.
     """
     if last_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return

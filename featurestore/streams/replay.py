@@ -1,7 +1,7 @@
-"""Replays: read quarantined records again with the current job, and write those that pass.
+"""Replay: decode quarantined records with the current job, and write the valid records.
 
-A written record is removed from the quarantine. Rows that exist in the group already are not
-replaced, because they may be of a later record. Deletes are not repeated for the same reason.
+Written records are removed from the quarantine. Rows that already exist in the group are not
+replaced, because they may come from a later record. Deletes are not replayed for the same reason.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _NOT_WRITTEN = "the row fails checks, or the group has a row of its key and time
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay: written records, and why the others stay in the quarantine."""
+    """The result of a replay: written records, and the reasons why others remain quarantined."""
 
     rows: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def left(self) -> int:
-        """The number of records that stay in the quarantine."""
+        """The number of records that remain in the quarantine."""
         return sum(self.reasons.values())
 
 
 @dataclass(frozen=True)
 class _QuarantineDecoder:
-    """Decodes the columns of a quarantine table as records."""
+    """Decodes the records of a quarantine table."""
 
     decode: BatchFunction
 
@@ -65,10 +65,10 @@ class _QuarantineDecoder:
 
 
 def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
-    """Read the records of a group's quarantine again; the caller has the job's lease.
+    """Replay the quarantined records of a group; the caller holds the job's lease.
 
     Raises:
-        ValidationFailed: Rows violate expectations, and the job's policy is strict.
+        ValidationFailed: Rows violate expectations, and the job's validation policy is strict.
     """
     assert spec.stream is not None
     engine = session.engine
@@ -103,7 +103,7 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
 
 
 def _stored_records(engine: Engine, state: Snapshot, schema: pa.Schema, topic: str) -> Relation:
-    """Return the records of a topic in a quarantine table."""
+    """Return the records of a topic from a quarantine table."""
     stored_columns = [name for name in STORED_COLUMNS if name in state.schema.names]
     columns = pa.schema([schema.field(name) for name in stored_columns])
     rows = engine.read_table(
@@ -119,7 +119,7 @@ def _stored_records(engine: Engine, state: Snapshot, schema: pa.Schema, topic: s
 
 @dataclass(frozen=True)
 class _WithColumns:
-    """Adds the columns that tables of earlier releases lack, as nulls."""
+    """Adds null columns that tables of earlier releases lack."""
 
     schema: pa.Schema
 
@@ -136,7 +136,7 @@ class _WithColumns:
 def _insert(
     session: Session, spec: JobSpec, group: OpenGroup, good: Relation, state: Snapshot
 ) -> pa.Table:
-    """Write rows that the group does not have, and return the positions of their records."""
+    """Write the rows that the group does not contain, and return their record positions."""
     assert spec.stream is not None
     stream = spec.stream
     inserted: list[pa.Table] = []
@@ -154,14 +154,14 @@ def _insert(
 
 
 def _replay_application(stream: StreamSpec) -> str:
-    """Return the application id whose transaction number is the version of a quarantine."""
+    """Return the application id whose transaction number is a quarantine version."""
     return f"replay/{stream.source}/{stream.topic}"
 
 
 def _after_unfinished_replay(
     session: Session, spec: JobSpec, group: OpenGroup, state: Snapshot
 ) -> Snapshot:
-    """Finish a replay that died between its two commits; return the quarantine after it."""
+    """Finish a replay that died between its two commits; return the updated quarantine."""
     assert spec.stream is not None
     if (
         read_snapshot(group.path).transactions.get(_replay_application(spec.stream))

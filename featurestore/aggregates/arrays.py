@@ -1,8 +1,8 @@
-"""The arrays of the kernel: reductions of the rows in windows, and conversions of Arrow columns.
+"""Array operations of the kernel: reductions over windows, and conversions of Arrow columns.
 
-A row is in the windows of a range of labels. Without delayed availability, the window of a label is
-also a range of rows; ``chunk`` computes both. Reductions are sums, extremes, distinct counts and
-newest rows.
+A row is in the windows of a range of labels. Unless availability is delayed, the window of a label
+is also a range of rows; ``chunk`` computes both ranges. The reductions are sums, extremes, distinct
+counts and newest rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_INT64 = int(np.iinfo(np.int64).max)
 
 
 class Summands:
-    """A number per row, with sums that several windows share."""
+    """A number per row, with cached sums that several windows share."""
 
     def __init__(self, values: Integers) -> None:
         self.values = values
@@ -39,47 +39,47 @@ class Summands:
         return sums
 
     def sums_up_to(self, positions: Integers, *, labels: int) -> Integers:
-        """Return for each label the sum of the rows with positions up to the label."""
+        """Return for each label the sum of the rows whose position is at most the label's number."""
         cached = self._sums.get(id(positions))
         if cached is None:
             sums = np.zeros(labels + 1, np.int64)
             np.add.at(sums, positions, self.values)
-            # The cache holds a reference to the positions, so that their id is not reused.
+            # The cache keeps a reference to the positions, so that their id is not reused.
             cached = (positions, np.cumsum(sums)[:labels])
             self._sums[id(positions)] = cached
         return cached[1]
 
 
 class Window(ABC):
-    """The rows in the window of each label, with their reductions."""
+    """The rows in each label's window, with reductions over them."""
 
     labels: int
-    # Whether the first labels of the rows ascend.
+    # Whether the first labels of the rows are in ascending order.
     is_sorted_by_begin = False
 
     @property
     @abstractmethod
     def label_ranges(self) -> tuple[Integers, Integers]:
-        """The labels whose window contains each row, as first label and end (exclusive)."""
+        """The labels whose windows contain each row, as first label and end (exclusive)."""
 
     @abstractmethod
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the summands of the rows in the window of each label."""
+        """Return the sum over the rows in each label's window."""
 
     def extremes(
         self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
     ) -> Integers:
-        """Return the maximum or minimum code of the flagged rows in the window of each label.
+        """Return the maximum or minimum code of the flagged rows in each label's window.
 
-        The label range of a row is the union of two ranges whose length is a power of two. Ranges
-        of one length are recorded at their start; then, from the longest on, the extreme of a range
-        is passed on to its two halves.
+        A row's label range is the union of two ranges whose length is a power of two. Ranges of
+        each length are recorded at their start. Then, from the longest length down, the extreme of
+        each range is passed on to its two halves.
 
         Args:
             codes: A number per row.
-            present: The rows that count.
+            present: The rows to include.
             choose: ``np.maximum`` or ``np.minimum``.
-            neutral: The code of a label without such rows.
+            neutral: The code of labels without such rows.
         """
         begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
@@ -105,14 +105,14 @@ class Window(ABC):
         return label_codes
 
     def distinct(self, groups: Integers, present: Flags) -> Integers:
-        """Return the number of distinct groups of the flagged rows in the window of each label.
+        """Return the number of distinct groups of the flagged rows in each label's window.
 
-        Overlapping label ranges of the rows of one group are trimmed, so that a label is in at most
-        one of them; then the ranges are counted.
+        Overlapping label ranges of rows in the same group are trimmed, so that each label is in at
+        most one of them; then the ranges are counted.
 
         Args:
-            groups: The group of each row as a number, distinct for different keys.
-            present: The rows that count.
+            groups: The group number of each row; groups of different keys have different numbers.
+            present: The rows to include.
         """
         begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
@@ -132,10 +132,10 @@ class Window(ABC):
         return np.cumsum(changes)[: self.labels]
 
     def newest(self, present: Flags, n: int) -> Integers:
-        """Return the numbers of the last ``n`` flagged rows in the window of each label.
+        """Return the row numbers of the last ``n`` flagged rows in each label's window.
 
-        Shape (labels, n), the newest last, padded with -1 at the front. Each label scans the rows
-        of its key backwards, skipping rows that are not available yet or replaced.
+        The shape is (labels, n), newest last, padded with -1 at the front. Each label scans the
+        rows of its key backwards, and skips rows that are not yet available or have been replaced.
         """
         rows = np.flatnonzero(present)
         numbers = np.cumsum(present) - 1
@@ -170,24 +170,24 @@ class RowRangeWindow(Window):
 
     @cached_property
     def label_ranges(self) -> tuple[Integers, Integers]:
-        """The labels whose window contains each row, as first label and end (exclusive)."""
+        """The labels whose windows contain each row, as first label and end (exclusive)."""
         return self._labels_before(self._entered), self._labels_before(self._departed)
 
     def _labels_before(self, positions: Integers) -> Integers:
-        """Return the number of labels before each row's position."""
+        """Return for each row the number of labels whose position is at most the row's number."""
         return np.cumsum(np.bincount(positions, minlength=self._rows + 1))[: self._rows]
 
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the summands of the rows in the window of each label."""
+        """Return the sum over the rows in each label's window."""
         return summands.prefix[self._entered] - summands.prefix[self._departed]
 
     def extremes(
         self, codes: Integers, present: Flags, choose: Callable[..., Integers], *, neutral: int
     ) -> Integers:
-        """Return the maximum or minimum code of the flagged rows in the window of each label.
+        """Return the maximum or minimum code of the flagged rows in each label's window.
 
-        The window of a label is the union of two runs of rows whose length is a power of two. The
-        extremes of all runs of a length are computed from those of half the length.
+        A label's window is the union of two runs of rows whose length is a power of two. The
+        extremes of runs of each length are computed from runs of half the length.
         """
         label_codes = np.full(self.labels, neutral, np.int64)
         lengths = self._entered - self._departed
@@ -217,17 +217,17 @@ class LabelRangeWindow(Window):
 
     @property
     def label_ranges(self) -> tuple[Integers, Integers]:
-        """The labels whose window contains each row, as first label and end (exclusive)."""
+        """The labels whose windows contain each row, as first label and end (exclusive)."""
         return self._begin, self._end
 
     def totals(self, summands: Summands) -> Integers:
-        """Return the sum of the summands of the rows in the window of each label."""
+        """Return the sum over the rows in each label's window."""
         entered = summands.sums_up_to(self._begin, labels=self.labels)
         return entered - summands.sums_up_to(self._end, labels=self.labels)
 
 
 def combined_codes(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> Integers:
-    """Return an integer for each row; rows that are equal in all columns have the same one.
+    """Encode each row as an integer; rows that are equal in all columns have equal integers.
 
     >>> combined_codes([pa.array([5, 5, 7, None]), pa.array(["a", "b", "a", None])], 4).tolist()
     [0, 1, 2, 3]
@@ -244,24 +244,24 @@ def combined_codes(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> 
 
 
 def to_flags(column: pa.Array | pa.ChunkedArray) -> Flags:
-    """Return booleans without nulls as numpy."""
+    """Convert booleans without nulls to numpy."""
     return np.asarray(column.to_numpy(zero_copy_only=False), bool)
 
 
 def to_integers(column: pa.ChunkedArray) -> Integers:
-    """Return integers as numpy, 0 for null."""
+    """Convert integers to numpy, with 0 for null."""
     if column.null_count:
         column = pc.fill_null(column, 0)
     return np.asarray(column.to_numpy(), np.int64)
 
 
 def masked_array(values: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa.Array:
-    """Return values as an Arrow array, null where ``empty``."""
+    """Convert values to an Arrow array, with null where ``empty``."""
     return pa.array(values, mask=empty, type=kind)
 
 
 def normalize_floats(column: pa.Array) -> pa.Array:
-    """Return a column in which equal floats have equal bits: a single zero, a single NaN."""
+    """Normalize a column so that equal floats have equal bits: one zero and one NaN."""
     if not pat.is_floating(column.type):
         return column
     doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
@@ -271,7 +271,7 @@ def normalize_floats(column: pa.Array) -> pa.Array:
 
 
 def decimals_to_doubles(column: pa.Array) -> Doubles:
-    """Return the doubles nearest to decimals, 0 for null."""
+    """Convert decimals to the nearest doubles, with 0 for null."""
     low, *high = decimal_words(column)
     units = low + (high[0] << 32)
     sign = units >> 63
@@ -283,7 +283,7 @@ def decimals_to_doubles(column: pa.Array) -> Doubles:
 
 
 def decimal_words(column: pa.Array) -> list[Integers]:
-    """Return the unscaled integers of decimals as four words, the lowest first."""
+    """Return the unscaled integers of decimals as four words, lowest first."""
     wide = column.cast(pa.decimal128(38, column.type.scale)).fill_null(0)
     words = np.frombuffer(wide.buffers()[1], np.uint32).reshape(-1, 4)
     words = words[wide.offset : wide.offset + len(wide)]
@@ -292,9 +292,10 @@ def decimal_words(column: pa.Array) -> list[Integers]:
 
 
 def ordered_codes(column: pa.Array) -> Integers | None:
-    """Return integers in the order of the values, for ``decode_ordered``; None for other types.
+    """Encode values as integers of the same order, or return None for unsupported types.
 
-    Floats are represented by their bits; NaN of either sign is the maximum, -0.0 equals 0.0.
+    ``decode_ordered`` is the inverse. Floats are encoded by their bits; NaN of either sign is the
+    maximum, and -0.0 equals 0.0.
     """
     kind = column.type
     if pat.is_floating(kind):
@@ -310,12 +311,12 @@ def ordered_codes(column: pa.Array) -> Integers | None:
 
 
 def _flip_negatives(bits: Integers) -> Integers:
-    """Convert the bits of doubles to integers in the order of the doubles, or back."""
+    """Convert the bits of doubles to integers of the same order, or back."""
     return np.where(bits < 0, bits ^ np.int64(_MAX_INT64), bits)
 
 
 def decode_ordered(codes: Integers, empty: Flags, kind: pa.DataType) -> pa.Array:
-    """Return the values of codes from ``ordered_codes``, null where ``empty``."""
+    """Decode codes from ``ordered_codes``, with null where ``empty``."""
     codes = np.where(empty, 0, codes)
     if pat.is_floating(kind):
         return pa.array(_flip_negatives(codes).view(np.float64), mask=empty).cast(kind)

@@ -1,9 +1,10 @@
-"""A chunk of complete keys: its rows and labels, and which rows are in the windows of which labels.
+"""A chunk of complete keys: its rows and labels, and the rows in each label's window.
 
-Rows and labels are sorted by key, then time. A row counts for the labels of its key once its event
-time has passed and it is available, until it leaves the window or a later version is available. So
-a row covers a contiguous range of labels. Without delayed availability, a label also covers a
-contiguous range of rows; each can be computed from the other by counting.
+Rows and labels are sorted by key, then time. A row is included in the labels of its key once its
+event time has passed and it is available, until it leaves the window or a later version is
+available. Each row is therefore included in a contiguous range of labels. Unless availability is
+delayed, each label also includes a contiguous range of rows; each range can be computed from the
+other by counting.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from featurestore.aggregates.arrays import (
     to_flags,
 )
 
-# Maximum position on an axis; chunks are split so that they do not exceed it.
+# Maximum position on an axis; larger chunks are split.
 _MAX_POSITION = 1 << 62
 NEVER = np.int64(np.iinfo(np.int64).max)
 Function = Literal[
@@ -37,11 +38,11 @@ Function = Literal[
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One function over one window of a chunk.
+    """One aggregate function over one window of a chunk.
 
-    ``values`` and ``condition`` are indices of the columns passed to ``aggregate``; the window is
+    ``values`` and ``condition`` are indices of the columns passed to ``aggregate``. The window is
     ``(t - offset - over, t - offset]`` in microseconds, unbounded if ``over`` is None. ``n`` is the
-    number of values of ``last_n``.
+    number of values for ``last_n``.
     """
 
     function: Function
@@ -56,8 +57,8 @@ class Aggregate:
 class Totals:
     """Sums and counts of rows that are in the windows of all labels of a chunk.
 
-    ``sums`` are exact: of the values as "whole numbers" or as "doubles", and of their "squares".
-    NaN and infinities are excluded from the sums and counted.
+    ``sums`` contains exact sums: of the values, as "whole numbers" or "doubles", and of their
+    "squares". NaN and infinities are excluded from the sums and counted separately.
     """
 
     count: int = 0
@@ -77,7 +78,7 @@ class Totals:
         return sum(self.non_finite_counts)
 
     def plus(self, second: Totals) -> Totals:
-        """Return the totals of the rows of both."""
+        """Add the totals of other rows."""
         sums = dict(self.sums)
         for name, total in second.sums.items():
             sums[name] = sums.get(name, Fraction(0)) + total
@@ -106,25 +107,25 @@ class Chunk:
     cache: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def totals(self, aggregate: Aggregate) -> Totals:
-        """Return the totals of rows outside the chunk that count for every label."""
+        """Return the totals of rows outside the chunk that are in every label's window."""
         return self.base_totals.get((aggregate.values, aggregate.condition), _NO_TOTALS)
 
     def window(self, aggregate: Aggregate) -> Window:
-        """Return the window of an aggregate; aggregates over one window share it."""
+        """Return the window of an aggregate; aggregates over the same window share it."""
         key = (aggregate.over, aggregate.offset)
         if key not in self.windows:
             self.windows[key] = self.timeline.window(over=key[0], offset=key[1])
         return self.windows[key]
 
     def cached_for_window(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
-        """Return a result that functions over one column, condition and window share."""
+        """Compute a result once for all functions over the same column, condition and window."""
         key = (name, aggregate.values, aggregate.condition, aggregate.over, aggregate.offset)
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
 
     def cached_for_column(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
-        """Return a result that functions and windows over one column and condition share."""
+        """Compute a result once for all aggregates over the same column and condition."""
         key = (name, aggregate.values, aggregate.condition)
         if key not in self.cache:
             self.cache[key] = compute()
@@ -149,9 +150,9 @@ class Chunk:
 class Rows:
     """Rows of complete keys, sorted by key, event time, created time and tie hash.
 
-    ``available`` is the time from which a row may be used, None if that is the event time.
-    ``replaced`` is the time from which a later version of the event is used instead, ``NEVER``
-    without a later version, and None if no row has one.
+    ``available`` is the time from which a row may be used; None means its event time. ``replaced``
+    is the time from which a later version of the event is used instead: ``NEVER`` for a row without
+    a later version, and None if no row has one.
     """
 
     key: Integers
@@ -160,7 +161,7 @@ class Rows:
     replaced: Integers | None = None
 
     def slice_keys(self, rows: slice, *, first_key: int) -> Rows:
-        """Return a slice of the rows, with keys relative to ``first_key``."""
+        """Return a slice of the rows, with key numbers relative to ``first_key``."""
         available, replaced = self.available, self.replaced
         if available is not None:
             available = available[rows]
@@ -178,10 +179,10 @@ class Labels:
 
 
 class Timeline:
-    """The rows and labels of a chunk on one axis.
+    """The rows and labels of a chunk on a common axis.
 
     Raises:
-        AxisOverflow: The chunk has to be split.
+        AxisOverflow: The chunk must be split.
     """
 
     def __init__(self, rows: Rows, labels: Labels, *, keys: int) -> None:
@@ -197,7 +198,7 @@ class Timeline:
         """Return the window of rows in ``(t - offset - over, t - offset]`` available at ``t``.
 
         Args:
-            over: The length of the window in microseconds; None for an unbounded one.
+            over: The length of the window in microseconds; None for an unbounded window.
             offset: The time from the end of the window to the label, in microseconds.
         """
         if self._has_delays:
@@ -233,7 +234,7 @@ class Timeline:
 
 
 class Axis:
-    """Maps sorted (key, time) pairs to integers: the time ranges of all keys are concatenated.
+    """Maps sorted (key, time) pairs to integers, by concatenating the time ranges of all keys.
 
     >>> axis = Axis(np.array([0, 0, 2]), np.array([10, 20, 5]), keys=3)
     >>> axis.count_before(np.array([0, 0, 1, 2, 2]), np.array([10, 11, 99, 5, 6])).tolist()
@@ -248,7 +249,8 @@ class Axis:
         first, last = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
         first[is_used] = time[starts[is_used]]
         last[is_used] = time[stops[is_used] - 1]
-        # Each key has a position before its first time and one after its last, for times outside.
+        # Each key has extra positions before its first time and after its last time, for other
+        # times.
         lengths = last - first + 3
         if lengths.astype(np.float64).sum() >= _MAX_POSITION:
             raise AxisOverflow
@@ -257,7 +259,7 @@ class Axis:
         self._positions = time + self._base[key]
 
     def count_before(self, key: Integers, time: Integers) -> Integers:
-        """Return the number of pairs before each (key, time), including those of lower keys."""
+        """Return the number of pairs before each (key, time), including pairs with lower keys."""
         within = np.minimum(np.maximum(time, self._first[key]), self._last[key] + 1)
         return np.searchsorted(self._positions, within + self._base[key], side="left")
 

@@ -1,6 +1,6 @@
-"""Functions that count values or select rows.
+"""Aggregate functions that count values or select rows.
 
-Counts of values, of distinct and of true values; minimum, maximum, first, last and the last ``n``
+Counts of values, distinct values and true values; minimum, maximum, first, last and the last ``n``
 values.
 """
 
@@ -30,7 +30,7 @@ _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max
 
 
 def value_counts(chunk: Chunk, each: Aggregate) -> Integers:
-    """Return the number of values in the window of each label."""
+    """Return the number of values in each label's window."""
 
     def compute() -> Integers:
         flags = chunk.cached_for_column(each, "counts", lambda: as_summands(chunk.present(each)))
@@ -41,7 +41,7 @@ def value_counts(chunk: Chunk, each: Aggregate) -> Integers:
 
 
 def as_summands(flags: Flags) -> Summands:
-    """Return summands of 1 for flagged rows and 0 for others."""
+    """Convert flags to summands of 0 and 1."""
     return Summands(flags.astype(np.int64))
 
 
@@ -56,7 +56,7 @@ def _count_distinct(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 
 def value_groups(chunk: Chunk, each: Aggregate) -> Integers:
-    """Return an integer for each row; rows with the same key and value have the same one."""
+    """Return a group number per row; rows with the same key and value have the same number."""
     values = normalize_floats(chunk.columns[each.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -85,7 +85,7 @@ def _true_counts(chunk: Chunk, each: Aggregate) -> Integers:
 def _extreme(
     chunk: Chunk, each: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
-    """Return the maximum or minimum value."""
+    """Return the maximum or minimum value in each window."""
     column = chunk.columns[each.values]
     codes = _codes(chunk, each)
     empty = value_counts(chunk, each) == 0
@@ -102,7 +102,7 @@ def _extreme(
 
 
 def sort_codes(chunk: Chunk, each: Aggregate) -> Integers:
-    """Return integers in the order of the values, codes or else ranks."""
+    """Encode values as integers of the same order: ordered codes if possible, otherwise ranks."""
     codes = _codes(chunk, each)
     return _ranks(chunk, each) if codes is None else codes
 
@@ -120,7 +120,7 @@ def _ranks(chunk: Chunk, each: Aggregate) -> Integers:
 
 
 def _take_rows(column: pa.Array, rows: Integers, codes: Integers, *, neutral: int) -> pa.Array:
-    """Return the values of the rows of codes; null for the neutral code."""
+    """Return the values of the rows with these codes, with null for the neutral code."""
     empty = codes == neutral
     row_numbers = np.zeros(len(codes), np.int64)
     if len(rows):
@@ -139,7 +139,7 @@ def _newest_or_oldest(
 
 
 def _last_n(chunk: Chunk, each: Aggregate) -> pa.Array:
-    """Return the newest values, the newest last, padded with nulls at the front."""
+    """Return the newest values, newest last, padded with nulls at the front."""
     column = chunk.columns[each.values]
     newest = chunk.window(each).newest(chunk.present(each), each.n)
     flat = newest.ravel()

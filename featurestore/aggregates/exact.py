@@ -1,10 +1,9 @@
-"""Exact sums of numbers in fixed-point representation, and double-double arithmetic.
+"""Exact fixed-point sums, and double-double arithmetic.
 
-Every value of a chunk is a multiple of a unit (a power of two) and is split into *limbs*, signed
+Every value in a chunk is a multiple of a unit (a power of two) and is split into *limbs*, signed
 integers of at most ``bits`` bits. Sums of limbs are exact while ``bits + log2(rows)`` is below 63.
-The sum of any range of rows is the difference of two prefix sums and is rounded once, at the end.
-The result is that of ``math.fsum``, independent of the order of the rows.
-Exact sums are rounded to the nearest double, ties to even.
+The sum over a range of rows is the difference of two prefix sums, rounded once at the end to the
+nearest double, ties to even. The result equals ``math.fsum``, independent of the row order.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ import numpy.typing as npt
 
 from featurestore.aggregates.arrays import Doubles, Integers
 
-# Doubles represent all integers below this.
+# Doubles represent all integers below this limit exactly.
 _MAX_INTEGER = 1 << 53
 # With units above this power of two, sums of few digits are normal doubles.
 _MIN_UNIT = -1000
 _MAX_BITS = 40
 _MANTISSA = 53
-# A mantissa is split at this bit, so that products of its halves fit 64 bits.
+# A mantissa is split at this bit, so that products of its halves fit into 64 bits.
 _HALF = 27
-# Doubles between these powers of two are split with floating-point arithmetic, which is exact and
-# does not overflow there; squares of doubles between the halves of the powers.
+# Doubles between these powers of two can be split with floating-point arithmetic, which is exact
+# and does not overflow in this range; squares of doubles can be split within half the exponents.
 _MODERATE = 900
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Numbers as digits in base ``2**bits``, the lowest first, in units of ``2**unit``.
+    """Numbers as digits in base ``2**bits``, lowest first, in units of ``2**unit``.
 
     Digits are signed, with absolute values below ``3 * 2**bits``.
     """
@@ -45,18 +44,18 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class Sums:
-    """Exact sums as digits, the lowest first, in units of ``2**unit``."""
+    """Exact sums as digits, lowest first, in units of ``2**unit``."""
 
     limbs: Sequence[Integers]
     unit: int
     bits: int
 
     def rounded(self) -> Doubles:
-        """Return the nearest doubles."""
+        """Round the sums to the nearest doubles."""
         return round_sums(self.limbs, unit=self.unit, bits=self.bits)
 
     def pairs(self) -> tuple[Doubles, Doubles] | None:
-        """Return the sums as pairs of doubles with 104 bits; None if they exceed doubles."""
+        """Return the sums as pairs of doubles with 104 bits; None if they exceed the range."""
         doubles = to_doubles(self.limbs, unit=self.unit, bits=self.bits)
         if doubles is None:
             return None
@@ -99,7 +98,7 @@ class Sums:
 
 
 def bits_for(rows: int) -> int:
-    """Return the maximum bits of a limb such that sums of ``rows`` limbs fit 64 bits.
+    """Return the maximum limb size in bits such that sums of ``rows`` limbs fit into 64 bits.
 
     >>> bits_for(1_000_000), bits_for(50_000_000)
     (40, 34)
@@ -109,7 +108,7 @@ def bits_for(rows: int) -> int:
 
 
 def from_integers(values: Integers, *, bits: int) -> FixedPoint:
-    """Convert integers with a unit of 1; small ones need a single limb."""
+    """Convert integers with a unit of 1; small integers need a single limb."""
     if _sums_fit(values):
         return FixedPoint([values], 0, bits)
     high = values >> 31
@@ -119,13 +118,13 @@ def from_integers(values: Integers, *, bits: int) -> FixedPoint:
 
 
 def _sums_fit(values: Integers) -> bool:
-    """Return True if sums of any of the values fit 62 bits."""
+    """Return True if the sum of any subset of the values fits into 62 bits."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     return largest * len(values) < 1 << 62
 
 
 def from_words(words: Sequence[Integers], *, bits: int) -> FixedPoint:
-    """Convert integers given as 32-bit words, the lowest first, the last one signed."""
+    """Convert integers represented as 32-bit words, lowest first; the last word is signed."""
     if _fits_two_words(words):
         return from_integers(words[0] + (words[1] << 32), bits=bits)
     terms = [
@@ -135,7 +134,7 @@ def from_words(words: Sequence[Integers], *, bits: int) -> FixedPoint:
 
 
 def _fits_two_words(words: Sequence[Integers]) -> bool:
-    """Return True if the words above the second are a sign extension of it."""
+    """Return True if the words above the second word only extend its sign."""
     highest = words[1] << 32 >> 32
     for word in words[2:-1]:
         if not (word == (highest >> 32) & 0xFFFFFFFF).all():
@@ -159,7 +158,7 @@ def from_doubles(values: Doubles, *, bits: int) -> FixedPoint:
 
 
 def from_squares(values: Doubles, *, bits: int) -> FixedPoint:
-    """Convert the squares of finite doubles, with all of their 106 bits."""
+    """Convert the squares of finite doubles, exactly, with all 106 bits."""
     sizes = np.abs(values)
     minimum = np.min(sizes, where=sizes > 0, initial=1.0)
     if minimum > 2.0 ** (-_MODERATE // 2) and sizes.max(initial=0.0) < 2.0 ** (_MODERATE // 2):
@@ -173,7 +172,7 @@ def from_squares(values: Doubles, *, bits: int) -> FixedPoint:
 
 
 def _add_digits(first: list[Integers], second: list[Integers], top: int, bits: int) -> FixedPoint:
-    """Return the sum of two numbers whose highest digits have the unit ``2**top``."""
+    """Add two numbers whose highest digits have the unit ``2**top``."""
     count = max(len(first), len(second))
     limbs = []
     for index in range(count - 1, -1, -1):
@@ -183,16 +182,16 @@ def _add_digits(first: list[Integers], second: list[Integers], top: int, bits: i
 
 
 def _max_exponent(values: Doubles) -> int:
-    """Return the exponent of the power of two above all absolute values."""
+    """Return the exponent of the smallest power of two above all absolute values."""
     largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))
     return int(np.frexp(largest)[1])
 
 
 def _split_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | None:
-    """Return the digits of doubles, the highest first, with the unit ``2**top``.
+    """Return the digits of doubles, highest first, with the unit ``2**top``.
 
-    Each digit is the nearest integer, so the remainder is below half a unit and has no more bits
-    than before: both steps are exact. Return None if numbers are too small.
+    Each digit is rounded to the nearest integer, so the remainder is below half a unit and has no
+    more bits than before; both steps are exact. Return None if some numbers are too small.
     """
     digits: list[Integers] = []
     remainder, unit = values.copy(), top
@@ -231,7 +230,7 @@ class _Term:
 
 
 def _sum_terms(terms: Sequence[_Term], unit: int, bits: int, count: int) -> FixedPoint:
-    """Return the sum of terms as ``count`` digits."""
+    """Add terms and return the sum as ``count`` digits."""
     split_terms = [_split_term(term, bits) for term in terms]
     limbs = []
     for index in range(count):
@@ -246,7 +245,7 @@ def _sum_terms(terms: Sequence[_Term], unit: int, bits: int, count: int) -> Fixe
 
 
 def _decompose(values: Doubles) -> tuple[Integers, Integers, int]:
-    """Return integers ``mantissa * 2**exponent`` as mantissas, exponents, minimum exponent."""
+    """Decompose doubles into ``mantissa * 2**exponent``; also return the minimum exponent."""
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, _MANTISSA).astype(np.int64)
     powers = exponents.astype(np.int64) - _MANTISSA
@@ -262,7 +261,7 @@ def _digit_count(width: int, bits: int) -> int:
 
 
 def _split_term(term: _Term, bits: int) -> tuple[Integers, list[Integers]]:
-    """Return the position of each number's lowest digit, and its digits from there on."""
+    """Return the position of each number's lowest digit, and its digits in ascending order."""
     position, shift = np.divmod(term.shifts, bits)
     sign = np.sign(term.values)
     remainder = np.abs(term.values)
@@ -278,13 +277,13 @@ def _split_term(term: _Term, bits: int) -> tuple[Integers, list[Integers]]:
 
 
 def round_sums(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
-    """Return the doubles nearest to sums of limbs, ties to even.
+    """Round sums of limbs to the nearest doubles, ties to even.
 
     Args:
-        limbs: Digits without carry propagation, the lowest first: each may be far above ``2**bits``
-            or negative.
+        limbs: Digits before carry propagation, lowest first; each may be negative or far above
+            ``2**bits``.
         unit: The unit of the lowest digit is ``2**unit``.
-        bits: Bits of a digit.
+        bits: Number of bits per digit.
     """
     if len(limbs) <= 3:
         doubles = to_doubles(limbs, unit=unit, bits=bits)
@@ -296,7 +295,7 @@ def round_sums(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
 
 
 def _round_digits(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
-    """Return the doubles nearest to numbers of any size."""
+    """Round numbers of any size to the nearest doubles."""
     digits, negative = _magnitudes(limbs, bits=bits)
     rows = len(negative)
     top = np.zeros(rows, np.int64)
@@ -308,7 +307,7 @@ def _round_digits(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles
     has_lower_bits = np.zeros(rows, bool)
     for index, digit in enumerate(digits):
         has_lower_bits |= (index <= top - window_digits) & (digit != 0)
-    # The top digit and the ones below it, in one window of 64 bits.
+    # The top digit and the digits below it, in one window of 64 bits.
     window = np.zeros(rows, np.uint64)
     first = stacked[top, row_numbers]
     leading = _bit_length(first)
@@ -327,7 +326,7 @@ def _round_digits(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles
 def _insert_digit(
     window: npt.NDArray[np.uint64], digit: Integers, position: Integers
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Return a window with a digit inserted at a bit position, and where bits were lost."""
+    """Insert a digit into a window at a bit position; also return where bits were lost."""
     bits = digit.astype(np.uint64)
     up = np.clip(position, 0, 63).astype(np.uint64)
     down = np.clip(-position, 0, 63).astype(np.uint64)
@@ -337,7 +336,7 @@ def _insert_digit(
 
 
 def to_doubles(limbs: Sequence[Integers], *, unit: int, bits: int) -> list[Doubles] | None:
-    """Return doubles that add up to the digits, the lowest first; None if they do not fit."""
+    """Convert the digits to doubles with the same sum, lowest first; None if they do not fit."""
     highest = unit + bits * (len(limbs) - 1)
     if not _MIN_UNIT < unit <= highest < -_MIN_UNIT - 64:
         return None
@@ -368,7 +367,7 @@ def _magnitudes(
         digits.append(total & mask)
         carry = total >> bits
     negative = carry < 0
-    # Negative numbers: the complement of every digit, plus one.
+    # Two's complement of negative numbers: the complement of every digit, plus one.
     carry = negative.astype(np.int64)
     for index, digit in enumerate(digits):
         total = np.where(negative, mask - digit, digit) + carry
@@ -386,7 +385,7 @@ def total(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def product(a: Doubles, b: Doubles) -> tuple[Doubles, Doubles]:
-    """Return products and their rounding errors (Dekker 1971)."""
+    """Return products and their rounding errors (Dekker, 1971)."""
     products = a * b
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
@@ -412,8 +411,8 @@ def square(values: Doubles) -> tuple[Doubles, Doubles]:
 def sum_of_three(first: Doubles, second: Doubles, third: Doubles) -> Doubles:
     """Return sums of three doubles, rounded once.
 
-    The two errors are added with rounding to odd (Boldo and Melquiond 2008): the last bit is set if
-    any bit was lost, so that the final addition rounds correctly.
+    The two error terms are added with rounding to odd (Boldo and Melquiond, 2008): the last bit is
+    set if any bit was lost, so that the final addition is rounded correctly.
     """
     high, low = total(second, third)
     sums, error = total(first, high)

@@ -1,8 +1,8 @@
-"""Incremental aggregation of a group that exceeds memory, block by block.
+"""Incremental aggregation of groups that exceed memory, block by block.
 
-Between blocks only the state that later labels need is retained: totals, for sums and counts, and
-the rows that suffice, for functions that select values. ``docs/window-aggregates.md`` explains
-which rows these are and why they are sufficient.
+Between blocks, only the state that later labels need is retained: totals for sums and counts, and a
+sufficient subset of the rows for functions that select values. ``docs/window-aggregates.md``
+explains which rows are sufficient, and why.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Segment:
     Attributes:
         first: The minimum event time.
         last: The maximum event time.
-        rows: The rows; None if each window contains all or none of them from now on.
+        rows: The rows; None if each later window contains either all or none of them.
         selected_rows: The rows that suffice for functions that select values.
         totals: The totals of all rows for functions that sum, by column and condition.
     """
@@ -62,7 +62,7 @@ class Segment:
         return ended and (each.over is None or self.first > last - each.offset - each.over)
 
     def is_outside(self, each: Aggregate, first: int) -> bool:
-        """Return True if no row is in the window of any label from a time on."""
+        """Return True if no row is in the window of a label at or after a time."""
         return each.over is not None and self.last <= first - each.offset - each.over
 
 
@@ -71,7 +71,7 @@ class _KeyState:
     """The retained state of one key."""
 
     segments: list[Segment] = field(default_factory=list)
-    # Rows that may become available, or be replaced, for later labels.
+    # Rows that may become available or be replaced for later labels.
     unsettled_rows: pa.Table | None = None
 
 
@@ -88,7 +88,7 @@ class IncrementalGroup:
         self._key_names = list(keys)
         self._seen_keys: pa.Table | None = None
         self._key_states: list[_KeyState] = []
-        # The maximum time for which a bounded window may contain a row.
+        # Maximum time for which a bounded window may contain a row.
         extents = [each.offset + (each.over or 0) for each in request.aggregates]
         self._window_extent = max(extents, default=0)
 
@@ -100,14 +100,14 @@ class IncrementalGroup:
         row_numbers: Integers,
         label_numbers: Integers,
     ) -> list[pa.Array]:
-        """Return the aggregates for the labels of a block, in the order of key and time.
+        """Aggregate the labels of a block; the result is ordered by key and time.
 
         Args:
-            block: Rows and labels of the stream.
-            keys: The number of each row's key; -1 for null keys.
+            block: Rows and labels from the stream.
+            keys: The key number of each row; -1 for null keys.
             time: The time of each row.
-            row_numbers: The positions of rows.
-            label_numbers: The positions of labels with a key and a time, by key and time.
+            row_numbers: The positions of the rows.
+            label_numbers: The positions of the labels with a key and a time, by key and time.
         """
         table = block.select([name for name in block.column_names if name[0] not in "kc"])
         has_time = to_flags(block.column(STREAM_TIME).is_valid())
@@ -155,7 +155,7 @@ class IncrementalGroup:
     def _aggregate_key(
         self, state: _KeyState, new_rows: pa.Table, times: Integers
     ) -> list[pa.Array]:
-        """Return the aggregates for labels of one key, from its state and its new rows."""
+        """Aggregate the labels of one key, from its state and its new rows."""
         tables = [new_rows]
         if state.unsettled_rows is not None:
             tables.append(state.unsettled_rows)
@@ -184,7 +184,7 @@ class IncrementalGroup:
         times: Integers,
         aggregates: Sequence[Aggregate],
     ) -> list[pa.Array]:
-        """Return aggregates over one window."""
+        """Compute the aggregates of one window."""
         window, first, last = aggregates[0], int(times.min()), int(times.max())
         needed_tables = list(tables)
         totals: dict[Condition, Totals] = {}
@@ -207,7 +207,7 @@ class IncrementalGroup:
         aggregates: Sequence[Aggregate],
         totals: dict[Condition, Totals],
     ) -> list[pa.Array]:
-        """Return aggregates for labels of one key."""
+        """Run the kernel for the labels of one key."""
         events = self._events(pa.concat_tables(tables))
         labels = Labels(np.zeros(len(times), np.int64), times)
         return self._request.aggregate(
@@ -220,7 +220,7 @@ class IncrementalGroup:
         return self._request.events(table, np.zeros(len(row_numbers), np.int64), time, row_numbers)
 
     def _absorb(self, state: _KeyState, new_rows: pa.Table, end: int) -> None:
-        """Update the state of a key with new rows; all later labels are after ``end``."""
+        """Add new rows to the state of a key; all later labels are after ``end``."""
         unsettled_tables = []
         for table in (state.unsettled_rows, new_rows):
             if table is None:
@@ -264,7 +264,7 @@ class IncrementalGroup:
         return events.table.take(pa.array(events.positions[numbers]))
 
     def _merge_expired(self, expired: Sequence[Segment]) -> list[Segment]:
-        """Merge segments that only unbounded windows contain from now on."""
+        """Merge segments that only unbounded windows can still contain."""
         unbounded = [each for each in self._request.aggregates if each.over is None]
         if not unbounded:
             return []
@@ -280,7 +280,7 @@ class IncrementalGroup:
 
 
 def _find_settled(events: Events, end: int) -> tuple[Flags, Flags]:
-    """Return which events count equally for all labels after a time, and which for none."""
+    """Return which events all labels after a time include, and which events no label includes."""
     rows = events.rows
     settled = np.ones(len(rows.event), bool)
     dropped = np.zeros(len(rows.event), bool)
@@ -308,12 +308,13 @@ def sum_totals(
     conditions: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
 ) -> Totals:
-    """Return the totals of rows of one key for aggregates over one column and condition.
+    """Compute the totals of one key's rows, for aggregates over the same column and condition.
 
     >>> rows = Rows(np.array([0, 0]), np.array([1, 5]))
     >>> sum_totals(rows, columns=[pa.array([1.5, 2.0])], conditions=[],
     ...           aggregates=[Aggregate("mean", 0, over=5)])
-    Totals(count=2, sums={'doubles': Fraction(7, 2)}, positive_infinities=0, negative_infinities=0, nans=0)
+    Totals(count=2, sums={'doubles': Fraction(7, 2)}, positive_infinities=0, negative_infinities=0,
+    nans=0)
     """
     # A single label whose window contains all rows.
     last_label = Labels(np.zeros(1, np.int64), np.array([_LABEL_TIME]))
@@ -346,9 +347,9 @@ def select_rows(
     conditions: Sequence[pa.Array],
     aggregates: Sequence[Aggregate],
 ) -> Integers:
-    """Return the numbers of rows that suffice: functions over them equal those over all rows.
+    """Return the numbers of a subset of rows that gives the same results as all rows.
 
-    The rows have one key and are in order; the functions select values.
+    The rows have a single key and are in order; the functions select values.
 
     >>> select_rows([pa.array([3, 1, 1, 2])], [],
     ...                  [Aggregate("max", 0, over=5), Aggregate("last", 0, over=5)]).tolist()
@@ -395,5 +396,5 @@ _SELECTORS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
     "max": _select_extreme,
     "min": _select_extreme,
 }
-# Functions that depend on the selected rows only.
+# Functions whose result depends only on the selected rows.
 SELECTING = frozenset(_SELECTORS)

@@ -1,7 +1,7 @@
-"""The aggregation kernel: window functions over sorted rows and labels.
+"""The aggregation kernel: aggregate functions over sorted rows and labels.
 
-Functions ignore nulls and rows that do not satisfy the condition. Over a window without values,
-counts are 0 and other functions null. NaN is greater than every number.
+Functions ignore nulls and rows that do not satisfy the condition. In a window without values,
+counts are 0 and other functions return null. NaN is greater than every number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def aggregate(
     conditions: Sequence[pa.Array] = (),
     base_totals: Mapping[tuple[int, int | None], Totals] | None = None,
 ) -> list[pa.Array]:
-    """Return an array per aggregate, with a value per label.
+    """Compute the aggregates, as one array per aggregate with one value per label.
 
     Args:
         rows: Rows of complete keys, sorted as ``Rows`` specifies.
@@ -45,8 +45,8 @@ def aggregate(
         columns: Value columns of the rows.
         aggregates: The aggregates to compute.
         conditions: Boolean columns of the rows.
-        base_totals: By values and condition, the totals of further rows that count for every
-            label, for a single key; used by counts, sums, means and deviations only.
+        base_totals: By values and condition, the totals of further rows that are in every label's
+            window, for a single key. They only affect counts, sums, means and deviations.
 
     Raises:
         InvalidArgument: A sum of integers or decimals does not fit its type.
@@ -75,7 +75,7 @@ def _in_halves(
     aggregates: Sequence[Aggregate],
     conditions: Sequence[pa.Array],
 ) -> list[pa.Array]:
-    """Aggregate the lower and the upper half of the keys separately."""
+    """Aggregate the lower half and the upper half of the keys separately."""
     middle = keys // 2
     halves = []
     for low, high in ((0, middle), (middle, keys)):

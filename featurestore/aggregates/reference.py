@@ -1,6 +1,6 @@
-"""Reference implementation of window aggregates: it scans every row for every label.
+"""Reference implementation of window aggregates, which scans every row for every label.
 
-It shares no code with the kernel. The leak check and the tests compare the kernel with it.
+It shares no code with the kernel. The leakage check and the tests compare the kernel with it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from featurestore.model.plan import WindowJoin, WindowOutput
 Row = Mapping[str, Any]
 # More digits than any sum of 38-digit decimals.
 _DIGITS = 100
-# More integer digits than the square of a double.
+# More integer digits than the square of any double.
 _SQUARE_DIGITS = 700
 
 
 @dataclass(frozen=True)
 class EventRow:
-    """A row of a group: its values, its times and the hash that orders rows of equal times."""
+    """A row of a group: values, times, and the hash that orders rows with equal times."""
 
     values: Row
     event: datetime | None
@@ -40,9 +40,9 @@ def visible_events(
     *,
     filters_created_time: bool,
 ) -> list[EventRow]:
-    """Return the events of a key that are available at a timestamp, the oldest first.
+    """Return the events of a key that are available at a timestamp, oldest first.
 
-    Only the latest available version of each event is returned.
+    Only the latest available version of each event is included.
     """
     if None in key:
         return []
@@ -70,7 +70,7 @@ def rows_in_window(
 ) -> list[EventRow]:
     """Return the rows of one key in the window of an aggregate, in order.
 
-    Conditions are not evaluated.
+    Conditions are not evaluated here.
     """
     end = timestamp - output.offset
     window_rows = []
@@ -85,7 +85,7 @@ def rows_in_window(
 
 
 def apply_function(output: WindowOutput, arguments: Sequence[Any]) -> Any:
-    """Apply an aggregate function to the values in a window, the oldest first."""
+    """Apply an aggregate function to the values in a window, oldest first."""
     values = [value for value in arguments if value is not None]
     if output.function == "count":
         return len(values)
@@ -143,7 +143,7 @@ def _identity(value: Any) -> Any:
 
 
 def _normalize_zero(value: Any) -> Any:
-    """Return 0.0 for -0.0, so that the result does not depend on which of them is selected."""
+    """Replace -0.0 with 0.0, so that the result does not depend on which zero is selected."""
     return value + 0.0 if isinstance(value, float) else value
 
 
@@ -161,7 +161,7 @@ def _sum(values: Sequence[Any]) -> Any:
         return sum(values)
     if all(map(math.isfinite, values)):
         return _nearest_double(sum(map(Fraction, values), Fraction(0)))
-    # Infinities of one sign are the sum; infinities of both signs, or NaN, sum up to NaN.
+    # Infinities of one sign determine the sum; infinities of both signs, or NaN, give NaN.
     non_finite = {value for value in values if not math.isfinite(value)}
     if len(non_finite) == 1:
         return non_finite.pop()
@@ -191,7 +191,7 @@ def _variance(values: Sequence[Any]) -> Fraction | float | None:
 
 
 def _nearest_double(number: Fraction) -> float:
-    """Return the nearest double; infinity beyond the range of doubles."""
+    """Return the nearest double, or infinity beyond the double range."""
     try:
         return float(number)
     except OverflowError:

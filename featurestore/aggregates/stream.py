@@ -1,4 +1,4 @@
-"""The sorted stream of rows and labels: its blocks, each the input of one kernel call, and its events.
+"""The sorted stream of rows and labels: its blocks, which are kernel inputs, and its events.
 
 A block ends at the end of a group. Groups that are too large are split where the time changes. An
 event is a row with the time at which a later version replaces it.
@@ -25,11 +25,11 @@ from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument
 
 _MIN_INT64 = np.iinfo(np.int64).min
-# Columns of the stream. ``STREAM_TIME`` is twice the time of a row in microseconds, and one more for
-# a label, so that labels come after the rows of their time; it is null for labels without a time.
+# Columns of the stream. ``STREAM_TIME`` is twice the time of a row in microseconds, plus one for a
+# label, so that labels follow the rows of the same time; it is null for labels without a time.
 GROUP, STREAM_TIME, AVAILABLE, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
 CHUNK_ROWS = 60_000
-# A group with this many rows and labels is split into smaller blocks.
+# Groups with at least this many rows and labels are split into smaller blocks.
 GROUP_ROWS, BLOCK_ROWS = 1_000_000, 250_000
 
 
@@ -49,12 +49,12 @@ class StreamBlock:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all groups of the block are complete."""
+        """Whether all groups in the block are complete."""
         return self.begins and self.ends
 
 
 def split_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[StreamBlock]:
-    """Yield the blocks of a stream, in order."""
+    """Split a stream into blocks, in order."""
     buffered: list[pa.RecordBatch] = []
     # The buffered rows, the start of their last group, and whether their first group is continued.
     rows = last_group_start = 0
@@ -62,7 +62,7 @@ def split_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[StreamBlock]:
     for batch in batches:
         if not batch.num_rows:
             continue
-        # The start of the last group of the batch; 0 if it may continue the previous batch.
+        # The start of the last group in the batch; 0 if it may continue the previous batch.
         first = int(np.flatnonzero(value_changes(batch.column(GROUP)))[-1])
         if first > 0 or _begins_group(buffered, batch):
             last_group_start = rows + first
@@ -89,7 +89,7 @@ def split_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[StreamBlock]:
 
 
 def _complete_groups(table: pa.Table, is_continued: bool) -> Iterator[StreamBlock]:
-    """Yield blocks of rows that end with a group; the end of a split group is a separate block."""
+    """Yield blocks that end with a group; the end of a split group is a separate block."""
     if not is_continued:
         yield StreamBlock(table)
         return
@@ -124,7 +124,7 @@ def _begins_group(buffered: Sequence[pa.RecordBatch], batch: pa.RecordBatch) -> 
 
 
 def value_changes(column: pa.Array) -> Flags:
-    """Return which values differ from the previous value; the first one does.
+    """Return which values differ from the preceding value; the first value always differs.
 
     >>> value_changes(pa.array([1, 1, None, None, 2])).tolist()
     [True, False, True, False, True]
@@ -141,14 +141,14 @@ def value_changes(column: pa.Array) -> Flags:
 
 @dataclass(frozen=True)
 class Events:
-    """Rows of a table that count for some label: keys, times and positions in the table."""
+    """Rows of a table that at least one label may include: keys, times and table positions."""
 
     rows: Rows
     table: pa.Table
     positions: Integers
 
     def select(self, mask: Flags) -> Events:
-        """Return the events of a mask."""
+        """Select events by a mask."""
         rows = self.rows
         available, replaced = rows.available, rows.replaced
         if available is not None:
@@ -166,7 +166,7 @@ class Events:
 
 @dataclass(frozen=True)
 class AggregateRequest:
-    """Aggregates over the rows of a group; the attributes are those of ``WindowFeatures``."""
+    """Aggregates over the rows of a group; see the attributes of ``WindowFeatures``."""
 
     members: int
     filters_created_time: bool
@@ -176,11 +176,11 @@ class AggregateRequest:
     group: str
 
     def events(self, table: pa.Table, key: Integers, time: Integers, rows: Integers) -> Events:
-        """Return the rows that count for some label, in the order that the kernel requires.
+        """Return the rows that any label may include, in the order that the kernel requires.
 
         Args:
             table: Rows of the stream.
-            key: The number of each row's key.
+            key: The key number of each row.
             time: The event time of each row.
             rows: The positions of the rows to use.
         """
@@ -208,7 +208,7 @@ class AggregateRequest:
         aggregates: Sequence[Aggregate],
         carried: Mapping[tuple[int, int | None], Totals] | None = None,
     ) -> list[pa.Array]:
-        """Return the values of some aggregates for labels."""
+        """Compute some of the aggregates for labels."""
         values, conditions = self.columns(events)
         return aggregate(
             events.rows,
@@ -231,7 +231,8 @@ class AggregateRequest:
     ) -> Integers | None:
         """Return the time at which a later version replaces each row; None without versions.
 
-        The minimum integer marks a row that never counts: its successor is available as early.
+        The minimum integer marks a row that is never included, because its successor is available
+        as early as the row itself.
         """
         is_same = (key[1:] == key[:-1]) & (time[1:] == time[:-1])
         if not is_same.any():
@@ -242,7 +243,7 @@ class AggregateRequest:
         member = combined_codes(
             [column.take(pa.array(rows[tied])) for column in columns], len(tied)
         )
-        # This makes versions of an event adjacent, in the order of their availability.
+        # Sort versions of the same event next to each other, in the order of their availability.
         order = np.lexsort((np.arange(len(tied)), member, time[tied], key[tied]))
         tied, member = tied[order], member[order]
         is_version = (
@@ -271,7 +272,7 @@ class AggregateRequest:
 
 
 def is_sorted(key: Integers, time: Integers, *, strictly: bool = False) -> bool:
-    """Return True if pairs of key and time ascend; ``strictly`` excludes equal pairs."""
+    """Return True if pairs of key and time are ascending; ``strictly`` excludes equal pairs."""
     is_same_key = key[1:] == key[:-1]
     is_later = time[1:] > time[:-1]
     if not strictly:

@@ -29,7 +29,7 @@ from featurestore.aggregates.counts import as_summands, value_counts
 from featurestore.aggregates.exact import FixedPoint, Sums
 from featurestore.errors import InvalidArgument
 
-# Differences below this share of the minuend are computed with integers.
+# Differences below this fraction of the minuend are computed with integers.
 _CANCELLATION = 2.0**-40
 
 
@@ -37,9 +37,9 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
     """Return ``(n * squares - sums**2) / (n * (n - 1))``; 0 where ``n`` is less than 2.
 
     Both sums are represented by pairs of doubles, with 104 bits. Integers are used instead if more
-    than 40 bits of the difference cancel, if a product would overflow, or if the quotient is nearer
-    to the middle between two doubles than its error. So the result is the double nearest to the
-    exact variance.
+    than 40 bits of the difference cancel, if a product would overflow, or if the quotient is closer
+    to the midpoint of two doubles than its error bound. The result is therefore the double nearest
+    to the exact variance.
     """
     sum_pairs, square_pairs = sums.pairs(), squares.pairs()
     if sum_pairs is None or square_pairs is None:
@@ -54,7 +54,7 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
 
 
 def deviations(counts: Integers, sample_variances: Doubles, sums: Sums, squares: Sums) -> Doubles:
-    """Return the roots of variances; the root of the exact number if a variance overflows."""
+    """Return the roots of the variances; the root of the exact value if a variance overflows."""
     roots: Doubles = np.sqrt(sample_variances)
     for row in np.flatnonzero(np.isposinf(sample_variances)):
         roots[row] = _root(_exact_variance(int(counts[row]), sums, squares, row=int(row)))
@@ -65,7 +65,7 @@ def _root(number: Fraction) -> float:
     """Return the double nearest to the root of a number far above 1."""
     floor = number.numerator // number.denominator
     root = math.isqrt(floor)
-    # A sticky bit: an inexact root is rounded up from the middle.
+    # Sticky bit: an inexact root at the midpoint is rounded up.
     has_rest = root * root != number
     try:
         return float(Fraction(2 * root + has_rest, 2))
@@ -76,7 +76,7 @@ def _root(number: Fraction) -> float:
 def _in_doubles(
     counts: Integers, sums: tuple[Doubles, Doubles], squares: tuple[Doubles, Doubles]
 ) -> tuple[Doubles, Doubles]:
-    """Return variances, and whether each may not be correctly rounded."""
+    """Return the variances, and whether each of them may be incorrectly rounded."""
     n = counts.astype(np.float64)
     high, low = sums
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
@@ -93,11 +93,11 @@ def _in_doubles(
         product, product_error = exact.product(quotient, divisor)
         correction = ((difference - product) - product_error + difference_error) / divisor
         rounded = quotient + correction
-        # Distance of the quotient from the middle between two doubles, in units of the last place.
+        # Distance from the quotient to the midpoint of two doubles, in units of the last place.
         middle_distance = np.abs(
             np.abs((quotient - rounded) + correction) / np.spacing(rounded) - 0.5
         )
-        # The errors of the pairs, 2**-100, grow by the ratio of minuend to difference.
+        # The errors of the pairs, 2**-100, grow by the ratio of the minuend to the difference.
         error = 2.0**-20 + minuend / difference * 2.0**-47
         is_uncertain = ~((middle_distance > error) & (difference > minuend * _CANCELLATION))
         is_uncertain |= ~((minuend < 1e280) & (minuend > 1e-240))
@@ -158,19 +158,19 @@ def _double_sums(chunk: Chunk, each: Aggregate) -> Doubles:
 
 
 def finite_doubles(chunk: Chunk, each: Aggregate) -> FixedPoint:
-    """Return the finite values that count, in limbs."""
+    """Return the finite values to include, as limbs."""
     values = _finite(chunk, each)
     return exact.from_doubles(values, bits=exact.bits_for(len(values)))
 
 
 def finite_squares(chunk: Chunk, each: Aggregate) -> FixedPoint:
-    """Return the squares of the finite values that count, in limbs."""
+    """Return the squares of the finite values to include, as limbs."""
     values = _finite(chunk, each)
     return exact.from_squares(values, bits=exact.bits_for(len(values)))
 
 
 def _finite(chunk: Chunk, each: Aggregate) -> Doubles:
-    """Return the values that count; 0 for others and for values that are not finite."""
+    """Return the values to include, with 0 for other values and for non-finite values."""
     values = _doubles(chunk, each)
     counts = chunk.present(each) & ~non_finite_values(chunk, each)
     return values if counts.all() else np.where(counts, values, 0.0)
@@ -190,7 +190,7 @@ def _doubles(chunk: Chunk, each: Aggregate) -> Doubles:
 
 
 def non_finite_values(chunk: Chunk, each: Aggregate) -> Flags:
-    """Return which values that count are NaN or infinite."""
+    """Return which of the values to include are NaN or infinite."""
     flags: Flags = chunk.cached_for_column(
         each, "odd", lambda: ~np.isfinite(_doubles(chunk, each)) & chunk.present(each)
     )
@@ -198,7 +198,7 @@ def non_finite_values(chunk: Chunk, each: Aggregate) -> Flags:
 
 
 def _insert_non_finite(chunk: Chunk, each: Aggregate, sums: Doubles) -> Doubles:
-    """Add NaN and infinities to sums of finite numbers."""
+    """Replace sums over NaN and infinities with NaN or infinity."""
     is_non_finite, base_totals = non_finite_values(chunk, each), chunk.totals(each)
     if not is_non_finite.any() and not base_totals.non_finite_count:
         return sums
@@ -209,7 +209,7 @@ def _insert_non_finite(chunk: Chunk, each: Aggregate, sums: Doubles) -> Doubles:
 
 
 def non_finite_counts(chunk: Chunk, each: Aggregate) -> tuple[Integers, Integers, Integers]:
-    """Return the positive and negative infinities and NaN in the window of each label."""
+    """Count the positive infinities, negative infinities and NaN in each label's window."""
     is_non_finite, base_totals = non_finite_values(chunk, each), chunk.totals(each)
     values, window = _doubles(chunk, each), chunk.window(each)
     positive = (
@@ -233,7 +233,7 @@ def limb_sums(
     name: str,
     to_fixed_point: Callable[[Chunk, Aggregate], FixedPoint],
 ) -> Sums:
-    """Return the exact sums over a window; all windows share the digits."""
+    """Return the exact sums over a window; all windows share the limbs."""
 
     def numbers() -> tuple[FixedPoint, list[Summands]]:
         fixed = to_fixed_point(chunk, each)
@@ -249,7 +249,7 @@ def limb_sums(
 
 
 def exact_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
-    """Return the integers, or unscaled decimals, that count, in limbs."""
+    """Return the integers, or unscaled decimals, to include, as limbs."""
     column, present = chunk.columns[each.values], chunk.present(each)
     bits = exact.bits_for(len(column))
     if pat.is_decimal(column.type):
@@ -317,7 +317,7 @@ def _std(chunk: Chunk, each: Aggregate) -> pa.Array:
 
 
 def _variances(chunk: Chunk, each: Aggregate) -> Doubles:
-    """Return sample variances of the values as doubles; NaN if a value is not finite."""
+    """Return the sample variances as doubles; NaN if a value is not finite."""
 
     def compute() -> Doubles:
         sums = limb_sums(chunk, each, "doubles", finite_doubles)

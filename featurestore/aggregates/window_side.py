@@ -1,4 +1,4 @@
-"""The right side of a window join: the columns that engines add to the sorted stream."""
+"""The right side of a window join: the stream columns and the features computed from them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from featurestore.model.plan import FeaturePlan, WindowJoin
 class WindowFeatures:
     """Computes window features from a sorted stream, in the process of an engine's task.
 
-    The columns of the stream are ``GROUP``, ``STREAM_TIME``, ``AVAILABLE`` and ``TIE`` if needed,
-    then ``k0, k1, ...`` (keys), ``m0, ...`` (further columns that identify events of one time),
+    The stream columns are ``GROUP``, ``STREAM_TIME``, ``AVAILABLE`` and ``TIE`` if needed, then
+    ``k0, k1, ...`` (keys), ``m0, ...`` (further columns that identify events of the same time),
     ``v0, ...`` (values), ``w0, ...`` (conditions), and ``c0, ...`` (label columns).
 
     Attributes:
-        schema: The schema of the result: the label columns, then one per aggregate.
+        schema: The result schema: the label columns, then one column per aggregate.
         keys: The number of key columns; 0 if ``GROUP`` is the key itself.
         members: The number of columns ``m``; rows with equal keys, members and event time are
-            versions of one event.
-        filters_created_time: Whether a row counts from the time ``AVAILABLE`` only.
+            versions of the same event.
+        filters_created_time: Whether a row is only included from the time ``AVAILABLE``.
         rejects_ties: Whether two rows with the same key and event time are an error, because they
-            may be different events or versions of one.
+            may be different events or versions of the same event.
         aggregates: The aggregates; ``values`` and ``condition`` are column indices.
-        fills: The replacement of null in each result.
+        fills: The replacement for null in each result.
         conditions: The number of conditions.
-        group: The group's name, for messages.
+        group: The group name, for messages.
     """
 
     schema: pa.Schema
@@ -70,7 +70,7 @@ class WindowFeatures:
     def in_threads(
         self, batches: Iterator[pa.RecordBatch], *, threads: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the same; complete groups are computed in parallel on this many threads."""
+        """Yield the same result, but compute complete groups in parallel in several threads."""
         if threads <= 1:
             yield from self(batches)
             return
@@ -109,7 +109,7 @@ class WindowFeatures:
         return IncrementalGroup(self._request, self._keys)
 
     def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
-        """Return the labels of a block with features; ``incremental`` is the state if split."""
+        """Add features to the labels of a block; ``incremental`` is the state of a split group."""
         chunk = block.rows
         has_time = to_flags(chunk.column(STREAM_TIME).is_valid())
         stream_time = to_integers(chunk.column(STREAM_TIME))
@@ -133,7 +133,7 @@ class WindowFeatures:
             values_by_aggregate = incremental.aggregate(
                 chunk, key, stream_time >> 1, rows, label_numbers
             )
-        # Labels without key or time have no rows: their value is the last one.
+        # Labels without key or time match no rows: their value is the last one of the result.
         value_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
         value_index[label_numbers] = np.arange(len(label_numbers))
         value_rows = value_index[is_label]
@@ -157,7 +157,7 @@ class WindowFeatures:
         label_numbers: Integers,
         keys: int,
     ) -> list[pa.Array]:
-        """Return the aggregates for labels, then those of a label without rows."""
+        """Return the aggregates for labels, followed by the aggregates of a label without rows."""
         request = self._request
         events = request.events(chunk, key, time, rows)
         # An additional key without rows, for the last label.
@@ -172,7 +172,7 @@ class WindowFeatures:
             if column.null_count:
                 present &= to_flags(column.is_valid())
         changes = value_changes(chunk.column(GROUP).combine_chunks())
-        # Equal hashes nearly always mean equal keys, and always if the hash is the key.
+        # Equal hashes nearly always mean equal keys, and always do if the hash is the key itself.
         if self.keys == 0 or not any(
             (value_changes(column) & ~changes).any() for column in columns
         ):
@@ -183,16 +183,16 @@ class WindowFeatures:
         return np.where(present, number, -1), keys
 
 
-# Results of these depend on the order of rows, including rows of equal times.
+# The results of these functions depend on the row order, including rows with equal times.
 _BY_ORDER = ("first", "last", "last_n")
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
 class WindowSide:
-    """The aggregates of one group and the stream columns that they need.
+    """The aggregates over one group, and the stream columns that they require.
 
-    ``values`` are the columns ``v0, v1, ...``, ``conditions`` the columns ``w0, w1, ...``.
+    ``values`` contains the columns ``v0, v1, ...``, ``conditions`` the columns ``w0, w1, ...``.
     """
 
     join: WindowJoin
@@ -202,7 +202,7 @@ class WindowSide:
 
     @classmethod
     def from_join(cls, join: WindowJoin, plan: FeaturePlan) -> WindowSide:
-        """Return the side of a window join."""
+        """Build the right side of a window join."""
         values, conditions = [], []
         for output in join.outputs:
             values.append(output.column)
@@ -212,12 +212,12 @@ class WindowSide:
 
     @property
     def filters_created_time(self) -> bool:
-        """Whether a row counts from its created time only."""
+        """Whether a row is only included from its created time."""
         return self.join.created_time is not None and self.plan.created_time_filter
 
     @property
     def needs_created_time(self) -> bool:
-        """Whether created times determine which rows, or which versions, count."""
+        """Whether created times determine which rows, or which versions, are included."""
         return self.join.created_time is not None
 
     @property
@@ -239,7 +239,7 @@ class WindowSide:
         return bool(pat.is_signed_integer(kind))
 
     def features(self, label_schema: pa.Schema) -> WindowFeatures:
-        """Return the computation of labels with aggregates from the sorted stream.
+        """Create the function that computes features from the sorted stream.
 
         Args:
             label_schema: The label columns, ``c0, c1, ...`` in the stream.

@@ -112,7 +112,7 @@ class StoredDecisions:
         return decision
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store a decision and return it, or return the decision that another process stored first."""
+        """Store a decision and return it, or the decision that another process stored first."""
         path = self._path(key)
         try:
             files.write_new(path, files.json_bytes(decision))
@@ -173,7 +173,7 @@ def stage_parts(
     *,
     time: str | None,
 ) -> Relation:
-    """Stage the rows of a query with the engine's tasks, in a snapshot that is closed afterwards."""
+    """Stage the rows of a query with the engine's tasks, in a separate snapshot."""
     snapshot = open_snapshot(session, spec, query.at)
     try:
         read.snapshot = snapshot.identity

@@ -39,7 +39,7 @@ class Summands:
         return sums
 
     def sums_up_to(self, positions: Integers, *, labels: int) -> Integers:
-        """Return for each label the sum of the rows whose position is at most the label's number."""
+        """Return for each label the sum of the rows with positions up to the label's number."""
         cached = self._sums.get(id(positions))
         if cached is None:
             sums = np.zeros(labels + 1, np.int64)

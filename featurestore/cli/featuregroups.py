@@ -224,7 +224,7 @@ def vacuum(
 
 
 def version_or_time(text: str | None) -> str | int | None:
-    """Parse a Delta version or a time for ``as_of=``."""
+    """Parse a Delta version or a timestamp for ``as_of=``."""
     return int(text) if text is not None and text.isdigit() else text
 
 
@@ -247,7 +247,7 @@ def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
 
 
 def _columns_of(expectation: Mapping[str, Any]) -> object:
-    """Return the column or columns of an expectation."""
+    """Return the column or columns that an expectation refers to."""
     arguments = expectation.get("kwargs", {})
     for name in ("column", "columns", "column_list", "column_set"):
         if arguments.get(name):

@@ -153,7 +153,7 @@ def _parse_pairs(join_key: list[str] | None) -> dict[str, str] | None:
 
 
 def _write_rows(frame: FeatureFrame, path: Path) -> int:
-    """Write all rows in batches, and return their number."""
+    """Write all rows in batches, and return the row count."""
     if path.suffix not in _FILES:
         raise InvalidArgument(
             f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"

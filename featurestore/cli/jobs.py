@@ -282,7 +282,7 @@ def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
 
 
 def _parse_time(text: str, option: str) -> datetime:
-    """Parse a time of the command line; without a zone it is UTC."""
+    """Parse a command line timestamp; UTC is assumed if it has no time zone."""
     return parse_moment(text, argument=option, warn=False)
 
 
@@ -290,7 +290,7 @@ def _parse_time(text: str, option: str) -> datetime:
 def _progress_bar(
     context: typer.Context, title: str
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """Draw a progress bar on a terminal."""
+    """Display a progress bar if standard error is a terminal."""
     if settings(context).output is OutputFormat.JSON or not sys.stderr.isatty():
         yield None
         return

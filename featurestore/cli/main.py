@@ -1,4 +1,4 @@
-"""Global options, nouns, and errors as exit codes: 0 done, 1 a FeatureStoreError, 2 wrong usage."""
+"""Global options and command groups; exit codes: 0 success, 1 FeatureStoreError, 2 usage error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from featurestore.cli.output import escaping, show_error
 from featurestore.cli.state import LogFormat, OutputFormat, Settings, log_to_stderr
 from featurestore.errors import FeatureStoreError
 
-# Options with the same meaning for every command; they may be anywhere on the line.
+# Options with the same meaning in every command; they may appear anywhere on the command line.
 _GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format", "--token")
 _GLOBAL_FLAGS = ("--wide",)
 
 
 class _OptionsAnywhere(TyperGroup):
-    """Accepts the global options before and after the words of a command."""
+    """Accepts the global options anywhere on the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_first(args))
@@ -37,7 +37,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The nouns, each with its module and the name of its commands there.
+# The command groups, each with its module and the name of its Typer app there.
 _NOUNS = {
     "fg": ("featuregroups", "app"),
     "features": ("features", "app"),
@@ -143,7 +143,7 @@ def _global_first(args: list[str]) -> list[str]:
 
 
 def _output() -> OutputFormat:
-    """Return the output format for an error, also if the options were not parsed completely."""
+    """Return the output format for an error, even if the options were not parsed completely."""
     arguments = sys.argv[1:]
     is_json = "--output=json" in arguments or any(
         pair == ("--output", "json") for pair in pairwise(arguments)

@@ -1,6 +1,6 @@
 """Output of commands: tables for people, JSON for programs.
 
-The JSON of a command is stable: keys are added, never renamed.
+The JSON output of a command is stable: keys may be added, but are never renamed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ PageNumber = Annotated[int, typer.Option("--page", min=1, help="Number of the pa
 T = TypeVar("T")
 
 
-# Calls, arguments and indexing in Python, but not `pip install 'featurestore[spark]'`.
+# Python calls, arguments and indexing, but not `pip install 'featurestore[spark]'`.
 _PYTHON = re.compile(r"\w\(|\w=['\"{\[(\dA-Z]|\w= |\bdf\b|\w\[['\"]")
 
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """A page of items; ``next`` is the number of the next page, None on the last one."""
+    """A page of items; ``next`` is the next page number, None on the last page."""
 
     items: Sequence[T]
     next: int | None
@@ -51,9 +51,9 @@ def get_page(
     limit: int | None,
     page: int,
 ) -> Page[T]:
-    """Return a page of the items that a function of limit and offset returns.
+    """Get a page of items from a function that takes a limit and an offset.
 
-    The function is called with one more than the limit, to find out if there is another page.
+    The function is called with one more than the limit, to determine whether there is another page.
     """
     if limit is None and (page > 1 or settings(context).output is OutputFormat.TEXT):
         limit = ROWS_OF_A_PAGE
@@ -75,10 +75,10 @@ def show_rows(
     empty: str = "nothing there",
     next_page: int | None = None,
 ) -> None:
-    """Print records: all their keys as a JSON list, or as a table of 80 characters.
+    """Print records, either with all keys as a JSON list or as a table of 80 characters.
 
-    ``columns`` are those that fit, ``wide`` the additional ones of ``--wide``; ``optional`` are
-    shown if any record has a value for them.
+    ``columns`` are the default columns, ``wide`` the additional columns for ``--wide``. Columns in
+    ``optional`` are shown only if at least one record has a value for them.
     """
     records = list(rows)
     columns = [
@@ -107,7 +107,7 @@ def show_record(
     *,
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> None:
-    """Print one record: as a JSON object, or one line per key and then the tables."""
+    """Print one record, either as a JSON object or as one line per key followed by the tables."""
     tables = tables or {}
     if settings(context).output is OutputFormat.JSON:
         show_json({**record, **tables})
@@ -121,7 +121,7 @@ def show_record(
 
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:
-    """Print a text, or ``data`` as JSON."""
+    """Print a string, or ``data`` as JSON."""
     if settings(context).output is OutputFormat.JSON:
         show_json(data)
     else:
@@ -134,7 +134,7 @@ def show_json(data: Any) -> None:
 
 
 def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
-    """Print an error to standard error: one line and the hint."""
+    """Print an error message and its hint to standard error."""
     message = " ".join(error.message.split())
     hint = _command_hint(error)
     if output is OutputFormat.JSON:
@@ -147,7 +147,7 @@ def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
 
 
 def _command_hint(error: FeatureStoreError) -> str | None:
-    """Return the hint for the command line; one in Python is of no use there."""
+    """Return the hint unless it contains Python code, which is of no use on the command line."""
     if error.command is not None:
         return error.command
     if error.hint is None or (_PYTHON.search(error.hint) and "pip install" not in error.hint):
@@ -156,7 +156,7 @@ def _command_hint(error: FeatureStoreError) -> str | None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to one that JSON supports."""
+    """Convert a value to a type that JSON supports."""
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -190,7 +190,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
     width = None
     if not sys.stdout.isatty():
         width = 10_000  # a pipe has no width, and output must not be truncated
-    # No colors: EscapingStream would escape their control sequences.
+    # No colors, because EscapingStream would escape their control sequences.
     console = Console(
         file=sys.stdout, markup=False, highlight=False, color_system=None, width=width
     )
@@ -203,9 +203,9 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
 class EscapingStream(io.TextIOBase):
     """A stream that escapes control characters and writes to ``raw``.
 
-    Results, errors, warnings and logs go through it, so that text in a store cannot control the
-    terminal. Only the program's own text may be written to ``raw``: a progress bar moves the
-    cursor.
+    Results, errors, warnings and logs are escaped, so that strings in a store cannot control the
+    terminal. Only the program's own output may be written to ``raw``, such as a progress bar, which
+    moves the cursor.
     """
 
     def __init__(self, raw: TextIO) -> None:
@@ -235,7 +235,7 @@ class EscapingStream(io.TextIOBase):
 
 @contextmanager
 def escaping() -> Iterator[None]:
-    """Escape control characters in standard output and standard error."""
+    """Escape control characters in standard output and standard error during the block."""
     output, errors = sys.stdout, sys.stderr
     sys.stdout = EscapingStream(output)
     sys.stderr = EscapingStream(errors)
@@ -246,7 +246,7 @@ def escaping() -> Iterator[None]:
 
 
 def raw_errors() -> TextIO:
-    """Return standard error without escaping, for a progress bar."""
+    """Return unescaped standard error, for a progress bar."""
     if isinstance(sys.stderr, EscapingStream):
         return sys.stderr.raw
     return sys.stderr

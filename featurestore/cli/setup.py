@@ -51,7 +51,7 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check; ``state`` is "ok", "absent" (optional) or "problem"."""
+    """The result of one check; ``state`` is "ok", "absent" (optional) or "problem"."""
 
     check: str
     state: str
@@ -106,8 +106,8 @@ def doctor(context: typer.Context) -> None:
 
 
 def run_checks(options: Settings) -> list[Check]:
-    """Return the outcomes of all checks."""
-    # Older versions of Python cannot import this module.
+    """Run all checks and return their results."""
+    # Older Python versions cannot import this module.
     python = Check("python", OK, platform.python_version())
     return [python, *_libraries(), _java(), *_store(options), *_plugins()]
 
@@ -172,7 +172,7 @@ def _store(options: Settings) -> Iterator[Check]:
 
 
 def _remote(location: str, registry: str | None) -> Iterator[Check]:
-    """Check everything that a store at a URI needs."""
+    """Check the requirements of a store at a URI."""
     for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM
         yield Check(f"location: {inspection.check}", state, inspection.detail, inspection.hint)
@@ -185,7 +185,7 @@ def _remote(location: str, registry: str | None) -> Iterator[Check]:
 
 
 def _sessions(location: str) -> Iterator[Check]:
-    """Report the settings that sessions need which the engines do not start themselves."""
+    """Report required session settings that the engines do not apply themselves."""
     for name in plugin_names("engines"):
         try:
             needed = find_engine(name).session_settings(location)
@@ -222,7 +222,7 @@ def _plugins() -> Iterator[Check]:
 
 
 def _toml_text(value: str) -> str:
-    """Return a TOML string."""
+    """Quote a string for TOML."""
     return json.dumps(value)
 
 

@@ -1,4 +1,4 @@
-"""The global options of a command: the store that they select, and the format of logs."""
+"""The global options of a command: selection of the store, and the log format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """The global options of one call; None: resolved by ``featurestore.config``."""
+    """The global options of one command; None is resolved by ``featurestore.config``."""
 
     location: str | None = None
     engine: str | None = None
@@ -45,10 +45,10 @@ def settings(context: typer.Context) -> Settings:
 
 
 def check_store(options: Settings) -> None:
-    """Refuse a location without a store, so that commands that read never create one.
+    """Raise an error if the location has no store, so that read commands never create one.
 
     Raises:
-        ConfigurationError: The location has no store; lists stores near it.
+        ConfigurationError: The location has no store; the error lists stores near it.
     """
     from featurestore import config
     from featurestore.errors import ConfigurationError, listing
@@ -78,7 +78,7 @@ def check_store(options: Settings) -> None:
 
 
 def store(context: typer.Context) -> FeatureStore:
-    """Return the store that the global options select, closed when the command ends."""
+    """Open the store that the global options select; it is closed when the command ends."""
     from featurestore.store import connect
 
     options = settings(context)
@@ -97,7 +97,7 @@ class LogFormat(StrEnum):
 
 
 def log_to_stderr(form: LogFormat) -> None:
-    """Write log records to standard error, from INFO on."""
+    """Write log records of level INFO and above to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if form is LogFormat.JSON:
         handler.setFormatter(JsonLines())
@@ -108,10 +108,10 @@ def log_to_stderr(form: LogFormat) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON, with the run and the work that it belongs to."""
+    """Formats a log record as one line of JSON, with its run and operation."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Format a log record."""
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),
@@ -127,7 +127,7 @@ class JsonLines(logging.Formatter):
 
 
 def _work_fields(work: Work) -> dict[str, object]:
-    """Return the run of a job, or of the outermost write, with its id in the registry."""
+    """Return the fields of the job run, or of the outermost write with its registry id."""
     fields: dict[str, object] = {"work": f"{work.kind} {work.name}"}
     outermost = work
     while outermost.parent is not None:

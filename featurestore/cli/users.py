@@ -27,7 +27,7 @@ User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
 
 
 def command_line() -> Actor:
-    """Return the account that runs the command."""
+    """Return the account that runs the command, as the actor of changes."""
     from featurestore.registry.audit_log import process_actor
     from featurestore.server.access.changes import COMMAND_LINE
 

@@ -1,1 +1,1 @@
-"""Shipped test suites: EngineConformance, FormatConformance, the point-in-time oracle."""
+"""Conformance suites for plugins, and the point-in-time oracle."""

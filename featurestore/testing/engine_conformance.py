@@ -1,4 +1,4 @@
-"""Conformance suite of engines, with the values of every type.
+"""Conformance suite for engines, with values of every type.
 
 A test class inherits ``EngineConformance`` and provides the fixture ``engine``:
 
@@ -11,9 +11,9 @@ A test class inherits ``EngineConformance`` and provides the fixture ``engine``:
     class TestMyEngine(EngineConformance):
         pass
 
-``CrossEngineConformance`` needs a second engine, ``other``: each reads, appends to and merges into
-the tables of the other. Functions passed to engines are on module level, so that they can be
-pickled.
+``CrossEngineConformance`` requires a second engine, ``other``: each engine reads, appends to and
+merges into the tables of the other. Functions that are passed to engines are defined at module
+level, so that they can be pickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from featurestore.testing.table_conformance import TableConformance, new_table, 
 _MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _STRUCT = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.list_(pa.string()))])
 _DEEP = pa.list_(pa.struct([pa.field("u", pa.uint8()), pa.field("v", pa.list_(pa.float32(), 2))]))
-# Values of every feature type, including its limits; nulls are added by the tests.
+# Values of every feature type, including its limits; the tests add nulls.
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "bool": (pa.bool_(), [True, False]),
     "int8": (pa.int8(), [-128, 127, 0]),
@@ -76,7 +76,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 class TypeConformance:
-    """Round trips through a table, through streams and through merges."""
+    """Round trips through tables, streams and merges."""
 
     def test_table_round_trip_keeps_every_type(self, engine: Engine, tmp_path: Path) -> None:
         table = _padded_table(VALUES)
@@ -112,7 +112,8 @@ class TypeConformance:
     def test_partition_values_keep_every_type(self, engine: Engine, tmp_path: Path) -> None:
         names = ["int8", "uint16", "int64", "bool", "decimal", "string", "date", "timestamp"]
         values_by_name = {name: VALUES[name] for name in names}
-        # Delta reads empty strings as null, and some readers the name of the null folder, too.
+        # Delta reads empty strings as null, and some readers do the same for the null folder's
+        # name.
         texts = ["a", "with space", "a/b=c?d*e[f]%20+'\"ä€", "null", "12:30"]
         values_by_name["string"] = (pa.string(), texts)
         table = _padded_table(values_by_name)
@@ -149,11 +150,11 @@ class TypeConformance:
 
 
 class EngineConformance(TypeConformance, RelationConformance, TableConformance):
-    """The suite of one engine; the module of the subclass provides the fixture ``engine``."""
+    """Tests for one engine; the subclass's module provides the fixture ``engine``."""
 
 
 class CrossEngineConformance:
-    """The suite of two engines over the same tables; the fixtures are ``engine`` and ``other``."""
+    """Tests for two engines on the same tables, with the fixtures ``engine`` and ``other``."""
 
     def test_tables_are_writable_by_both_engines(
         self, engine: Engine, other: Engine, tmp_path: Path
@@ -219,7 +220,7 @@ def is_identical(first: Any, second: Any) -> bool:
 
 
 def _padded_table(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Table:
-    """Return a table with a column of each type, padded with nulls, so that every column has one."""
+    """Return a table with a column per type, padded so that every column contains a null."""
     rows = 1 + max(len(cells) for _, cells in values.values())
     columns = {"id": pa.array(range(rows), pa.int64())}
     for name, (kind, cells) in values.items():
@@ -228,7 +229,7 @@ def _padded_table(values: Mapping[str, tuple[pa.DataType, list[Any]]]) -> pa.Tab
 
 
 def _changed_columns(actual: pa.Table, expected: pa.Table) -> list[str]:
-    """Return the columns whose values differ, with rows sorted by ``id``."""
+    """Return the columns whose values differ after sorting by ``id``."""
     actual = actual.sort_by("id")
     return [
         name

@@ -1,4 +1,4 @@
-"""Tables for the conformance suite of formats: every feature type, random values, expected losses."""
+"""Tables for the format conformance suite: all types, random values, expected losses."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _takes(dataset_format: DatasetFormat, kind: pa.DataType) -> bool:
 
 
 def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Return a strategy of values that are not null, also inside lists."""
+    """Return a strategy for values that contain no nulls, not even inside lists."""
     if pat.is_fixed_size_list(kind):
         return st.lists(values(kind.value_type), min_size=kind.list_size, max_size=kind.list_size)
     if pat.is_list(kind):

@@ -1,4 +1,4 @@
-"""Conformance suite of the formats of training datasets.
+"""Conformance suite for the formats of training datasets.
 
 A test class inherits ``FormatConformance`` and provides the fixture ``dataset_format``:
 
@@ -62,7 +62,7 @@ def layout_of(
     compression: str | None = None,
     declared: bool = False,
 ) -> Layout:
-    """Return the layout for a table, after a round trip through JSON as in a manifest.
+    """Return the layout of a table, after a JSON round trip as in a manifest.
 
     ``declared`` marks the lengths of its lists and strings as declared.
     """
@@ -83,7 +83,7 @@ def write(
     *,
     batch_rows: int = 64,
 ) -> tuple[str, WrittenShard]:
-    """Write a table as the single shard of a dataset; return its path and the written shard."""
+    """Write a table as a dataset with a single shard; return its path and the written shard."""
     ending = ""
     if dataset_format.extension:
         ending = f".{dataset_format.extension}"
@@ -100,7 +100,7 @@ def files_under(directory: Path) -> list[Path]:
 
 
 def _table_with_value_under_null(junk: int) -> pa.Table:
-    """Return a table whose middle row is null, with a number under the null."""
+    """Return a table with a null in the middle row, and ``junk`` as the value under the null."""
     valid = pa.py_buffer(bytes([0b101]))
     numbers = pa.py_buffer(np.array([1, junk, 3]))
     items = pa.array([1, 2, junk, junk, 5, 6], pa.float32())
@@ -114,14 +114,14 @@ def _table_with_value_under_null(junk: int) -> pa.Table:
 
 
 def _presence(present: Any) -> Any:
-    """Return the mask of rows with a value, where None means all rows."""
+    """Return the mask of rows with a value; a mask of None means all rows."""
     if present is None:
         return np.True_
     return present
 
 
 class FormatConformance:
-    """The suite of one format; the module of the subclass provides ``dataset_format``."""
+    """Tests for one format; the subclass's module provides ``dataset_format``."""
 
     def test_shard_round_trip_keeps_every_type(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -489,7 +489,7 @@ class FormatConformance:
 def records_of(
     dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
 ) -> tuple[RecordAccess, Any] | None:
-    """Write a table; return the record access and the records, None without random access."""
+    """Write a table; return the record access and the records, or None without random access."""
     access = dataset_format.record_access(layout)
     if access is None:
         return None
@@ -498,6 +498,6 @@ def records_of(
 
 
 def check_file(directory: Path, file: WrittenFile) -> None:
-    """Compare a file with its size and hash as reported by the format."""
+    """Verify the size and hash of a file as reported by the format."""
     data = (directory / file.path).read_bytes()
     assert (len(data), hashlib.sha256(data).hexdigest()) == (file.bytes, file.sha256)

@@ -1,8 +1,8 @@
-"""Brute-force implementation of the point-in-time rules, and random cases to compare engines with it.
+"""Brute-force implementation of the point-in-time rules, and random test cases for engines.
 
-It compares every label with every row: slow and obviously correct. Results are compared bit by bit.
-The cases are small: few keys, few times, many collisions. Many cases share one table and one query,
-and the first key column ``case`` separates them.
+It compares every label with every row, which is slow and obviously correct. Results are compared
+bit by bit. The cases are small: few keys, few times, many collisions. Many cases share one table
+and one query, separated by the first key column ``case``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
 
 
 def bits(table: pa.Table) -> list[tuple[Any, ...]]:
-    """Return the rows as tuples that are equal only if their bits are equal.
+    """Convert rows to tuples that are equal only if their bits are equal.
 
     NaN equals NaN, 0.0 differs from -0.0, null differs from NaN.
     """
@@ -92,7 +92,7 @@ def bits(table: pa.Table) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Row:
-    """The key, times and tie hash of one row of a group."""
+    """The key, times and tie hash of a row in a group."""
 
     index: int
     key: tuple[Any, ...]
@@ -198,7 +198,7 @@ def _bits(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class JoinShape:
-    """Common settings of cases: types of keys and times, and the rules of the join."""
+    """Common settings of cases: key and time types, and the rules of the join."""
 
     key: str = "int"
     time: str = "timestamp"
@@ -241,7 +241,7 @@ SHAPES = (
 
 
 def any_shape() -> st.SearchStrategy[JoinShape]:
-    """Return a strategy of all valid combinations of key, times, ttl, join and uniqueness."""
+    """Return a strategy for all valid combinations of key, times, ttl, join and uniqueness."""
     timed = st.builds(
         JoinShape,
         key=st.sampled_from(sorted(_KEYS)),
@@ -265,7 +265,7 @@ def any_shape() -> st.SearchStrategy[JoinShape]:
 
 @dataclass(frozen=True)
 class Cases:
-    """Many cases in one group and one table of labels."""
+    """Many cases, in one group and one table of labels."""
 
     rows: pa.Table
     labels: pa.Table
@@ -276,7 +276,7 @@ class Cases:
 
 
 def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
-    """Return ``count`` cases of up to eight rows and five labels each."""
+    """Generate ``count`` cases of up to eight rows and five labels each."""
     random = np.random.default_rng(seed)
     keys = _key_columns(shape)
     rows: dict[str, list[Any]] = {}
@@ -306,7 +306,7 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
 
 
 class _RandomValues:
-    """Generator of random values with a share of nulls."""
+    """Generator of random values, including nulls."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self._random = random

@@ -1,4 +1,4 @@
-"""Conformance suite of relations: select, filter, SQL, batch functions, aggregates, shards."""
+"""Conformance suite for relations: select, filter, SQL, batch functions, aggregates, shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
 def rows(engine: Engine, relation: Relation, *, sort_by: str | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a relation, sorted by a column if ``by`` is not None."""
+    """Return the rows of a relation, sorted by ``sort_by`` if it is not None."""
     table = engine.stream(relation).read_all()
     assert table.schema == relation.schema
     if sort_by is not None:
@@ -37,7 +37,7 @@ def ids_of(engine: Engine, relation: Relation) -> list[int]:
 
 
 def numbered(count: int) -> pa.Table:
-    """Return rows with an id, an hour, a zone and a value."""
+    """Return a table of ``count`` rows with an id, an hour, a zone and a value."""
     ids = np.arange(count)
     hours: list[datetime] = []
     zones: list[str | None] = []
@@ -55,7 +55,7 @@ def numbered(count: int) -> pa.Table:
 
 
 def double_value(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return id and twice the value."""
+    """Return the ids and the doubled values of a batch."""
     values = pa.array(np.asarray(batch.column(batch.schema.get_field_index("value"))) * 2)
     return pa.RecordBatch.from_arrays(
         [batch.column(batch.schema.get_field_index("id")), values], names=["id", "twice"]
@@ -71,14 +71,14 @@ def fail_at_seven(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class SumAndCount(Accumulator[tuple[int, int], tuple[int, int]]):
-    """An accumulator for the tests: number of rows, and sum of their ids."""
+    """A test accumulator for the number of rows and the sum of their ids."""
 
     def start(self) -> tuple[int, int]:
         """Return the empty state."""
         return 0, 0
 
     def update(self, state: tuple[int, int], batch: pa.RecordBatch) -> tuple[int, int]:
-        """Add a batch to the state."""
+        """Add the ids of a batch to the state."""
         ids = np.asarray(batch.column(batch.schema.get_field_index("id")))
         return state[0] + batch.num_rows, state[1] + int(ids.sum())
 
@@ -87,12 +87,12 @@ class SumAndCount(Accumulator[tuple[int, int], tuple[int, int]]):
         return state[0] + other_state[0], state[1] + other_state[1]
 
     def finish(self, state: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and sum."""
+        """Return the row count and the sum."""
         return state
 
 
 def write_ids(directory: str, number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
-    """Write the ids of a shard into a file; return the shard's number and row count."""
+    """Write the ids of a shard to a file; return the shard's number and row count."""
     count = 0
     with open(f"{directory}/{number}", "w", encoding="utf-8") as file:
         for batch in batches:
@@ -103,14 +103,14 @@ def write_ids(directory: str, number: int, batches: Iterator[pa.RecordBatch]) ->
 
 
 class RelationConformance:
-    """The suite of the methods of an engine that transform or read relations."""
+    """Tests for the engine methods that transform or read relations."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self._stages = (str(tmp_path / "given" / str(number)) for number in itertools.count())
 
     def staged_relation(self, engine: Engine, table: pa.Table) -> Relation:
-        """Return a table as a relation that can be read repeatedly."""
+        """Convert a table to a relation that can be read repeatedly."""
         return engine.stage(engine.from_arrow(table.to_reader()), next(self._stages))
 
     def test_from_arrow_round_trip_keeps_rows(self, engine: Engine) -> None:

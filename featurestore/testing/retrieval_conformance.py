@@ -1,6 +1,6 @@
-"""Conformance suite of feature plans: the exact rules, and random cases against the oracle.
+"""Conformance suite for feature plans: the exact rules, and random cases against the oracle.
 
-A test class of an engine inherits ``RetrievalConformance`` and provides the fixture ``engine``.
+A test class for an engine inherits ``RetrievalConformance`` and provides the fixture ``engine``.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from featurestore.retrieval.planner import (
 from featurestore.retrieval.resolve import resolve
 from featurestore.testing.oracle import SHAPES, JoinShape, bits, brute_force, random_cases
 
-# Number of random cases in this process by engine.
+# Number of random cases in this process, by engine.
 CASES: Counter[str] = Counter()
 
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
 def t0_plus(hours: float) -> datetime:
-    """Return a timestamp some hours after ``T0``."""
+    """Return the timestamp ``hours`` after ``T0``."""
     return T0 + timedelta(hours=hours)
 
 
 @dataclass
 class RetrievalCheck:
-    """Feature groups on disk and in memory, so that an engine and the oracle read the same rows."""
+    """Feature groups on disk and in memory, so that engine and oracle read the same rows."""
 
     engine: Engine
     directory: Path
@@ -68,7 +68,7 @@ class RetrievalCheck:
         version: int = 1,
         **roles: Any,
     ) -> Source:
-        """Write a group; ``unique=True`` claims that no two rows share keys and times."""
+        """Write a group; ``unique=True`` declares that no two rows share keys and times."""
         table = columns
         if not isinstance(table, pa.Table):
             table = _table(table, types or {})
@@ -96,7 +96,7 @@ class RetrievalCheck:
     def plan(
         self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> FeaturePlan:
-        """Return the plan of a retrieval, as the store builds it."""
+        """Build the plan of a retrieval as the store builds it."""
         specs: dict[str, dict[int, FeatureGroupSpec]] = {}
         for (name, version), source in self.sources.items():
             specs.setdefault(name, {})[version] = source.spec
@@ -126,7 +126,7 @@ class RetrievalCheck:
         )
 
     def run(self, plan: FeaturePlan, labels: pa.Table | None = None) -> pa.Table:
-        """Return the engine's result of a plan."""
+        """Execute a plan with the engine."""
         relation = None
         if labels is not None:
             numbered = labels.append_column(ROW, pa.array(np.arange(labels.num_rows), pa.int64()))
@@ -136,7 +136,7 @@ class RetrievalCheck:
     def check(
         self, features: Sequence[str], labels: pa.Table | str | None, **options: Any
     ) -> list[dict[str, Any]]:
-        """Return the engine's rows after comparing them bit by bit with the oracle's."""
+        """Compare the engine's rows bit by bit with the oracle's rows, and return them."""
         plan = self.plan(features, labels, **options)
         label_table = labels if isinstance(labels, pa.Table) else None
         actual = self.run(plan, label_table)
@@ -168,17 +168,17 @@ def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> 
 
 
 def _ingest(table: pa.Table) -> pa.Table:
-    """Return a table after ingestion: times in UTC and microseconds."""
+    """Convert a table as ingestion does: times in UTC with microseconds."""
     return ingest.to_reader(table).read_all()
 
 
 def values_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """Return the values of one column of rows."""
+    """Return the values of a column."""
     return [row[name] for row in rows]
 
 
 def labels_of(**columns: Sequence[Any]) -> pa.Table:
-    """Return a table of labels; datetimes become UTC microseconds."""
+    """Return a table of labels, with datetimes converted to UTC microseconds."""
     return _table(columns, {})
 
 
@@ -187,9 +187,9 @@ def _random_times(random: np.random.Generator, hours: int, count: int) -> list[d
 
 
 class RetrievalFixtures:
-    """The fixtures of all suites of retrieval."""
+    """Fixtures shared by all retrieval suites."""
 
-    # Random cases in one table and one query; many for engines with slow queries.
+    # Number of random cases per table and query; large for engines with slow queries.
     cases_at_once = 40
     rounds_per_shape = 3
 
@@ -200,12 +200,12 @@ class RetrievalFixtures:
 
     @pytest.fixture
     def retrieval(self, engine: Engine, writer: Engine, tmp_path: Path) -> RetrievalCheck:
-        """Return the groups of one test."""
+        """Return the feature groups of a test."""
         return RetrievalCheck(engine, tmp_path, writer)
 
 
 class RuleConformance(RetrievalFixtures):
-    """The rules that select a row; each test is one rule, which random cases cover, too."""
+    """Tests of the rules that select a row; random cases cover the same rules."""
 
     # -- which row ----------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class RuleConformance(RetrievalFixtures):
 
 
 class ResultConformance(RetrievalFixtures):
-    """Keys, types and shapes of results, and random cases against the oracle."""
+    """Tests of keys, types and result shapes, and random cases against the oracle."""
 
     def test_tie_is_independent_of_requested_features(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
@@ -910,11 +910,11 @@ class ResultConformance(RetrievalFixtures):
 
 
 class RetrievalConformance(RuleConformance, ResultConformance):
-    """The complete suite of point-in-time retrieval."""
+    """The complete suite for point-in-time retrieval."""
 
 
 def check_cases(retrieval: RetrievalCheck, shape: JoinShape, *, count: int, seed: int) -> None:
-    """Compare an engine with the oracle on random cases of a shape, counted in ``CASES``."""
+    """Compare an engine with the oracle on random cases of a shape, and count them in ``CASES``."""
     cases = random_cases(shape, count=count, seed=seed)
     name = f"w{len(retrieval.tables)}"
     retrieval.group(name, cases.rows, unique=cases.unique or None, commits=2, **cases.roles)
@@ -930,7 +930,7 @@ def check_cases(retrieval: RetrievalCheck, shape: JoinShape, *, count: int, seed
 def _assert_equal_cases(
     actual: pa.Table, expected: pa.Table, labels: pa.Table, rows: pa.Table
 ) -> None:
-    """Assert equality; the message shows the first case that differs, with its labels and rows."""
+    """Assert equality; the message shows the first differing case with its labels and rows."""
     assert actual.schema.equals(expected.schema)
     actual_bits, expected_bits = bits(actual), bits(expected)
     if actual_bits == expected_bits:

@@ -1,6 +1,6 @@
-"""Conformance suite of sources.
+"""Conformance suite for sources.
 
-A subclass implements how rows are written to a source:
+A subclass implements writing test rows to a source:
 
     class TestOurs(SourceConformance):
         def source(self, rows, directory):
@@ -48,10 +48,10 @@ def _rows(count: int = 100) -> pa.Table:
 
 
 class SourceConformance:
-    """The suite of one source."""
+    """Tests for one source."""
 
     def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
-        """Return a source with ``rows``, and the query for all rows.
+        """Write ``rows`` to a source; return the source and the query for all rows.
 
         ``directory`` is an empty folder.
         """

@@ -1,6 +1,6 @@
-"""Conformance suite of storages: the contract of ``Storage`` on every server.
+"""Conformance suite for storages: the contract of ``Storage`` on every server.
 
-Derive a class with the fixture ``storage``, and pytest runs the suite.
+Derive a class that provides the fixture ``storage``, and pytest runs the suite.
 
     class TestMyStorage(StorageConformance):
         @pytest.fixture
@@ -22,7 +22,7 @@ import pytest
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.storage.interface import ObjectStore, Writer
 
-# Names of partition folders that users' data may produce.
+# Names of partition folders that user data may produce.
 ODD_NAMES = (
     "city=São Paulo",
     "q=a%20b",
@@ -39,7 +39,7 @@ _RACERS = 8
 
 
 class StorageConformance:
-    """The suite of one storage; the fixture is an empty storage, or one with other folders."""
+    """Tests for one storage; the fixture is an empty storage, or contains only other folders."""
 
     @pytest.fixture
     def storage(self) -> Iterator[ObjectStore]:

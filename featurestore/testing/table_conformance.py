@@ -1,4 +1,4 @@
-"""Conformance suite of tables: commits, versions, merges, replacement, transactions, maintenance."""
+"""Conformance suite for tables: commits, versions, merges, replacement, transactions, upkeep."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def write(
 
 
 def ids(engine: Engine, path: str, version: int | None = None) -> list[int]:
-    """Return the ids of a table, sorted."""
+    """Return the sorted ids of a table."""
     return ids_of(engine, engine.read_table(path, version=version, columns=["id"]))
 
 
 def some(*numbers: int, value: float | None = None) -> pa.Table:
-    """Return the rows of these ids, with ``value`` if it is not None."""
+    """Return a table with these ids, with ``value`` in every row if it is not None."""
     table = numbered(max(numbers) + 1).take(list(numbers))
     if value is None:
         return table
@@ -73,14 +73,14 @@ def some(*numbers: int, value: float | None = None) -> pa.Table:
 
 
 def prices(kind: pa.DataType, *values: str | None) -> pa.Table:
-    """Return rows with decimals of a type, one for each string."""
+    """Return rows with decimals of a type, one row per string."""
     numbers = [None if value is None else Decimal(value) for value in values]
     times = pa.array([NOON] * len(values), pa.timestamp("us", tz="UTC"))
     return pa.table({"price": pa.array(numbers, kind), "t": times})
 
 
 class TableConformance:
-    """The suite of the methods of an engine that change tables."""
+    """Tests for the engine methods that modify tables."""
 
     def test_create_table_commits_an_empty_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)

@@ -1,7 +1,8 @@
-"""Conformance suite of transformations: every library and engine computes the bits of numpy.
+"""Conformance suite for transformations: all libraries and engines give the same bits as numpy.
 
-A subclass implements how its library or engine transforms rows. Rows have rare values: missing
-values, NaN, infinities, numbers near 0 and beyond float32, values unseen by the fit, and random bits.
+A subclass implements the transformation of rows by its library or engine. The rows contain rare
+values: missing values, NaN, infinities, numbers near 0 and beyond float32, values that the fit did
+not see, and random bits.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from featurestore.transform.fitted import FittedColumn, Transformations
 ROWS = 2000
 _WORDS = ("late", "Late", "gate A3", "", "ünïcode straße", "a-b_c d", "x" * 90, "3", "\t tab\n")
 
-# By name: the column and its chain.
+# The column and its chain, by name.
 CHAINS: Mapping[str, tuple[str, Chain]] = {
     "standardize": ("real", t.standardize()),
     "min_max": ("real", t.min_max(-1, 1) | t.standardize()),
@@ -59,7 +60,7 @@ CHAINS: Mapping[str, tuple[str, Chain]] = {
 
 
 def rows(seed: int, *, strange: bool) -> pa.Table:
-    """Return random rows; ``strange`` adds special and unseen values."""
+    """Generate random rows; ``strange`` adds special and unseen values."""
     random = np.random.default_rng(seed)
     real = random.normal(size=ROWS) * 10.0 ** random.integers(-3, 4, ROWS)
     integers = random.integers(-5, 15, ROWS)
@@ -98,7 +99,7 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
 
 
 def fitted_on(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
-    """Return transformations fitted on all rows of a table."""
+    """Fit transformations on all rows of a table."""
     columns = check_chains(chains, table.schema)
     counts = ValueCounts(tuple(chains))
     state = counts.start()
@@ -114,7 +115,7 @@ def fitted_on(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
 
 
 def everything(*, seed: int = 1, leave_out: Sequence[str] = ()) -> tuple[Transformations, pa.Table]:
-    """Return transformations with all chains, fitted on usual rows, and strange rows."""
+    """Return transformations with all chains, fitted on ordinary rows, and strange rows."""
     names = [name for name in CHAINS if name not in leave_out]
     chains = {name: CHAINS[name][1] for name in names}
     usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
@@ -122,14 +123,14 @@ def everything(*, seed: int = 1, leave_out: Sequence[str] = ()) -> tuple[Transfo
 
 
 def _chain_inputs(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return the input columns of chains, by the names of the chains."""
+    """Return the input columns of chains, named after the chains."""
     return pa.table({name: table.column(CHAINS[name][0]) for name in names})
 
 
 def check_equal(
     actual: Mapping[str, npt.NDArray[Any]], expected: Mapping[str, npt.NDArray[Any]]
 ) -> None:
-    """Assert that types and bits are equal; the message names every chain that differs."""
+    """Assert that types and bits are equal; the message lists all differing chains."""
     differing = []
     for name, array in expected.items():
         actual_array = actual[name]
@@ -140,7 +141,7 @@ def check_equal(
 
 
 def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the bits of an array, with one bit pattern for all NaN."""
+    """Return the bits of an array, with a single bit pattern for NaN."""
     if array.dtype.kind != "f":
         return array
     array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
@@ -148,13 +149,13 @@ def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def by_numpy(fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-    """Return the results of the numpy transformation."""
+    """Transform a table with numpy."""
     batch = table.combine_chunks().to_batches()[0]
     return arrays_of(pa.Table.from_batches([TransformBatch(fitted)(batch)]))
 
 
 def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a table as arrays of (rows, ...)."""
+    """Convert table columns to arrays of shape (rows, ...)."""
     result = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
@@ -169,10 +170,10 @@ def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
 
 
 class TransformConformance:
-    """The suite of one library or engine, which implements ``transformed``."""
+    """Tests for one library or engine, which implements ``transformed``."""
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-        """Return the transformed columns, with rows in the order of the table."""
+        """Transform a table, and return the columns with rows in table order."""
         raise NotImplementedError
 
     def test_chains_equal_numpy_bit_by_bit(self) -> None:

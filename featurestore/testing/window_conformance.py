@@ -1,6 +1,6 @@
-"""Conformance suite of window aggregates: engines are compared with a row-by-row implementation.
+"""Conformance suite for window aggregates, which compares engines with a row-by-row implementation.
 
-A test class of an engine inherits ``WindowConformance`` and provides the fixture ``engine``.
+A test class for an engine inherits ``WindowConformance`` and provides the fixture ``engine``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _window_features(group: str) -> list[WindowFeature]:
 
 
 def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
-    """Return random rows of few keys and times, with nulls and numbers that are hard to sum."""
+    """Generate random rows with few keys and times, with nulls and numbers that are hard to sum."""
     choices: dict[str, list[Any]] = {
         "g": ["p", "q"],
         "m": [0, 1, 2, 3, 4],
@@ -90,7 +90,7 @@ def _labels(random: np.random.Generator, count: int) -> pa.Table:
 
 
 class WindowConformance(RetrievalFixtures):
-    """Aggregates of random rows and labels, with and without created times and versions."""
+    """Tests of aggregates over random rows and labels, with and without created times."""
 
     def plan(
         self,
@@ -99,7 +99,7 @@ class WindowConformance(RetrievalFixtures):
         labels: pa.Table,
         **options: Any,
     ) -> FeaturePlan:
-        """Return the plan of aggregates, as the store builds it."""
+        """Build the plan of aggregates as the store builds it."""
         specs: dict[str, dict[int, Any]] = {}
         for (name, version), source in retrieval.sources.items():
             specs.setdefault(name, {})[version] = source.spec
@@ -120,7 +120,7 @@ class WindowConformance(RetrievalFixtures):
         labels: pa.Table,
         **options: Any,
     ) -> pa.Table:
-        """Return the engine's result after comparing it bit by bit with the row-by-row result."""
+        """Compare the engine's result bit by bit with the row-by-row result, and return it."""
         plan = self.plan(retrieval, features, labels, **options)
         actual = retrieval.run(plan, labels)
         columns = [labels.column(name) for name in labels.column_names]

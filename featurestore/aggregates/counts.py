@@ -29,14 +29,16 @@ from featurestore.aggregates.chunk import Aggregate, Chunk
 _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
-def value_counts(chunk: Chunk, each: Aggregate) -> Integers:
+def value_counts(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Return the number of values in each label's window."""
 
     def compute() -> Integers:
-        flags = chunk.cached_for_column(each, "counts", lambda: as_summands(chunk.present(each)))
-        return chunk.window(each).totals(flags) + chunk.totals(each).count
+        flags = chunk.cached_for_column(
+            aggregate, "counts", lambda: as_summands(chunk.present(aggregate))
+        )
+        return chunk.window(aggregate).totals(flags) + chunk.totals(aggregate).count
 
-    counts: Integers = chunk.cached_for_window(each, "count", compute)
+    counts: Integers = chunk.cached_for_window(aggregate, "count", compute)
     return counts
 
 
@@ -45,55 +47,55 @@ def as_summands(flags: Flags) -> Summands:
     return Summands(flags.astype(np.int64))
 
 
-def _count(chunk: Chunk, each: Aggregate) -> pa.Array:
-    return pa.array(value_counts(chunk, each), pa.int64())
+def _count(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    return pa.array(value_counts(chunk, aggregate), pa.int64())
 
 
-def _count_distinct(chunk: Chunk, each: Aggregate) -> pa.Array:
-    groups = chunk.cached_for_column(each, "groups", lambda: value_groups(chunk, each))
-    counts = chunk.window(each).distinct(groups, chunk.present(each))
+def _count_distinct(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    groups = chunk.cached_for_column(aggregate, "groups", lambda: value_groups(chunk, aggregate))
+    counts = chunk.window(aggregate).distinct(groups, chunk.present(aggregate))
     return pa.array(counts, pa.int64())
 
 
-def value_groups(chunk: Chunk, each: Aggregate) -> Integers:
+def value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Return a group number per row; rows with the same key and value have the same number."""
-    values = normalize_floats(chunk.columns[each.values])
+    values = normalize_floats(chunk.columns[aggregate.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     pairs = codes + chunk.rows.key * (int(codes.max(initial=0)) + 1)
     return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
 
-def _any(chunk: Chunk, each: Aggregate) -> pa.Array:
-    true_counts = _true_counts(chunk, each)
-    return masked_array(true_counts > 0, value_counts(chunk, each) == 0, pa.bool_())
+def _any(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    true_counts = _true_counts(chunk, aggregate)
+    return masked_array(true_counts > 0, value_counts(chunk, aggregate) == 0, pa.bool_())
 
 
-def _all(chunk: Chunk, each: Aggregate) -> pa.Array:
-    count = value_counts(chunk, each)
-    return masked_array(_true_counts(chunk, each) == count, count == 0, pa.bool_())
+def _all(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    count = value_counts(chunk, aggregate)
+    return masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
 
 
-def _true_counts(chunk: Chunk, each: Aggregate) -> Integers:
+def _true_counts(chunk: Chunk, aggregate: Aggregate) -> Integers:
     def compute() -> Summands:
-        values = to_flags(pc.fill_null(chunk.columns[each.values], False))
-        return as_summands(values & chunk.present(each))
+        values = to_flags(pc.fill_null(chunk.columns[aggregate.values], False))
+        return as_summands(values & chunk.present(aggregate))
 
-    return chunk.window(each).totals(chunk.cached_for_column(each, "true", compute))
+    return chunk.window(aggregate).totals(chunk.cached_for_column(aggregate, "true", compute))
 
 
 def _extreme(
-    chunk: Chunk, each: Aggregate, *, choose: Callable[..., Integers], neutral: int
+    chunk: Chunk, aggregate: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
     """Return the maximum or minimum value in each window."""
-    column = chunk.columns[each.values]
-    codes = _codes(chunk, each)
-    empty = value_counts(chunk, each) == 0
-    window, present = chunk.window(each), chunk.present(each)
+    column = chunk.columns[aggregate.values]
+    codes = _codes(chunk, aggregate)
+    empty = value_counts(chunk, aggregate) == 0
+    window, present = chunk.window(aggregate), chunk.present(aggregate)
     if codes is not None:
         extremes = window.extremes(codes, present, choose, neutral=neutral)
         return decode_ordered(extremes, empty, column.type)
-    ranks = _ranks(chunk, each)
+    ranks = _ranks(chunk, aggregate)
     extremes = window.extremes(ranks, present, choose, neutral=neutral)
     valid = np.flatnonzero(to_flags(column.is_valid()))
     one_row_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, np.int64)
@@ -101,21 +103,23 @@ def _extreme(
     return _take_rows(column, one_row_of_rank, extremes, neutral=neutral)
 
 
-def sort_codes(chunk: Chunk, each: Aggregate) -> Integers:
+def sort_codes(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Encode values as integers of the same order: ordered codes if possible, otherwise ranks."""
-    codes = _codes(chunk, each)
-    return _ranks(chunk, each) if codes is None else codes
+    codes = _codes(chunk, aggregate)
+    return _ranks(chunk, aggregate) if codes is None else codes
 
 
-def _codes(chunk: Chunk, each: Aggregate) -> Integers | None:
-    column = chunk.columns[each.values]
-    codes: Integers | None = chunk.cached_for_column(each, "codes", lambda: ordered_codes(column))
+def _codes(chunk: Chunk, aggregate: Aggregate) -> Integers | None:
+    column = chunk.columns[aggregate.values]
+    codes: Integers | None = chunk.cached_for_column(
+        aggregate, "codes", lambda: ordered_codes(column)
+    )
     return codes
 
 
-def _ranks(chunk: Chunk, each: Aggregate) -> Integers:
-    column = chunk.columns[each.values]
-    ranks: Integers = chunk.cached_for_column(each, "ranks", lambda: dense_ranks(column))
+def _ranks(chunk: Chunk, aggregate: Aggregate) -> Integers:
+    column = chunk.columns[aggregate.values]
+    ranks: Integers = chunk.cached_for_column(aggregate, "ranks", lambda: dense_ranks(column))
     return ranks
 
 
@@ -129,22 +133,24 @@ def _take_rows(column: pa.Array, rows: Integers, codes: Integers, *, neutral: in
 
 
 def _newest_or_oldest(
-    chunk: Chunk, each: Aggregate, *, choose: Callable[..., Integers], neutral: int
+    chunk: Chunk, aggregate: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
     """Return the value of the newest or oldest row; rows are in time order."""
-    column = chunk.columns[each.values]
+    column = chunk.columns[aggregate.values]
     numbers = np.arange(len(column))
-    edge_rows = chunk.window(each).extremes(numbers, chunk.present(each), choose, neutral=neutral)
+    edge_rows = chunk.window(aggregate).extremes(
+        numbers, chunk.present(aggregate), choose, neutral=neutral
+    )
     return _take_rows(column, numbers, edge_rows, neutral=neutral)
 
 
-def _last_n(chunk: Chunk, each: Aggregate) -> pa.Array:
+def _last_n(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     """Return the newest values, newest last, padded with nulls at the front."""
-    column = chunk.columns[each.values]
-    newest = chunk.window(each).newest(chunk.present(each), each.n)
+    column = chunk.columns[aggregate.values]
+    newest = chunk.window(aggregate).newest(chunk.present(aggregate), aggregate.n)
     flat = newest.ravel()
     values = column.take(pa.array(np.maximum(flat, 0), mask=flat < 0))
-    return pa.FixedSizeListArray.from_arrays(values, each.n)
+    return pa.FixedSizeListArray.from_arrays(values, aggregate.n)
 
 
 FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {

@@ -56,14 +56,16 @@ class Segment:
     selected_rows: pa.Table
     totals: dict[Condition, Totals]
 
-    def is_inside(self, each: Aggregate, first: int, last: int) -> bool:
+    def is_inside(self, aggregate: Aggregate, first: int, last: int) -> bool:
         """Return True if all rows are in the windows of all labels between two times."""
-        ended = self.last <= first - each.offset
-        return ended and (each.over is None or self.first > last - each.offset - each.over)
+        ended = self.last <= first - aggregate.offset
+        return ended and (
+            aggregate.over is None or self.first > last - aggregate.offset - aggregate.over
+        )
 
-    def is_outside(self, each: Aggregate, first: int) -> bool:
+    def is_outside(self, aggregate: Aggregate, first: int) -> bool:
         """Return True if no row is in the window of a label at or after a time."""
-        return each.over is not None and self.last <= first - each.offset - each.over
+        return aggregate.over is not None and self.last <= first - aggregate.offset - aggregate.over
 
 
 @dataclass
@@ -89,7 +91,7 @@ class IncrementalGroup:
         self._seen_keys: pa.Table | None = None
         self._key_states: list[_KeyState] = []
         # Maximum time for which a bounded window may contain a row.
-        extents = [each.offset + (each.over or 0) for each in request.aggregates]
+        extents = [aggregate.offset + (aggregate.over or 0) for aggregate in request.aggregates]
         self._window_extent = max(extents, default=0)
 
     def aggregate(
@@ -172,8 +174,8 @@ class IncrementalGroup:
     def _by_window(self) -> list[list[int]]:
         """Group aggregate numbers by window, with separate groups for selecting functions."""
         groups: dict[tuple[int | None, int, bool], list[int]] = {}
-        for number, each in enumerate(self._request.aggregates):
-            group = (each.over, each.offset, each.function in SELECTING)
+        for number, aggregate in enumerate(self._request.aggregates):
+            group = (aggregate.over, aggregate.offset, aggregate.function in SELECTING)
             groups.setdefault(group, []).append(number)
         return list(groups.values())
 
@@ -234,17 +236,21 @@ class IncrementalGroup:
                     table.take(pa.array(events.positions[~(settled | dropped)]))
                 )
         state.unsettled_rows = pa.concat_tables(unsettled_tables) if unsettled_tables else None
-        expired = [each for each in state.segments if each.last + self._window_extent <= end]
-        current = [each for each in state.segments if each.last + self._window_extent > end]
+        expired = [
+            segment for segment in state.segments if segment.last + self._window_extent <= end
+        ]
+        current = [
+            segment for segment in state.segments if segment.last + self._window_extent > end
+        ]
         if expired:
             state.segments = [*self._merge_expired(expired), *current]
 
     def _segment(self, events: Events) -> Segment:
         values, conditions = self._request.columns(events)
         summed: dict[Condition, list[Aggregate]] = {}
-        for each in self._request.aggregates:
-            if each.function not in SELECTING:
-                summed.setdefault((each.values, each.condition), []).append(each)
+        for aggregate in self._request.aggregates:
+            if aggregate.function not in SELECTING:
+                summed.setdefault((aggregate.values, aggregate.condition), []).append(aggregate)
         rows_alone = Rows(events.rows.key, events.rows.event)
         totals = {}
         for condition, aggregates in summed.items():
@@ -258,7 +264,7 @@ class IncrementalGroup:
 
     def _select_rows(self, events: Events, aggregates: Sequence[Aggregate]) -> pa.Table:
         """Return the rows that suffice for functions that select values."""
-        selecting = [each for each in aggregates if each.function in SELECTING]
+        selecting = [aggregate for aggregate in aggregates if aggregate.function in SELECTING]
         values, conditions = self._request.columns(events)
         numbers = select_rows(values, conditions, selecting)
         return events.table.take(pa.array(events.positions[numbers]))
@@ -360,30 +366,30 @@ def select_rows(
     no_labels = Labels(np.zeros(0, np.int64), np.zeros(0, np.int64))
     chunk = Chunk(Timeline(rows, no_labels, keys=1), rows, columns, conditions)
     selected = [np.zeros(0, np.int64)]
-    for each in aggregates:
-        present = np.flatnonzero(chunk.present(each))
+    for aggregate in aggregates:
+        present = np.flatnonzero(chunk.present(aggregate))
         if len(present):
-            selected.append(present[_SELECTORS[each.function](chunk, each, present)])
+            selected.append(present[_SELECTORS[aggregate.function](chunk, aggregate, present)])
     return np.unique(np.concatenate(selected))
 
 
-def _select_extreme(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
-    order = sort_codes(chunk, each)
-    choose = np.argmax if each.function == "max" else np.argmin
+def _select_extreme(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
+    order = sort_codes(chunk, aggregate)
+    choose = np.argmax if aggregate.function == "max" else np.argmin
     return np.array([choose(order[present])])
 
 
-def _select_distinct(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
-    groups = chunk.cached_for_column(each, "groups", lambda: value_groups(chunk, each))
+def _select_distinct(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
+    groups = chunk.cached_for_column(aggregate, "groups", lambda: value_groups(chunk, aggregate))
     return np.unique(groups[present], return_index=True)[1].astype(np.int64)
 
 
-def _select_edge(chunk: Chunk, each: Aggregate, present: Integers) -> Integers:
+def _select_edge(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
     """Return the first row, or the last rows."""
     count = len(present)
-    if each.function == "first":
+    if aggregate.function == "first":
         return np.zeros(1, np.int64)
-    return np.arange(max(count - max(each.n, 1), 0), count)
+    return np.arange(max(count - max(aggregate.n, 1), 0), count)
 
 
 _SELECTORS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {

@@ -121,97 +121,99 @@ def _exact_variance(count: int, sums: Sums, squares: Sums, *, row: int) -> Fract
 _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
-def _sum(chunk: Chunk, each: Aggregate) -> pa.Array:
-    kind = chunk.columns[each.values].type
-    empty = value_counts(chunk, each) == 0
+def _sum(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    kind = chunk.columns[aggregate.values].type
+    empty = value_counts(chunk, aggregate) == 0
     if pat.is_decimal(kind):
-        units = _integer_sums(chunk, each)
+        units = _integer_sums(chunk, aggregate)
         return _to_decimals(units, empty, kind.scale)
     if pat.is_integer(kind):
-        return masked_array(_check_int64(_integer_sums(chunk, each)), empty, pa.int64())
-    return masked_array(_double_sums(chunk, each), empty, pa.float64())
+        return masked_array(_check_int64(_integer_sums(chunk, aggregate)), empty, pa.int64())
+    return masked_array(_double_sums(chunk, aggregate), empty, pa.float64())
 
 
-def _mean(chunk: Chunk, each: Aggregate) -> pa.Array:
-    count = value_counts(chunk, each)
-    sums, scale = _sums_and_scale(chunk, each)
+def _mean(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    count = value_counts(chunk, aggregate)
+    sums, scale = _sums_and_scale(chunk, aggregate)
     means = sums / np.maximum(count, 1) / scale
     return masked_array(means, count == 0, pa.float64())
 
 
-def _sums_and_scale(chunk: Chunk, each: Aggregate) -> tuple[Doubles, float]:
+def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]:
     """Return the sums, rounded once, and their scale, which is not 1 for decimals."""
-    kind = chunk.columns[each.values].type
+    kind = chunk.columns[aggregate.values].type
     if pat.is_floating(kind):
-        return _double_sums(chunk, each), 1.0
+        return _double_sums(chunk, aggregate), 1.0
     scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
-    return limb_sums(chunk, each, "whole numbers", exact_integers).rounded(), scale
+    return limb_sums(chunk, aggregate, "whole numbers", exact_integers).rounded(), scale
 
 
-def _double_sums(chunk: Chunk, each: Aggregate) -> Doubles:
+def _double_sums(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     def compute() -> Doubles:
-        sums = limb_sums(chunk, each, "doubles", finite_doubles).rounded()
-        return _insert_non_finite(chunk, each, sums)
+        sums = limb_sums(chunk, aggregate, "doubles", finite_doubles).rounded()
+        return _insert_non_finite(chunk, aggregate, sums)
 
-    sums: Doubles = chunk.cached_for_window(each, "sum", compute)
+    sums: Doubles = chunk.cached_for_window(aggregate, "sum", compute)
     return sums
 
 
-def finite_doubles(chunk: Chunk, each: Aggregate) -> FixedPoint:
+def finite_doubles(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the finite values to include, as limbs."""
-    values = _finite(chunk, each)
+    values = _finite(chunk, aggregate)
     return exact.from_doubles(values, bits=exact.bits_for(len(values)))
 
 
-def finite_squares(chunk: Chunk, each: Aggregate) -> FixedPoint:
+def finite_squares(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the squares of the finite values to include, as limbs."""
-    values = _finite(chunk, each)
+    values = _finite(chunk, aggregate)
     return exact.from_squares(values, bits=exact.bits_for(len(values)))
 
 
-def _finite(chunk: Chunk, each: Aggregate) -> Doubles:
+def _finite(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     """Return the values to include, with 0 for other values and for non-finite values."""
-    values = _doubles(chunk, each)
-    counts = chunk.present(each) & ~non_finite_values(chunk, each)
+    values = _doubles(chunk, aggregate)
+    counts = chunk.present(aggregate) & ~non_finite_values(chunk, aggregate)
     return values if counts.all() else np.where(counts, values, 0.0)
 
 
-def _doubles(chunk: Chunk, each: Aggregate) -> Doubles:
+def _doubles(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     def compute() -> Doubles:
-        column = chunk.columns[each.values]
+        column = chunk.columns[aggregate.values]
         if pat.is_decimal(column.type):
             return decimals_to_doubles(column)
         # Integers beyond 2**53 are rounded to the nearest doubles.
         doubles = column.cast(pa.float64(), safe=False)
         return doubles.fill_null(0.0).to_numpy(zero_copy_only=False)
 
-    column_doubles: Doubles = chunk.cached_for_column(each, "values", compute)
+    column_doubles: Doubles = chunk.cached_for_column(aggregate, "values", compute)
     return column_doubles
 
 
-def non_finite_values(chunk: Chunk, each: Aggregate) -> Flags:
+def non_finite_values(chunk: Chunk, aggregate: Aggregate) -> Flags:
     """Return which of the values to include are NaN or infinite."""
     flags: Flags = chunk.cached_for_column(
-        each, "odd", lambda: ~np.isfinite(_doubles(chunk, each)) & chunk.present(each)
+        aggregate,
+        "odd",
+        lambda: ~np.isfinite(_doubles(chunk, aggregate)) & chunk.present(aggregate),
     )
     return flags
 
 
-def _insert_non_finite(chunk: Chunk, each: Aggregate, sums: Doubles) -> Doubles:
+def _insert_non_finite(chunk: Chunk, aggregate: Aggregate, sums: Doubles) -> Doubles:
     """Replace sums over NaN and infinities with NaN or infinity."""
-    is_non_finite, base_totals = non_finite_values(chunk, each), chunk.totals(each)
+    is_non_finite, base_totals = non_finite_values(chunk, aggregate), chunk.totals(aggregate)
     if not is_non_finite.any() and not base_totals.non_finite_count:
         return sums
-    positive, negative, nans = non_finite_counts(chunk, each)
+    positive, negative, nans = non_finite_counts(chunk, aggregate)
     is_nan = (nans > 0) | ((positive > 0) & (negative > 0))
     sums = np.where(positive > 0, np.inf, np.where(negative > 0, -np.inf, sums))
     return np.where(is_nan, np.nan, sums)
 
 
-def non_finite_counts(chunk: Chunk, each: Aggregate) -> tuple[Integers, Integers, Integers]:
+def non_finite_counts(chunk: Chunk, aggregate: Aggregate) -> tuple[Integers, Integers, Integers]:
     """Count the positive infinities, negative infinities and NaN in each label's window."""
-    is_non_finite, base_totals = non_finite_values(chunk, each), chunk.totals(each)
-    values, window = _doubles(chunk, each), chunk.window(each)
+    is_non_finite, base_totals = non_finite_values(chunk, aggregate), chunk.totals(aggregate)
+    values, window = _doubles(chunk, aggregate), chunk.window(aggregate)
     positive = (
         window.totals(as_summands(is_non_finite & (values == np.inf)))
         + base_totals.positive_infinities
@@ -229,28 +231,28 @@ def non_finite_counts(chunk: Chunk, each: Aggregate) -> tuple[Integers, Integers
 
 def limb_sums(
     chunk: Chunk,
-    each: Aggregate,
+    aggregate: Aggregate,
     name: str,
     to_fixed_point: Callable[[Chunk, Aggregate], FixedPoint],
 ) -> Sums:
     """Return the exact sums over a window; all windows share the limbs."""
 
     def numbers() -> tuple[FixedPoint, list[Summands]]:
-        fixed = to_fixed_point(chunk, each)
+        fixed = to_fixed_point(chunk, aggregate)
         return fixed, list(map(Summands, fixed.limbs))
 
     def compute() -> Sums:
-        fixed, digits = chunk.cached_for_column(each, name, numbers)
-        sums = Sums(list(map(chunk.window(each).totals, digits)), fixed.unit, fixed.bits)
-        return sums.plus(chunk.totals(each).sums.get(name, Fraction(0)))
+        fixed, digits = chunk.cached_for_column(aggregate, name, numbers)
+        sums = Sums(list(map(chunk.window(aggregate).totals, digits)), fixed.unit, fixed.bits)
+        return sums.plus(chunk.totals(aggregate).sums.get(name, Fraction(0)))
 
-    window_sums: Sums = chunk.cached_for_window(each, f"sums of {name}", compute)
+    window_sums: Sums = chunk.cached_for_window(aggregate, f"sums of {name}", compute)
     return window_sums
 
 
-def exact_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
+def exact_integers(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the integers, or unscaled decimals, to include, as limbs."""
-    column, present = chunk.columns[each.values], chunk.present(each)
+    column, present = chunk.columns[aggregate.values], chunk.present(aggregate)
     bits = exact.bits_for(len(column))
     if pat.is_decimal(column.type):
         words = decimal_words(column)
@@ -264,9 +266,9 @@ def exact_integers(chunk: Chunk, each: Aggregate) -> FixedPoint:
     return exact.from_integers(np.where(present, values, 0), bits=bits)
 
 
-def _integer_sums(chunk: Chunk, each: Aggregate) -> Integers | list[int]:
+def _integer_sums(chunk: Chunk, aggregate: Aggregate) -> Integers | list[int]:
     """Return sums of integers, as Python integers if they may exceed 64 bits."""
-    sums = limb_sums(chunk, each, "whole numbers", exact_integers)
+    sums = limb_sums(chunk, aggregate, "whole numbers", exact_integers)
     if len(sums.limbs) == 1:
         return sums.limbs[0]
     total = sums.limbs[0].astype(object)
@@ -303,39 +305,39 @@ def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Ar
     return pa.Array.from_buffers(kind, len(units), [pa.py_buffer(valid), pa.py_buffer(buffer)])
 
 
-def _var(chunk: Chunk, each: Aggregate) -> pa.Array:
-    count = value_counts(chunk, each)
-    return masked_array(_variances(chunk, each), count < 2, pa.float64())
+def _var(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    count = value_counts(chunk, aggregate)
+    return masked_array(_variances(chunk, aggregate), count < 2, pa.float64())
 
 
-def _std(chunk: Chunk, each: Aggregate) -> pa.Array:
-    count = value_counts(chunk, each)
-    sums = limb_sums(chunk, each, "doubles", finite_doubles)
-    squares = limb_sums(chunk, each, "squares", finite_squares)
-    roots = deviations(count, _variances(chunk, each), sums, squares)
+def _std(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
+    count = value_counts(chunk, aggregate)
+    sums = limb_sums(chunk, aggregate, "doubles", finite_doubles)
+    squares = limb_sums(chunk, aggregate, "squares", finite_squares)
+    roots = deviations(count, _variances(chunk, aggregate), sums, squares)
     return masked_array(roots, count < 2, pa.float64())
 
 
-def _variances(chunk: Chunk, each: Aggregate) -> Doubles:
+def _variances(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     """Return the sample variances as doubles; NaN if a value is not finite."""
 
     def compute() -> Doubles:
-        sums = limb_sums(chunk, each, "doubles", finite_doubles)
-        squares = limb_sums(chunk, each, "squares", finite_squares)
-        sample_variances = variances(value_counts(chunk, each), sums, squares)
+        sums = limb_sums(chunk, aggregate, "doubles", finite_doubles)
+        squares = limb_sums(chunk, aggregate, "squares", finite_squares)
+        sample_variances = variances(value_counts(chunk, aggregate), sums, squares)
         is_non_finite, base_count = (
-            non_finite_values(chunk, each),
-            chunk.totals(each).non_finite_count,
+            non_finite_values(chunk, aggregate),
+            chunk.totals(aggregate).non_finite_count,
         )
         if not is_non_finite.any() and not base_count:
             return sample_variances
         return np.where(
-            chunk.window(each).totals(as_summands(is_non_finite)) + base_count > 0,
+            chunk.window(aggregate).totals(as_summands(is_non_finite)) + base_count > 0,
             np.nan,
             sample_variances,
         )
 
-    sample_variances: Doubles = chunk.cached_for_window(each, "variance", compute)
+    sample_variances: Doubles = chunk.cached_for_window(aggregate, "variance", compute)
     return sample_variances
 
 

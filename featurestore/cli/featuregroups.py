@@ -98,7 +98,7 @@ def history(
         name, version=version, limit=limit, before=before
     )
     columns = ["delta_version", "timestamp", "operation", "rows", "rows_in", "rows_out"]
-    rows = [vars(each) for each in commits]
+    rows = [vars(commit) for commit in commits]
     show_rows(context, rows, columns=columns, wide=["validation", "run_id"])
 
 
@@ -131,16 +131,16 @@ def validate(context: typer.Context, name: Name, version: Version = None) -> Non
     report = store(context).validate_featuregroup(name, version=version)
     rows = [
         {
-            "expectation": each.expectation["type"],
-            "column": _columns_of(each.expectation),
-            "arguments": dict(each.expectation.get("kwargs", {})),
-            "success": each.success,
-            "rows": each.rows,
-            "unexpected": each.unexpected,
-            "warning": each.warning,
-            "message": "" if each.success else format_outcome(each),
+            "expectation": result.expectation["type"],
+            "column": _columns_of(result.expectation),
+            "arguments": dict(result.expectation.get("kwargs", {})),
+            "success": result.success,
+            "rows": result.rows,
+            "unexpected": result.unexpected,
+            "warning": result.warning,
+            "message": "" if result.success else format_outcome(result),
         }
-        for each in report.results
+        for result in report.results
     ]
     if settings(context).output is OutputFormat.JSON:
         show_json(report.to_json())

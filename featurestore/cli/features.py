@@ -109,7 +109,7 @@ def get(
     if explain and frame.plan is None:
         raise UnsupportedRemotely(
             f"{connected.location} does not send plans.",
-            hint=f"{connected.location}/basket?{urlencode([('feature', each) for each in features])}",
+            hint=f"{connected.location}/basket?{urlencode([('feature', feature) for feature in features])}",
         )
     if explain:
         show_text(

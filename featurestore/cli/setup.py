@@ -99,9 +99,9 @@ def doctor(context: typer.Context) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
     checks = run_checks(settings(context))
     show_rows(
-        context, [vars(each) for each in checks], columns=["check", "state", "detail", "hint"]
+        context, [vars(check) for check in checks], columns=["check", "state", "detail", "hint"]
     )
-    if any(each.state == PROBLEM for each in checks):
+    if any(check.state == PROBLEM for check in checks):
         raise typer.Exit(1)
 
 

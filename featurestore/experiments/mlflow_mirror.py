@@ -119,7 +119,9 @@ class _Mirror:
             client.log_batch(mirrored, params=batch)
         for batch in _batches(run_tags, _MAX_NAMES):
             client.log_batch(mirrored, tags=batch)
-        metrics = [entities.Metric(each.key, each.value, each.time, each.step) for each in points]
+        metrics = [
+            entities.Metric(point.key, point.value, point.time, point.step) for point in points
+        ]
         for batch in _batches(metrics, _MAX_METRICS):
             client.log_batch(mirrored, metrics=batch)
         if run.record.dataset is not None:

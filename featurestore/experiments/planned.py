@@ -145,8 +145,8 @@ def cross_validate(
     record, trials = run_planned(
         session, request, plan, parallel=parallel, metric=None, settings=study_settings
     )
-    ids = tuple(each.id for each in trials)
-    return CrossValidation(record.id, ids, tuple(each.metrics for each in trials))
+    ids = tuple(trial.id for trial in trials)
+    return CrossValidation(record.id, ids, tuple(trial.metrics for trial in trials))
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class CrossValidation:
         """Return one row for each fold."""
         import pandas as pd
 
-        return pd.DataFrame([dict(each) for each in self.folds])
+        return pd.DataFrame([dict(fold) for fold in self.folds])
 
     def __str__(self) -> str:
         std = self.std
@@ -183,7 +183,7 @@ class CrossValidation:
         )
 
     def _repr_html_(self) -> str:
-        return display.records_table([dict(each) for each in self.folds])
+        return display.records_table([dict(fold) for fold in self.folds])
 
     def _by_metric(self) -> dict[str, list[float]]:
         values = {}
@@ -345,8 +345,8 @@ def _group_features(dataset: TrainingDataset, features: Any) -> dict[str, tuple[
     if isinstance(features, Mapping):
         return {str(name): tuple(names) for name, names in features.items()}
     groups = {}
-    for each in features:
-        names = (each,) if isinstance(each, str) else tuple(each)
+    for feature in features:
+        names = (feature,) if isinstance(feature, str) else tuple(feature)
         if " + ".join(names) in groups:
             raise InvalidArgument(f"features={features!r} name {' + '.join(names)!r} twice.")
         groups[" + ".join(names)] = names

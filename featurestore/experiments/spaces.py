@@ -248,22 +248,23 @@ class Sampling:
 
     def restore(self, past_trials: Iterable[PastTrial]) -> None:
         """Add earlier trials and their reports to the study, ordered by number."""
-        for each in sorted(past_trials, key=lambda trial: trial.number):
+        for past_trial in sorted(past_trials, key=lambda trial: trial.number):
             optuna_trial = self._optuna.trial.create_trial(
                 state=self._optuna.trial.TrialState.RUNNING,
                 params={
-                    name: self._to_optuna_value(name, each.params[name]) for name in self._space
+                    name: self._to_optuna_value(name, past_trial.params[name])
+                    for name in self._space
                 },
                 distributions=self._distributions,
             )
             optuna_trial.datetime_start = dt.datetime.now()
             self._study.add_trial(optuna_trial)
-            trial_id = self._study.trials[each.number]._trial_id
-            self._trials[each.number] = self._optuna.trial.Trial(self._study, trial_id)
-            for step, value in each.history.items():
-                self.report(each.number, step, value)
-            if each.state in ("finished", "stopped", "failed"):
-                self.tell(each.number, each.state, each.value)
+            trial_id = self._study.trials[past_trial.number]._trial_id
+            self._trials[past_trial.number] = self._optuna.trial.Trial(self._study, trial_id)
+            for step, value in past_trial.history.items():
+                self.report(past_trial.number, step, value)
+            if past_trial.state in ("finished", "stopped", "failed"):
+                self.tell(past_trial.number, past_trial.state, past_trial.value)
 
     def ask(self) -> tuple[int, dict[str, Any]]:
         """Return the number and parameters of the next trial."""

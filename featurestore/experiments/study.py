@@ -286,7 +286,9 @@ def run_study(
     files.make_directory(directory)
     with status.lock_driver(directory):
         past_trials = catalog.find(session, parent=record.id)
-        sampling.restore([_past_trial(session, each, request.metric) for each in past_trials])
+        sampling.restore(
+            [_past_trial(session, past_trial, request.metric) for past_trial in past_trials]
+        )
         proposals.next_number = len(past_trials)
         template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
         pool = TrialPool(
@@ -342,7 +344,7 @@ def _final_record(session: Session, record: RunRecord) -> RunRecord:
     best = find_best_trial(trials, metric, direction)
     now = utc_now().isoformat()
     if best is None:
-        reasons = [each.reason or each.state for each in trials]
+        reasons = [trial.reason or trial.state for trial in trials]
         return replace(record, state="failed", ended=now, reason=f"the first one: {reasons[0]}")
     settings = {**record.settings, "best": best.id}
     metrics = {metric: best.metrics[metric]}

@@ -199,7 +199,7 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
     snapshots = [
         commit.delta_version for commit in commits.history(path) if commit.operation == OPERATION
     ]
-    if any(each <= delta_version for each in snapshots):
+    if any(snapshot <= delta_version for snapshot in snapshots):
         return
     raise VersionNotFound(
         f"External feature group {spec.name!r} version {spec.version} has no snapshot at Delta "

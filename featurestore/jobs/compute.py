@@ -108,7 +108,7 @@ def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) 
     """Return the windows that contain the first and last row, or the outermost windows if empty."""
     if bounds.times is None:
         return [windows[0], windows[-1]]
-    starts = [to_micros(each.start) for each in windows]
+    starts = [to_micros(window.start) for window in windows]
     bisect = bisect_left if closed == "right" else bisect_right
     first = windows[max(bisect(starts, bounds.low) - 1, 0)]
     last = windows[max(bisect(starts, bounds.high) - 1, 0)]

@@ -225,9 +225,9 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
 def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: JobSpec) -> None:
     """Raise an error if the parameters of a function differ from the arguments of its job."""
     parameters = inspect.signature(function).parameters.values()
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
-    parameter_names = [each.name for each in parameters]
+    parameter_names = [parameter.name for parameter in parameters]
     if sorted(parameter_names) != sorted(names):
         raise InvalidJob(
             f"Job {spec.name!r}: its function takes {listing(parameter_names)}, but is called with "
@@ -276,7 +276,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         created_time=request.created_time,
         partition_by=as_tuple(request.partition_by),
         ttl=parse_ttl(request.ttl),
-        expectations=tuple(dict(each) for each in request.expectations),
+        expectations=tuple(dict(expectation) for expectation in request.expectations),
         statistics=request.statistics,
         compact=request.compact,
         description=request.description,

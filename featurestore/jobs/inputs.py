@@ -70,7 +70,7 @@ class PinnedInput:
         if self.fingerprint is not None:
             data["fingerprint"] = self.fingerprint
         if self.windows:
-            data["windows"] = [each.to_json() for each in self.windows]
+            data["windows"] = [window.to_json() for window in self.windows]
         return data
 
 

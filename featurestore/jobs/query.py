@@ -111,7 +111,9 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
     # Unknown functions may aggregate.
     if tree.find(*mixing, exp.Anonymous) is not None or len(list(tree.find_all(exp.Select))) != 1:
         return False
-    if not _are_outer_bounds(tree, times[0]) or any(each.is_star for each in tree.expressions):
+    if not _are_outer_bounds(tree, times[0]) or any(
+        expression.is_star for expression in tree.expressions
+    ):
         return False
     time = _event_time_expression(tree, spec)
     if time is None:
@@ -177,8 +179,8 @@ def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str)
     steps = event_time_transform(spec, time=time)
     if steps is None:
         return False
-    starts = np.array([to_micros(each.start) for each in windows], np.int64)
-    ends = np.array([to_micros(each.end) for each in windows], np.int64)
+    starts = np.array([to_micros(window.start) for window in windows], np.int64)
+    ends = np.array([to_micros(window.end) for window in windows], np.int64)
     first, last = steps(starts), steps(ends - 1)
     if spec.closed == "right":
         return bool((first > starts).all() and (last <= ends).all())

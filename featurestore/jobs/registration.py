@@ -232,7 +232,7 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
 def _jobs_in_module(module: ModuleType) -> list[JobDefinition]:
     """Return the jobs assigned to module variables, and the jobs created without a name."""
     names = vars(module)
-    named_jobs = [each for each in names.values() if isinstance(each, JobDefinition)]
+    named_jobs = [value for value in names.values() if isinstance(value, JobDefinition)]
     return [*named_jobs, *names.get(DEFINED_JOBS, ())]
 
 

@@ -299,7 +299,7 @@ def _parse_numeric_cron(cron: str) -> _CronFields | None:
         _expand_field(months, _EVERY_NUMBER.months),
         _expand_field(weekdays, _EVERY_NUMBER.weekdays),
     ]
-    number_fields = [each for each in fields if each is not None]
+    number_fields = [field for field in fields if field is not None]
     if len(number_fields) < len(fields):
         return None
     return _CronFields(*number_fields)

@@ -187,7 +187,7 @@ def stream_job(
         created_time=created_time,
         partition_by=as_tuple(partition_by),
         ttl=parse_ttl(ttl),
-        expectations=tuple(dict(each) for each in expectations),
+        expectations=tuple(dict(expectation) for expectation in expectations),
         statistics=statistics,
         description=description,
         tags=dict(tags or {}),

@@ -255,9 +255,11 @@ def delete_tombstones(
 ) -> None:
     """Delete the rows of each key up to the time of its tombstone."""
     conditions = []
-    for each in deleted_keys:
-        timestamp = _to_literal(each.pop("t"))
-        conditions.append(f'({_key_condition(spec, each)} AND "{spec.event_time}" <= {timestamp})')
+    for deleted_key in deleted_keys:
+        timestamp = _to_literal(deleted_key.pop("t"))
+        conditions.append(
+            f'({_key_condition(spec, deleted_key)} AND "{spec.event_time}" <= {timestamp})'
+        )
     _delete(session, spec, version, conditions, run_id=run_id)
 
 

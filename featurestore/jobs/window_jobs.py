@@ -209,15 +209,15 @@ def _to_cron(every: timedelta, *, job: str) -> str:
 def _inputs_by_name(windows: Sequence[WindowFeature]) -> dict[str, str]:
     """Return the groups of the aggregates by input name."""
     inputs = {}
-    for each in windows:
-        group = format_group_reference(str(each.reference.group), each.reference.version)
-        inputs[input_name(each)] = group
+    for window in windows:
+        group = format_group_reference(str(window.reference.group), window.reference.version)
+        inputs[input_name(window)] = group
     return inputs
 
 
 def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...]:
     """Return the common ``key=`` of the aggregates, empty if none is set."""
-    keys = {each.key: None for each in windows if each.key is not None}
+    keys = {window.key: None for window in windows if window.key is not None}
     if len(keys) > 1:
         raise InvalidJob(
             f"Job {job!r}: its aggregates have different keys {listing(map(str, keys))}; the rows of "
@@ -233,14 +233,14 @@ def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
     owner_by_name = {str(spec.event_time).lower(): "the event time"}
     for name in spec.primary_key:
         owner_by_name[name.lower()] = "a key column"
-    for each in windows:
-        lower_name = each.name.lower()
+    for window in windows:
+        lower_name = window.name.lower()
         if lower_name in owner_by_name:
             raise ColumnConflict(
-                f"Job {spec.name!r}: {each} would have the name {each.name!r} of {owner_by_name[lower_name]}.",
+                f"Job {spec.name!r}: {window} would have the name {window.name!r} of {owner_by_name[lower_name]}.",
                 hint="name='...' in window(...)",
             )
-        owner_by_name[lower_name] = str(each)
+        owner_by_name[lower_name] = str(window)
 
 
 def _check_divides(spec: JobSpec, every: timedelta) -> None:
@@ -269,8 +269,8 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
         return spec
     group_specs = RegisteredSpecs(session)
     keys: dict[tuple[str, ...], str] = {}
-    for each in WindowJob.from_spec(spec).windows:
-        group = _find_group_spec(each, group_specs)
+    for window in WindowJob.from_spec(spec).windows:
+        group = _find_group_spec(window, group_specs)
         keys[group.primary_key] = group.name
     if len(keys) > 1:
         key_texts = [f"{name} ({', '.join(key)})" for key, name in keys.items()]
@@ -306,11 +306,11 @@ def check_window_job(
         return
     group_specs = RegisteredSpecs(session)
     features: list[tuple[Feature, WindowFeature]] = []
-    for each in WindowJob.from_spec(spec).windows:
-        group = str(each.reference.group)
+    for window in WindowJob.from_spec(spec).windows:
+        group = str(window.reference.group)
         if group in future_groups and group not in group_specs:
             continue
-        features.append((resolve(str(each.reference), specs=group_specs)[0], each))
+        features.append((resolve(str(window.reference), specs=group_specs)[0], window))
     if features:
         label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
         options = RetrievalOptions(label_time=spec.event_time)

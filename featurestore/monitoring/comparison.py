@@ -133,7 +133,7 @@ class FixedReference:
 
 def has_enough_windows(reference: ReferenceWindows) -> bool:
     """Return True if the baseline has enough windows: at least half of a rolling baseline."""
-    with_rows = [each for each in reference.members if each.rows]
+    with_rows = [member for member in reference.members if member.rows]
     return len(with_rows) >= min(max(MIN_HISTORY, reference.expected / 2), reference.expected)
 
 
@@ -155,7 +155,7 @@ class ComparedProfiles:
     @property
     def rows(self) -> float:
         """The number of values in the baseline's distribution."""
-        return float(sum(each.sampled for each in self.members))
+        return float(sum(member.sampled for member in self.members))
 
 
 @dataclass(frozen=True)
@@ -222,15 +222,15 @@ def _bin_numbers(
 ) -> _BinnedProfiles:
     shares, cumulative_points, rows, index = [], [], [], []
     all_points = np.concatenate((edges, points))
-    for number, each in enumerate(profiles):
-        if each.cumulative is None:
+    for number, profile in enumerate(profiles):
+        if profile.cumulative is None:
             continue
         index.append(number)
-        cumulative_shares = each.up_to(all_points)
+        cumulative_shares = profile.up_to(all_points)
         steps = np.concatenate(([0.0], cumulative_shares[: len(edges)], [1.0]))
         shares.append(steps[1:] - steps[:-1])
         cumulative_points.append(cumulative_shares[len(edges) :])
-        rows.append(float(each.sampled))
+        rows.append(float(profile.sampled))
     sizes = np.array(rows)
     return _BinnedProfiles(
         _stack_rows(shares, len(edges) + 1),
@@ -244,8 +244,8 @@ def _measure_values(
     profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
 ) -> MeasuredDistances | None:
     value_counts: dict[Value, int] = {}
-    for each in profiles.members:
-        for value, count in each.values:
+    for member in profiles.members:
+        for value, count in member.values:
             value_counts[value] = value_counts.get(value, 0) + count
     frequent = sorted(value_counts, key=lambda value: (-value_counts[value], str(value)))[
         :_MAX_VALUES
@@ -260,14 +260,14 @@ def _measure_values(
 
 def _bin_values(profiles: Sequence[ColumnProfile], frequent: Sequence[Value]) -> _BinnedProfiles:
     shares, rows, index = [], [], []
-    for number, each in enumerate(profiles):
-        if not each.sampled:
+    for number, profile in enumerate(profiles):
+        if not profile.sampled:
             continue
         index.append(number)
-        counts = dict(each.values)
-        frequent_shares = np.array([counts.get(value, 0) / each.sampled for value in frequent])
+        counts = dict(profile.values)
+        frequent_shares = np.array([counts.get(value, 0) / profile.sampled for value in frequent])
         shares.append(np.append(frequent_shares, max(1.0 - frequent_shares.sum(), 0.0)))
-        rows.append(float(each.sampled))
+        rows.append(float(profile.sampled))
     no_points = np.empty((len(rows), 0))
     return _BinnedProfiles(_stack_rows(shares, len(frequent) + 1), no_points, np.array(rows), index)
 
@@ -342,14 +342,14 @@ def _baseline_distances(
 def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
     """Return 101 quantiles of the mixture of distributions."""
     points, weights = [], []
-    for each in members:
-        cumulative = each.cumulative
+    for member in members:
+        cumulative = member.cumulative
         if cumulative is None:
             continue
         points.append(cumulative.points)
         middles = (cumulative.left + cumulative.right) / 2
         bounds = np.concatenate(([0.0], (middles[1:] + middles[:-1]) / 2, [1.0]))
-        weights.append(np.diff(bounds) * each.sampled)
+        weights.append(np.diff(bounds) * member.sampled)
     if not points:
         return None
     values, rows = np.concatenate(points), np.concatenate(weights)

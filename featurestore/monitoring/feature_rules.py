@@ -135,12 +135,12 @@ def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
 
 def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
     counts: dict[object, int] = {}
-    for each in members:
-        if not each.sampled:
+    for member in members:
+        if not member.sampled:
             continue
-        if not each.complete:
+        if not member.complete:
             return None
-        for value, count in each.values:
+        for value, count in member.values:
             counts[value] = counts.get(value, 0) + count
     return counts or None
 
@@ -262,7 +262,7 @@ def _missing_values_of(
         alphas: The significance levels for one window, and for consecutive windows together.
     """
     before = _sum_counts(
-        [_missing_count(each, feature) for each in members if feature in each.columns]
+        [_missing_count(member, feature) for member in members if feature in member.columns]
     )
     min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
     excess = _excess(feature, now, reference_windows, groups, before.share)
@@ -322,21 +322,25 @@ def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
     must exceed the smallest relevant change, the sampling error, and the changes in the same number
     of consecutive reference windows.
     """
-    directions = {np.sign(each.change) for each in chain}
-    largest = max(abs(each.change) for each in chain)
+    directions = {np.sign(missing.change) for missing in chain}
+    largest = max(abs(missing.change) for missing in chain)
     small_changes = [
-        each for each in chain if abs(each.change) < max(each.min_change / 2, largest / 4)
+        missing
+        for missing in chain
+        if abs(missing.change) < max(missing.min_change / 2, largest / 4)
     ]
     if len(directions) > 1 or small_changes:
         return False
-    now = _sum_counts([each.now for each in chain])
-    expected = sum(each.before.share * each.now.rows for each in chain) / max(now.rows, 1.0)
+    now = _sum_counts([missing.now for missing in chain])
+    expected = sum(missing.before.share * missing.now.rows for missing in chain) / max(
+        now.rows, 1.0
+    )
     # Baselines of consecutive windows overlap, so their rows cannot be added.
-    rows = max(each.before.rows for each in chain)
-    ages = [age for age in chain[-1].excess if all(age in each.excess for each in chain)]
-    sums = [_sum_counts([each.excess[age] for each in chain]) for age in ages]
-    baseline_excess = [abs(each.share) for each in sums]
-    min_change = max(each.min_change for each in chain)
+    rows = max(missing.before.rows for missing in chain)
+    ages = [age for age in chain[-1].excess if all(age in missing.excess for missing in chain)]
+    sums = [_sum_counts([missing.excess[age] for missing in chain]) for age in ages]
+    baseline_excess = [abs(missing.share) for missing in sums]
+    min_change = max(missing.min_change for missing in chain)
     width = max(
         min_change, bounds.baseline_limit(baseline_excess), bounds.heavy_tail_limit(baseline_excess)
     )
@@ -366,12 +370,18 @@ def _excess(
 ) -> dict[timedelta, MissingCount]:
     shares: dict[int, list[float]] = {}
     window_counts = []
-    for index, each in enumerate(reference_windows):
-        if feature in each.columns and each.window is not None and now.window is not None:
+    for index, reference_window in enumerate(reference_windows):
+        if (
+            feature in reference_window.columns
+            and reference_window.window is not None
+            and now.window is not None
+        ):
             group = groups[index] if groups else 0
-            missing_count = _missing_count(each, feature)
+            missing_count = _missing_count(reference_window, feature)
             shares.setdefault(group, []).append(missing_count.share)
-            window_counts.append((now.window.start - each.window.start, group, missing_count))
+            window_counts.append(
+                (now.window.start - reference_window.window.start, group, missing_count)
+            )
     excess = {}
     for age, group, missing_count in window_counts:
         middle = before
@@ -390,7 +400,7 @@ def _missing_count(profile: Profile, feature: str) -> MissingCount:
 
 def _sum_counts(counts: Sequence[MissingCount]) -> MissingCount:
     missing = rows = 0.0
-    for each in counts:
-        missing += each.missing
-        rows += each.rows
+    for count in counts:
+        missing += count.missing
+        rows += count.rows
     return MissingCount(missing, rows)

@@ -194,10 +194,10 @@ def _body(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
 
 
 def _finding_list(report: MonitorReport) -> str:
-    lines = [f"<li class='alarm'>{_text(str(each))}</li>" for each in report.alarms]
+    lines = [f"<li class='alarm'>{_text(str(finding))}</li>" for finding in report.alarms]
     lines += [
-        f"<li class='suspect'>{_text(str(each))} (not yet confirmed)</li>"
-        for each in report.suspects
+        f"<li class='suspect'>{_text(str(finding))} (not yet confirmed)</li>"
+        for finding in report.suspects
     ]
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"<li>and {len(lines) - _MAX_LINES} more, below</li>"]
@@ -225,7 +225,7 @@ def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> s
     for finding in report.findings:  # the worst first
         if finding.kind in _FEATURE_KINDS:
             worst.setdefault(finding.subject, finding)
-    shares = {each.feature: each for each in report.shares}
+    shares = {share.feature: share for share in report.shares}
     cards = []
     for name, finding in worst.items():
         svg = ""

@@ -59,10 +59,17 @@ class Profile:
         if self.window is not None:
             window = [self.window.start.isoformat(), self.window.end.isoformat()]
         columns = []
-        for each in self.columns.values():
-            values = [list(pair) for pair in each.values]
-            summary = [each.name, each.type, each.kind, each.rows, each.missing, each.sampled]
-            details = [each.mean, each.std, list(each.quantiles), values, each.complete]
+        for column in self.columns.values():
+            values = [list(pair) for pair in column.values]
+            summary = [
+                column.name,
+                column.type,
+                column.kind,
+                column.rows,
+                column.missing,
+                column.sampled,
+            ]
+            details = [column.mean, column.std, list(column.quantiles), values, column.complete]
             columns.append(summary + details)
         estimates = {name: estimate.to_json() for name, estimate in self.estimates.items()}
         return {
@@ -180,14 +187,14 @@ def profile_of(
     ``time`` is the event time column; ``roles`` excludes keys and times.
     """
     columns, newest = {}, None
-    for each in statistics.columns:
-        if each.name == time and each.maximum is not None:
-            newest = _parse_time(str(each.maximum))
-        if each.name != time and (not roles or each.role in MODEL_ROLES):
-            columns[each.name] = _column_profile(each)
+    for column in statistics.columns:
+        if column.name == time and column.maximum is not None:
+            newest = _parse_time(str(column.maximum))
+        if column.name != time and (not roles or column.role in MODEL_ROLES):
+            columns[column.name] = _column_profile(column)
     column_types = types
     if column_types is None:
-        column_types = {each.name: each.type for each in statistics.columns}
+        column_types = {column.name: column.type for column in statistics.columns}
     return Profile(window, statistics.rows, version, delta_version, columns, column_types, newest)
 
 

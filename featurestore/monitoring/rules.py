@@ -94,7 +94,7 @@ def confirm_findings(
         confirm: The number of consecutive windows that must be out of bounds.
         are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
-    earlier_keys = [_keys_out_of_bounds(each) for each in results[-confirm:-1]]
+    earlier_keys = [_keys_out_of_bounds(result) for result in results[-confirm:-1]]
     findings = []
     for finding in results[-1].findings:
         is_immediate = finding.kind in _IMMEDIATE_KINDS or (
@@ -122,10 +122,10 @@ def _keys_out_of_bounds(result: RuleResult) -> set[tuple[str, str, str]]:
 def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding | None:
     """Mark a finding on missing values as out of bounds if the windows jointly are."""
     chain = []
-    for each in results:
-        if finding.subject not in each.missing:
+    for result in results:
+        if finding.subject not in result.missing:
             return None
-        chain.append(each.missing[finding.subject])
+        chain.append(result.missing[finding.subject])
     if len(chain) > 1 and is_jointly_out_of_bounds(chain):
         text = f"{finding} alone, but out of bounds in {len(chain)} windows together"
         return replace(finding, out=True, text=text)
@@ -193,7 +193,7 @@ def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Fin
 
 def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:
     """Return the age of the latest event time in the profiles at a timestamp, or None."""
-    times = [each.newest for each in profiles if each.newest is not None]
+    times = [profile.newest for profile in profiles if profile.newest is not None]
     if not times:
         return None
     return timestamp - max(times)
@@ -252,7 +252,11 @@ def _without_recent(
         return list(reference_windows)
     width = now.window.end - now.window.start
     cutoff = now.window.start - (confirm - 1) * width
-    return [each for each in reference_windows if each.window is None or each.window.end <= cutoff]
+    return [
+        reference_window
+        for reference_window in reference_windows
+        if reference_window.window is None or reference_window.window.end <= cutoff
+    ]
 
 
 def _metric_range(
@@ -260,9 +264,9 @@ def _metric_range(
 ) -> Limits:
     """Return the expected range of a metric, from reference windows and sampling error."""
     values = []
-    for each in reference_windows:
-        value = each.metrics.get(name)
-        if each.rows and value is not None:
+    for reference_window in reference_windows:
+        value = reference_window.metrics.get(name)
+        if reference_window.rows and value is not None:
             values.append(value)
     baseline = bounds.baseline_range(values)
     if baseline is None:
@@ -299,7 +303,11 @@ def _chance_range(
     # Without earlier windows, the variance is estimated from the window's own rows.
     earlier = (
         merge_estimates(
-            [each.estimates[name] for each in reference_windows if name in each.estimates]
+            [
+                reference_window.estimates[name]
+                for reference_window in reference_windows
+                if name in reference_window.estimates
+            ]
         )
         or current
     )

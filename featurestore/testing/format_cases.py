@@ -252,11 +252,11 @@ def manifest_of(
             )
         )
     first, size, entries = 0, 0, []
-    for each in shards:
+    for shard in shards:
         entries.append(
-            ManifestShard(each.file.path, first, each.rows, each.file.bytes, each.file.sha256)
+            ManifestShard(shard.file.path, first, shard.rows, shard.file.bytes, shard.file.sha256)
         )
-        first += each.rows
+        first += shard.rows
         size += entries[-1].bytes
     nulls = {name: table[name].null_count for name in table.schema.names if table[name].null_count}
     split = ManifestSplit("train", first, size, tuple(entries), nulls)

@@ -477,8 +477,8 @@ class ResultConformance(RetrievalFixtures):
     def test_text_keys_with_separators_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
         number = len(separators)
-        ends = [f"a{each}" for each in separators]
-        begins = [f"{each}b" for each in separators]
+        ends = [f"a{separator}" for separator in separators]
+        begins = [f"{separator}b" for separator in separators]
         retrieval.group(
             "w",
             {"a": ends, "b": ["b"] * number, "t": [t0_plus(0)] * number, "x": range(number)},

@@ -342,7 +342,9 @@ class TableConformance:
             TableWrite("overwrite", commit_metadata={"operation": "overwrite"}),
         )
         commits = read_history(path)[-2::-1]
-        assert [(each.operation, each.rows_in, each.rows_out, each.rows) for each in commits] == [
+        assert [
+            (commit.operation, commit.rows_in, commit.rows_out, commit.rows) for commit in commits
+        ] == [
             ("append", 4, 0, 4),
             ("upsert", 2, 1, 5),
             ("delete", 0, 1, 4),
@@ -350,7 +352,7 @@ class TableConformance:
         ]
         assert commits[0].note["run"] == "r1"
         assert commits[1].note["inputs"] == {"a": 1}
-        times = [each.timestamp for each in commits]
+        times = [commit.timestamp for commit in commits]
         assert times == sorted(times)
 
     def test_snapshot_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class Model:
     @property
     def outputs(self) -> tuple[str, ...]:
         """The prediction columns."""
-        return tuple(each.name for each in self.spec.outputs)
+        return tuple(output.name for output in self.spec.outputs)
 
     @property
     def label(self) -> tuple[str, ...]:

@@ -150,9 +150,9 @@ def check_files(directory: str, spec: ModelSpec) -> None:
     Raises:
         ModelDamaged: A file is missing or changed.
     """
-    for each in spec.files:
-        path = files.resolve_inside(directory, each.path)
-        if not files.exists(path) or files.sha256(path) != each.sha256:
+    for file in spec.files:
+        path = files.resolve_inside(directory, file.path)
+        if not files.exists(path) or files.sha256(path) != file.sha256:
             raise ModelDamaged(
                 f"{path!r} is not the file that was registered as model {spec.name!r} version "
                 f"{spec.version}.",

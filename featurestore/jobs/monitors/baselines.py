@@ -90,7 +90,7 @@ class History:
 
     def _accepted(self, window: Window) -> list[Acceptance]:
         """Return the acceptances of windows before ``window``, which apply to it."""
-        return [each for each in self.acceptances if each.until < window.end]
+        return [acceptance for acceptance in self.acceptances if acceptance.until < window.end]
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,9 @@ class WindowBaselines:
     ) -> list[Profile]:
         start = None if restart is None else restart[0]
         return list(
-            self._baselines.load(each for each in windows if start is None or each.start >= start)
+            self._baselines.load(
+                window for window in windows if start is None or window.start >= start
+            )
         )
 
 

@@ -64,7 +64,7 @@ def _evaluate_and_record(run: JobRun) -> RunOutput:
         reports.record_monitor_reports(connection, window_reports, run_id=run.run_id)
         _update_incidents(connection, run.spec, window_reports[-1], observed.back)
 
-    rows = sum(each.rows for each in window_reports)
+    rows = sum(window_report.rows for window_report in window_reports)
     return RunOutput(rows, window_reports[-1].delta_version, None, record)
 
 
@@ -84,7 +84,7 @@ def _update_incidents(
     suspects_by_kind = {}
     for family in _FAMILIES:
         if family not in alarms_by_kind and family not in back:
-            suspects = [str(each) for each in report.suspects if each.kind == family]
+            suspects = [str(suspect) for suspect in report.suspects if suspect.kind == family]
             suspects_by_kind[family] = suspects or ["not back within bounds for long enough"]
     confirm = 1 if spec.watched is None else spec.watched.confirm
     incidents.update(
@@ -185,7 +185,9 @@ class MonitorEvaluation:
         Freshness and schema are evaluated in the latest window only, because they raise alarms at
         once.
         """
-        back = {"freshness", "schema"} - {each.kind for each in report.findings if each.out}
+        back = {"freshness", "schema"} - {
+            finding.kind for finding in report.findings if finding.out
+        }
         by_window = [self._results[window].findings for window in chain[:-1]]
         by_window.append(report.findings)
         for family in set(_FAMILIES) - {"freshness", "schema"}:
@@ -249,7 +251,7 @@ class MonitorEvaluation:
     def _drop_early_windows(self, windows: Iterable[Window]) -> list[Window]:
         """Return the windows that do not end before the first row."""
         first = self._first_event_time
-        return [each for each in windows if first is None or each.end > first]
+        return [window for window in windows if first is None or window.end > first]
 
     @cached_property
     def _fixed_baseline(self) -> FixedBaseline | None:
@@ -318,7 +320,9 @@ class MonitorEvaluation:
         if (name, version) not in self._changed:
             recorded = {**pinned.to_json(), "delta_version": version}
             changed_ranges = find_changes(pinned, recorded, since=times.utc_now())
-            self._changed[name, version] = [(each.low, each.high) for each in changed_ranges]
+            self._changed[name, version] = [
+                (changed_range.low, changed_range.high) for changed_range in changed_ranges
+            ]
         return self._changed[name, version]
 
     def _open_group(self, name: str) -> OpenGroup:

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import featurestore
 from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
-from featurestore.monitoring.rules import metric_findings
+from featurestore.monitoring.rules import check_metrics_in_bounds
 from tests.monitoring import changes
 from tests.monitoring import series as planted
 from tests.monitoring.scored import measured, profile
@@ -278,9 +278,9 @@ def measure_models() -> None:
                 for _ in range(MODEL_WINDOWS):
                     before = [profile(day, measured(rng, name, rows)) for day in range(8)]
                     now = profile(9, measured(rng, name, rows, worse=worse))
-                    counts[worse] += metric_findings(watched, now, lambda _, known=before: known)[
-                        0
-                    ].out
+                    counts[worse] += check_metrics_in_bounds(
+                        watched, now, lambda _, known=before: known
+                    )[0].out
             unchanged_share = f"{counts[False] / MODEL_WINDOWS:.1%} where nothing changed"
             print(
                 f"models: {name} of {rows} labels: out {unchanged_share}, {counts[True] / MODEL_WINDOWS:.1%} of worse"

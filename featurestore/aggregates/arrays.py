@@ -255,7 +255,7 @@ def to_integers(column: pa.ChunkedArray) -> Integers:
     return np.asarray(column.to_numpy(), np.int64)
 
 
-def masked_array(values: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa.Array:
+def to_masked_array(values: npt.NDArray[Any], empty: Flags, kind: pa.DataType) -> pa.Array:
     """Convert values to an Arrow array, with null where ``empty``."""
     return pa.array(values, mask=empty, type=kind)
 
@@ -291,7 +291,7 @@ def decimal_words(column: pa.Array) -> list[Integers]:
     return [*lower, words[:, 3].view(np.int32).astype(np.int64)]
 
 
-def ordered_codes(column: pa.Array) -> Integers | None:
+def encode_ordered(column: pa.Array) -> Integers | None:
     """Encode values as integers of the same order, or return None for unsupported types.
 
     ``decode_ordered`` is the inverse. Floats are encoded by their bits; NaN of either sign is the
@@ -316,7 +316,7 @@ def _flip_negatives(bits: Integers) -> Integers:
 
 
 def decode_ordered(codes: Integers, empty: Flags, kind: pa.DataType) -> pa.Array:
-    """Decode codes from ``ordered_codes``, with null where ``empty``."""
+    """Decode codes from ``encode_ordered``, with null where ``empty``."""
     codes = np.where(empty, 0, codes)
     if pat.is_floating(kind):
         return pa.array(_flip_negatives(codes).view(np.float64), mask=empty).cast(kind)

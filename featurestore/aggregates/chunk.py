@@ -117,14 +117,14 @@ class Chunk:
             self.windows[key] = self.timeline.window(over=key[0], offset=key[1])
         return self.windows[key]
 
-    def cached_for_window(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
+    def cache_per_window(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
         """Compute a result once for all functions over the same column, condition and window."""
         key = (name, aggregate.values, aggregate.condition, aggregate.over, aggregate.offset)
         if key not in self.cache:
             self.cache[key] = compute()
         return self.cache[key]
 
-    def cached_for_column(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
+    def cache_per_column(self, aggregate: Aggregate, name: str, compute: Callable[[], Any]) -> Any:
         """Compute a result once for all aggregates over the same column and condition."""
         key = (name, aggregate.values, aggregate.condition)
         if key not in self.cache:
@@ -133,7 +133,7 @@ class Chunk:
 
     def present(self, aggregate: Aggregate) -> Flags:
         """Return which rows have a value and satisfy the condition."""
-        flags: Flags = self.cached_for_column(
+        flags: Flags = self.cache_per_column(
             aggregate, "present", lambda: self._find_present(aggregate)
         )
         return flags

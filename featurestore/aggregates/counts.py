@@ -19,45 +19,47 @@ from featurestore.aggregates.arrays import (
     Summands,
     decode_ordered,
     dense_ranks,
-    masked_array,
+    encode_ordered,
     normalize_floats,
-    ordered_codes,
     to_flags,
+    to_masked_array,
 )
 from featurestore.aggregates.chunk import Aggregate, Chunk
 
 _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 
 
-def value_counts(chunk: Chunk, aggregate: Aggregate) -> Integers:
+def count_values(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Return the number of values in each label's window."""
 
     def compute() -> Integers:
-        flags = chunk.cached_for_column(
-            aggregate, "counts", lambda: as_summands(chunk.present(aggregate))
+        flags = chunk.cache_per_column(
+            aggregate, "counts", lambda: to_summands(chunk.present(aggregate))
         )
         return chunk.window(aggregate).totals(flags) + chunk.totals(aggregate).count
 
-    counts: Integers = chunk.cached_for_window(aggregate, "count", compute)
+    counts: Integers = chunk.cache_per_window(aggregate, "count", compute)
     return counts
 
 
-def as_summands(flags: Flags) -> Summands:
+def to_summands(flags: Flags) -> Summands:
     """Convert flags to summands of 0 and 1."""
     return Summands(flags.astype(np.int64))
 
 
 def _count(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    return pa.array(value_counts(chunk, aggregate), pa.int64())
+    return pa.array(count_values(chunk, aggregate), pa.int64())
 
 
 def _count_distinct(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    groups = chunk.cached_for_column(aggregate, "groups", lambda: value_groups(chunk, aggregate))
+    groups = chunk.cache_per_column(
+        aggregate, "groups", lambda: encode_value_groups(chunk, aggregate)
+    )
     counts = chunk.window(aggregate).distinct(groups, chunk.present(aggregate))
     return pa.array(counts, pa.int64())
 
 
-def value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
+def encode_value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Return a group number per row; rows with the same key and value have the same number."""
     values = normalize_floats(chunk.columns[aggregate.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
@@ -68,20 +70,20 @@ def value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
 
 def _any(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     true_counts = _true_counts(chunk, aggregate)
-    return masked_array(true_counts > 0, value_counts(chunk, aggregate) == 0, pa.bool_())
+    return to_masked_array(true_counts > 0, count_values(chunk, aggregate) == 0, pa.bool_())
 
 
 def _all(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    count = value_counts(chunk, aggregate)
-    return masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
+    count = count_values(chunk, aggregate)
+    return to_masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
 
 
 def _true_counts(chunk: Chunk, aggregate: Aggregate) -> Integers:
     def compute() -> Summands:
         values = to_flags(pc.fill_null(chunk.columns[aggregate.values], False))
-        return as_summands(values & chunk.present(aggregate))
+        return to_summands(values & chunk.present(aggregate))
 
-    return chunk.window(aggregate).totals(chunk.cached_for_column(aggregate, "true", compute))
+    return chunk.window(aggregate).totals(chunk.cache_per_column(aggregate, "true", compute))
 
 
 def _extreme(
@@ -89,13 +91,13 @@ def _extreme(
 ) -> pa.Array:
     """Return the maximum or minimum value in each window."""
     column = chunk.columns[aggregate.values]
-    codes = _codes(chunk, aggregate)
-    empty = value_counts(chunk, aggregate) == 0
+    codes = _encode_values(chunk, aggregate)
+    empty = count_values(chunk, aggregate) == 0
     window, present = chunk.window(aggregate), chunk.present(aggregate)
     if codes is not None:
         extremes = window.extremes(codes, present, choose, neutral=neutral)
         return decode_ordered(extremes, empty, column.type)
-    ranks = _ranks(chunk, aggregate)
+    ranks = _rank_values(chunk, aggregate)
     extremes = window.extremes(ranks, present, choose, neutral=neutral)
     valid = np.flatnonzero(to_flags(column.is_valid()))
     one_row_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, np.int64)
@@ -105,21 +107,21 @@ def _extreme(
 
 def sort_codes(chunk: Chunk, aggregate: Aggregate) -> Integers:
     """Encode values as integers of the same order: ordered codes if possible, otherwise ranks."""
-    codes = _codes(chunk, aggregate)
-    return _ranks(chunk, aggregate) if codes is None else codes
+    codes = _encode_values(chunk, aggregate)
+    return _rank_values(chunk, aggregate) if codes is None else codes
 
 
-def _codes(chunk: Chunk, aggregate: Aggregate) -> Integers | None:
+def _encode_values(chunk: Chunk, aggregate: Aggregate) -> Integers | None:
     column = chunk.columns[aggregate.values]
-    codes: Integers | None = chunk.cached_for_column(
-        aggregate, "codes", lambda: ordered_codes(column)
+    codes: Integers | None = chunk.cache_per_column(
+        aggregate, "codes", lambda: encode_ordered(column)
     )
     return codes
 
 
-def _ranks(chunk: Chunk, aggregate: Aggregate) -> Integers:
+def _rank_values(chunk: Chunk, aggregate: Aggregate) -> Integers:
     column = chunk.columns[aggregate.values]
-    ranks: Integers = chunk.cached_for_column(aggregate, "ranks", lambda: dense_ranks(column))
+    ranks: Integers = chunk.cache_per_column(aggregate, "ranks", lambda: dense_ranks(column))
     return ranks
 
 
@@ -132,7 +134,7 @@ def _take_rows(column: pa.Array, rows: Integers, codes: Integers, *, neutral: in
     return column.take(pa.array(row_numbers, mask=empty))
 
 
-def _newest_or_oldest(
+def _select_edge_value(
     chunk: Chunk, aggregate: Aggregate, *, choose: Callable[..., Integers], neutral: int
 ) -> pa.Array:
     """Return the value of the newest or oldest row; rows are in time order."""
@@ -158,8 +160,8 @@ FUNCTIONS: dict[str, Callable[[Chunk, Aggregate], pa.Array]] = {
     "any": _any,
     "count": _count,
     "count_distinct": _count_distinct,
-    "first": partial(_newest_or_oldest, choose=np.minimum, neutral=_MAX_INT64),
-    "last": partial(_newest_or_oldest, choose=np.maximum, neutral=_MIN_INT64),
+    "first": partial(_select_edge_value, choose=np.minimum, neutral=_MAX_INT64),
+    "last": partial(_select_edge_value, choose=np.maximum, neutral=_MIN_INT64),
     "last_n": _last_n,
     "max": partial(_extreme, choose=np.maximum, neutral=_MIN_INT64),
     "min": partial(_extreme, choose=np.minimum, neutral=_MAX_INT64),

@@ -168,7 +168,7 @@ def from_squares(values: Doubles, *, bits: int) -> FixedPoint:
         error_digits = _split_doubles(errors, top, bits)
         if digits is not None and error_digits is not None:
             return _add_digits(digits, error_digits, top, bits)
-    return _squares_in_terms(values, bits=bits)
+    return _from_scaled_squares(values, bits=bits)
 
 
 def _add_digits(first: list[Integers], second: list[Integers], top: int, bits: int) -> FixedPoint:
@@ -207,7 +207,7 @@ def _split_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | Non
     return digits
 
 
-def _squares_in_terms(values: Doubles, *, bits: int) -> FixedPoint:
+def _from_scaled_squares(values: Doubles, *, bits: int) -> FixedPoint:
     mantissas, exponents, unit = _decompose(values)
     shifts = 2 * (exponents - unit)
     sizes = np.abs(mantissas)

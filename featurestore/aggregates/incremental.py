@@ -23,14 +23,14 @@ from featurestore.aggregates.arrays import (
     to_integers,
 )
 from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
-from featurestore.aggregates.counts import sort_codes, value_counts, value_groups
+from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
 from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events
 from featurestore.aggregates.sums import (
-    exact_integers,
-    finite_doubles,
-    finite_squares,
-    limb_sums,
+    doubles_to_limbs,
+    integers_to_limbs,
     non_finite_counts,
+    squares_to_limbs,
+    sum_limbs,
 )
 
 # A label time after all rows.
@@ -165,13 +165,13 @@ class IncrementalGroup:
         if not state.segments:
             return self._run_kernel(tables, times, aggregates, {})
         arrays_by_number: dict[int, pa.Array] = {}
-        for numbers in self._by_window():
+        for numbers in self._group_by_window():
             window_aggregates = [aggregates[number] for number in numbers]
             arrays = self._aggregate_window(state.segments, tables, times, window_aggregates)
             arrays_by_number.update(zip(numbers, arrays, strict=True))
         return [arrays_by_number[number] for number in range(len(aggregates))]
 
-    def _by_window(self) -> list[list[int]]:
+    def _group_by_window(self) -> list[list[int]]:
         """Group aggregate numbers by window, with separate groups for selecting functions."""
         groups: dict[tuple[int | None, int, bool], list[int]] = {}
         for number, aggregate in enumerate(self._request.aggregates):
@@ -210,13 +210,13 @@ class IncrementalGroup:
         totals: dict[Condition, Totals],
     ) -> list[pa.Array]:
         """Run the kernel for the labels of one key."""
-        events = self._events(pa.concat_tables(tables))
+        events = self._to_events(pa.concat_tables(tables))
         labels = Labels(np.zeros(len(times), np.int64), times)
         return self._request.aggregate(
             events, labels, keys=1, aggregates=aggregates, carried=totals
         )
 
-    def _events(self, table: pa.Table) -> Events:
+    def _to_events(self, table: pa.Table) -> Events:
         row_numbers = np.arange(table.num_rows)
         time = to_integers(table.column(STREAM_TIME)) >> 1
         return self._request.events(table, np.zeros(len(row_numbers), np.int64), time, row_numbers)
@@ -227,10 +227,10 @@ class IncrementalGroup:
         for table in (state.unsettled_rows, new_rows):
             if table is None:
                 continue
-            events = self._events(table)
+            events = self._to_events(table)
             settled, dropped = _find_settled(events, end)
             if settled.any():
-                state.segments.append(self._segment(events.select(settled)))
+                state.segments.append(self._to_segment(events.select(settled)))
             if not (settled | dropped).all():
                 unsettled_tables.append(
                     table.take(pa.array(events.positions[~(settled | dropped)]))
@@ -245,7 +245,7 @@ class IncrementalGroup:
         if expired:
             state.segments = [*self._merge_expired(expired), *current]
 
-    def _segment(self, events: Events) -> Segment:
+    def _to_segment(self, events: Events) -> Segment:
         values, conditions = self._request.columns(events)
         summed: dict[Condition, list[Aggregate]] = {}
         for aggregate in self._request.aggregates:
@@ -276,7 +276,7 @@ class IncrementalGroup:
             return []
         if len(expired) == 1 and expired[0].rows is None:
             return list(expired)
-        events = self._events(pa.concat_tables([each.selected_rows for each in expired]))
+        events = self._to_events(pa.concat_tables([each.selected_rows for each in expired]))
         totals: dict[Condition, Totals] = {}
         for each in expired:
             totals = _add_totals(totals, each.totals)
@@ -332,16 +332,16 @@ def sum_totals(
         is_integer = not pat.is_floating(kind)
         sums: dict[str, Fraction] = {}
         if each.function in ("sum", "mean") and is_integer:
-            total = limb_sums(chunk, each, "whole numbers", exact_integers)
+            total = sum_limbs(chunk, each, "whole numbers", integers_to_limbs)
             sums["whole numbers"] = total.as_fraction(0)
         elif each.function != "count":
-            sums["doubles"] = limb_sums(chunk, each, "doubles", finite_doubles).as_fraction(0)
+            sums["doubles"] = sum_limbs(chunk, each, "doubles", doubles_to_limbs).as_fraction(0)
         if each.function in ("std", "var"):
-            sums["squares"] = limb_sums(chunk, each, "squares", finite_squares).as_fraction(0)
+            sums["squares"] = sum_limbs(chunk, each, "squares", squares_to_limbs).as_fraction(0)
         non_finite = [0, 0, 0]
         if each.function != "count" and not is_integer:
             non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, each)]
-        count = int(value_counts(chunk, each)[0])
+        count = int(count_values(chunk, each)[0])
         totals = Totals(
             count, {**totals.sums, **sums}, *map(max, non_finite, totals.non_finite_counts)
         )
@@ -380,11 +380,13 @@ def _select_extreme(chunk: Chunk, aggregate: Aggregate, present: Integers) -> In
 
 
 def _select_distinct(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
-    groups = chunk.cached_for_column(aggregate, "groups", lambda: value_groups(chunk, aggregate))
+    groups = chunk.cache_per_column(
+        aggregate, "groups", lambda: encode_value_groups(chunk, aggregate)
+    )
     return np.unique(groups[present], return_index=True)[1].astype(np.int64)
 
 
-def _select_edge(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
+def _select_first_or_last(chunk: Chunk, aggregate: Aggregate, present: Integers) -> Integers:
     """Return the first row, or the last rows."""
     count = len(present)
     if aggregate.function == "first":
@@ -396,9 +398,9 @@ _SELECTORS: dict[str, Callable[[Chunk, Aggregate, Integers], Integers]] = {
     "all": _select_distinct,
     "any": _select_distinct,
     "count_distinct": _select_distinct,
-    "first": _select_edge,
-    "last": _select_edge,
-    "last_n": _select_edge,
+    "first": _select_first_or_last,
+    "last": _select_first_or_last,
+    "last_n": _select_first_or_last,
     "max": _select_extreme,
     "min": _select_extreme,
 }

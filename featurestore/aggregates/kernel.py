@@ -64,10 +64,10 @@ def aggregate(
         chunk = Chunk(timeline, rows, columns, conditions, base_totals or {})
         return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
     except AxisOverflow:
-        return _in_halves(rows, labels, keys, columns, aggregates, conditions)
+        return _aggregate_in_halves(rows, labels, keys, columns, aggregates, conditions)
 
 
-def _in_halves(
+def _aggregate_in_halves(
     rows: Rows,
     labels: Labels,
     keys: int,

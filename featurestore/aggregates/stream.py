@@ -78,7 +78,7 @@ def split_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[StreamBlock]:
         if last_group_start == 0 and rows >= (BLOCK_ROWS if is_continued else GROUP_ROWS):
             table = pa.Table.from_batches(buffered)
             start = 0
-            for stop in _time_changes(table):
+            for stop in _find_time_changes(table):
                 yield StreamBlock(
                     table.slice(start, stop - start), begins=not is_continued, ends=False
                 )
@@ -100,7 +100,7 @@ def _complete_groups(table: pa.Table, is_continued: bool) -> Iterator[StreamBloc
         yield StreamBlock(table.slice(end))
 
 
-def _time_changes(table: pa.Table) -> list[int]:
+def _find_time_changes(table: pa.Table) -> list[int]:
     """Return positions where the time changes, about ``BLOCK_ROWS`` apart."""
     times = table.column(STREAM_TIME).combine_chunks()
     changes = np.flatnonzero(value_changes(pc.shift_right(times, 1)))[1:]

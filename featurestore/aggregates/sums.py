@@ -22,10 +22,10 @@ from featurestore.aggregates.arrays import (
     Summands,
     decimal_words,
     decimals_to_doubles,
-    masked_array,
+    to_masked_array,
 )
 from featurestore.aggregates.chunk import Aggregate, Chunk
-from featurestore.aggregates.counts import as_summands, value_counts
+from featurestore.aggregates.counts import count_values, to_summands
 from featurestore.aggregates.exact import FixedPoint, Sums
 from featurestore.errors import InvalidArgument
 
@@ -46,9 +46,9 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
         rounded = np.zeros(len(counts))
         is_uncertain = np.ones(len(counts), bool)
     else:
-        rounded, is_uncertain = _in_doubles(counts, sum_pairs, square_pairs)
+        rounded, is_uncertain = _variances_in_doubles(counts, sum_pairs, square_pairs)
     for row in np.flatnonzero((counts > 1) & is_uncertain):
-        rounded[row] = _in_integers(int(counts[row]), sums, squares, row=int(row))
+        rounded[row] = _variance_in_integers(int(counts[row]), sums, squares, row=int(row))
     rounded[counts < 2] = 0.0
     return rounded
 
@@ -57,11 +57,13 @@ def deviations(counts: Integers, sample_variances: Doubles, sums: Sums, squares:
     """Return the roots of the variances; the root of the exact value if a variance overflows."""
     roots: Doubles = np.sqrt(sample_variances)
     for row in np.flatnonzero(np.isposinf(sample_variances)):
-        roots[row] = _root(_exact_variance(int(counts[row]), sums, squares, row=int(row)))
+        roots[row] = _integer_square_root(
+            _exact_variance(int(counts[row]), sums, squares, row=int(row))
+        )
     return roots
 
 
-def _root(number: Fraction) -> float:
+def _integer_square_root(number: Fraction) -> float:
     """Return the double nearest to the root of a number far above 1."""
     floor = number.numerator // number.denominator
     root = math.isqrt(floor)
@@ -73,7 +75,7 @@ def _root(number: Fraction) -> float:
         return float("inf")
 
 
-def _in_doubles(
+def _variances_in_doubles(
     counts: Integers, sums: tuple[Doubles, Doubles], squares: tuple[Doubles, Doubles]
 ) -> tuple[Doubles, Doubles]:
     """Return the variances, and whether each of them may be incorrectly rounded."""
@@ -106,7 +108,7 @@ def _in_doubles(
     return rounded, is_uncertain & ~is_zero
 
 
-def _in_integers(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
+def _variance_in_integers(count: int, sums: Sums, squares: Sums, *, row: int) -> float:
     try:
         return float(_exact_variance(count, sums, squares, row=row))
     except OverflowError:
@@ -123,20 +125,20 @@ _MIN_INT64, _MAX_INT64 = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max
 
 def _sum(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     kind = chunk.columns[aggregate.values].type
-    empty = value_counts(chunk, aggregate) == 0
+    empty = count_values(chunk, aggregate) == 0
     if pat.is_decimal(kind):
         units = _integer_sums(chunk, aggregate)
         return _to_decimals(units, empty, kind.scale)
     if pat.is_integer(kind):
-        return masked_array(_check_int64(_integer_sums(chunk, aggregate)), empty, pa.int64())
-    return masked_array(_double_sums(chunk, aggregate), empty, pa.float64())
+        return to_masked_array(_check_int64(_integer_sums(chunk, aggregate)), empty, pa.int64())
+    return to_masked_array(_double_sums(chunk, aggregate), empty, pa.float64())
 
 
 def _mean(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    count = value_counts(chunk, aggregate)
+    count = count_values(chunk, aggregate)
     sums, scale = _sums_and_scale(chunk, aggregate)
     means = sums / np.maximum(count, 1) / scale
-    return masked_array(means, count == 0, pa.float64())
+    return to_masked_array(means, count == 0, pa.float64())
 
 
 def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]:
@@ -145,38 +147,38 @@ def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]
     if pat.is_floating(kind):
         return _double_sums(chunk, aggregate), 1.0
     scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
-    return limb_sums(chunk, aggregate, "whole numbers", exact_integers).rounded(), scale
+    return sum_limbs(chunk, aggregate, "whole numbers", integers_to_limbs).rounded(), scale
 
 
 def _double_sums(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     def compute() -> Doubles:
-        sums = limb_sums(chunk, aggregate, "doubles", finite_doubles).rounded()
+        sums = sum_limbs(chunk, aggregate, "doubles", doubles_to_limbs).rounded()
         return _insert_non_finite(chunk, aggregate, sums)
 
-    sums: Doubles = chunk.cached_for_window(aggregate, "sum", compute)
+    sums: Doubles = chunk.cache_per_window(aggregate, "sum", compute)
     return sums
 
 
-def finite_doubles(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
+def doubles_to_limbs(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the finite values to include, as limbs."""
-    values = _finite(chunk, aggregate)
+    values = _finite_or_zero(chunk, aggregate)
     return exact.from_doubles(values, bits=exact.bits_for(len(values)))
 
 
-def finite_squares(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
+def squares_to_limbs(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the squares of the finite values to include, as limbs."""
-    values = _finite(chunk, aggregate)
+    values = _finite_or_zero(chunk, aggregate)
     return exact.from_squares(values, bits=exact.bits_for(len(values)))
 
 
-def _finite(chunk: Chunk, aggregate: Aggregate) -> Doubles:
+def _finite_or_zero(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     """Return the values to include, with 0 for other values and for non-finite values."""
-    values = _doubles(chunk, aggregate)
+    values = _column_doubles(chunk, aggregate)
     counts = chunk.present(aggregate) & ~non_finite_values(chunk, aggregate)
     return values if counts.all() else np.where(counts, values, 0.0)
 
 
-def _doubles(chunk: Chunk, aggregate: Aggregate) -> Doubles:
+def _column_doubles(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     def compute() -> Doubles:
         column = chunk.columns[aggregate.values]
         if pat.is_decimal(column.type):
@@ -185,16 +187,16 @@ def _doubles(chunk: Chunk, aggregate: Aggregate) -> Doubles:
         doubles = column.cast(pa.float64(), safe=False)
         return doubles.fill_null(0.0).to_numpy(zero_copy_only=False)
 
-    column_doubles: Doubles = chunk.cached_for_column(aggregate, "values", compute)
+    column_doubles: Doubles = chunk.cache_per_column(aggregate, "values", compute)
     return column_doubles
 
 
 def non_finite_values(chunk: Chunk, aggregate: Aggregate) -> Flags:
     """Return which of the values to include are NaN or infinite."""
-    flags: Flags = chunk.cached_for_column(
+    flags: Flags = chunk.cache_per_column(
         aggregate,
         "odd",
-        lambda: ~np.isfinite(_doubles(chunk, aggregate)) & chunk.present(aggregate),
+        lambda: ~np.isfinite(_column_doubles(chunk, aggregate)) & chunk.present(aggregate),
     )
     return flags
 
@@ -213,23 +215,23 @@ def _insert_non_finite(chunk: Chunk, aggregate: Aggregate, sums: Doubles) -> Dou
 def non_finite_counts(chunk: Chunk, aggregate: Aggregate) -> tuple[Integers, Integers, Integers]:
     """Count the positive infinities, negative infinities and NaN in each label's window."""
     is_non_finite, base_totals = non_finite_values(chunk, aggregate), chunk.totals(aggregate)
-    values, window = _doubles(chunk, aggregate), chunk.window(aggregate)
+    values, window = _column_doubles(chunk, aggregate), chunk.window(aggregate)
     positive = (
-        window.totals(as_summands(is_non_finite & (values == np.inf)))
+        window.totals(to_summands(is_non_finite & (values == np.inf)))
         + base_totals.positive_infinities
     )
     negative = (
-        window.totals(as_summands(is_non_finite & (values == -np.inf)))
+        window.totals(to_summands(is_non_finite & (values == -np.inf)))
         + base_totals.negative_infinities
     )
     return (
         positive,
         negative,
-        window.totals(as_summands(is_non_finite & np.isnan(values))) + base_totals.nans,
+        window.totals(to_summands(is_non_finite & np.isnan(values))) + base_totals.nans,
     )
 
 
-def limb_sums(
+def sum_limbs(
     chunk: Chunk,
     aggregate: Aggregate,
     name: str,
@@ -242,15 +244,15 @@ def limb_sums(
         return fixed, list(map(Summands, fixed.limbs))
 
     def compute() -> Sums:
-        fixed, digits = chunk.cached_for_column(aggregate, name, numbers)
+        fixed, digits = chunk.cache_per_column(aggregate, name, numbers)
         sums = Sums(list(map(chunk.window(aggregate).totals, digits)), fixed.unit, fixed.bits)
         return sums.plus(chunk.totals(aggregate).sums.get(name, Fraction(0)))
 
-    window_sums: Sums = chunk.cached_for_window(aggregate, f"sums of {name}", compute)
+    window_sums: Sums = chunk.cache_per_window(aggregate, f"sums of {name}", compute)
     return window_sums
 
 
-def exact_integers(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
+def integers_to_limbs(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     """Return the integers, or unscaled decimals, to include, as limbs."""
     column, present = chunk.columns[aggregate.values], chunk.present(aggregate)
     bits = exact.bits_for(len(column))
@@ -268,7 +270,7 @@ def exact_integers(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
 
 def _integer_sums(chunk: Chunk, aggregate: Aggregate) -> Integers | list[int]:
     """Return sums of integers, as Python integers if they may exceed 64 bits."""
-    sums = limb_sums(chunk, aggregate, "whole numbers", exact_integers)
+    sums = sum_limbs(chunk, aggregate, "whole numbers", integers_to_limbs)
     if len(sums.limbs) == 1:
         return sums.limbs[0]
     total = sums.limbs[0].astype(object)
@@ -306,25 +308,25 @@ def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Ar
 
 
 def _var(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    count = value_counts(chunk, aggregate)
-    return masked_array(_variances(chunk, aggregate), count < 2, pa.float64())
+    count = count_values(chunk, aggregate)
+    return to_masked_array(_variances(chunk, aggregate), count < 2, pa.float64())
 
 
 def _std(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
-    count = value_counts(chunk, aggregate)
-    sums = limb_sums(chunk, aggregate, "doubles", finite_doubles)
-    squares = limb_sums(chunk, aggregate, "squares", finite_squares)
+    count = count_values(chunk, aggregate)
+    sums = sum_limbs(chunk, aggregate, "doubles", doubles_to_limbs)
+    squares = sum_limbs(chunk, aggregate, "squares", squares_to_limbs)
     roots = deviations(count, _variances(chunk, aggregate), sums, squares)
-    return masked_array(roots, count < 2, pa.float64())
+    return to_masked_array(roots, count < 2, pa.float64())
 
 
 def _variances(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     """Return the sample variances as doubles; NaN if a value is not finite."""
 
     def compute() -> Doubles:
-        sums = limb_sums(chunk, aggregate, "doubles", finite_doubles)
-        squares = limb_sums(chunk, aggregate, "squares", finite_squares)
-        sample_variances = variances(value_counts(chunk, aggregate), sums, squares)
+        sums = sum_limbs(chunk, aggregate, "doubles", doubles_to_limbs)
+        squares = sum_limbs(chunk, aggregate, "squares", squares_to_limbs)
+        sample_variances = variances(count_values(chunk, aggregate), sums, squares)
         is_non_finite, base_count = (
             non_finite_values(chunk, aggregate),
             chunk.totals(aggregate).non_finite_count,
@@ -332,12 +334,12 @@ def _variances(chunk: Chunk, aggregate: Aggregate) -> Doubles:
         if not is_non_finite.any() and not base_count:
             return sample_variances
         return np.where(
-            chunk.window(aggregate).totals(as_summands(is_non_finite)) + base_count > 0,
+            chunk.window(aggregate).totals(to_summands(is_non_finite)) + base_count > 0,
             np.nan,
             sample_variances,
         )
 
-    sample_variances: Doubles = chunk.cached_for_window(aggregate, "variance", compute)
+    sample_variances: Doubles = chunk.cache_per_window(aggregate, "variance", compute)
     return sample_variances
 
 

@@ -67,7 +67,7 @@ class WindowFeatures:
                 incremental = self._new_group()
             yield from self._add_features(block, incremental).to_batches()
 
-    def in_threads(
+    def compute_in_threads(
         self, batches: Iterator[pa.RecordBatch], *, threads: int
     ) -> Iterator[pa.RecordBatch]:
         """Yield the same result, but compute complete groups in parallel in several threads."""
@@ -91,7 +91,7 @@ class WindowFeatures:
                 yield from waiting.popleft().result().to_batches()
 
     @property
-    def _request(self) -> AggregateRequest:
+    def _make_request(self) -> AggregateRequest:
         return AggregateRequest(
             members=self.members,
             filters_created_time=self.filters_created_time,
@@ -102,11 +102,11 @@ class WindowFeatures:
         )
 
     @property
-    def _keys(self) -> list[str]:
+    def _key_names(self) -> list[str]:
         return [f"k{number}" for number in range(self.keys)] or [GROUP]
 
     def _new_group(self) -> IncrementalGroup:
-        return IncrementalGroup(self._request, self._keys)
+        return IncrementalGroup(self._make_request, self._key_names)
 
     def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
         """Add features to the labels of a block; ``incremental`` is the state of a split group."""
@@ -117,7 +117,7 @@ class WindowFeatures:
         label_columns = len(self.schema) - len(self.aggregates)
         labels = chunk.select([f"c{number}" for number in range(label_columns)])
         labels = labels.filter(pa.array(is_label))
-        key, keys = self._key_numbers(chunk)
+        key, keys = self._number_keys(chunk)
         answerable = is_label & (key >= 0) & has_time
         rows = np.flatnonzero(~is_label)
         label_numbers = np.flatnonzero(answerable)
@@ -158,15 +158,15 @@ class WindowFeatures:
         keys: int,
     ) -> list[pa.Array]:
         """Return the aggregates for labels, followed by the aggregates of a label without rows."""
-        request = self._request
+        request = self._make_request
         events = request.events(chunk, key, time, rows)
         # An additional key without rows, for the last label.
         labels = Labels(np.append(key[label_numbers], keys), np.append(time[label_numbers], 0))
         return request.aggregate(events, labels, keys=keys + 1, aggregates=self.aggregates)
 
-    def _key_numbers(self, chunk: pa.Table) -> tuple[Integers, int]:
+    def _number_keys(self, chunk: pa.Table) -> tuple[Integers, int]:
         """Return the key number of each row, -1 if a key column is null, and the key count."""
-        columns = [chunk.column(name).combine_chunks() for name in self._keys]
+        columns = [chunk.column(name).combine_chunks() for name in self._key_names]
         present = np.ones(chunk.num_rows, bool)
         for column in columns:
             if column.null_count:

@@ -46,10 +46,10 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    write_grant(_RECEIPTS, session.location, name, {"sha256": _hash(channel)})
+    write_grant(_RECEIPTS, session.location, name, {"sha256": _hash_channel(channel)})
     if secret is not None:
         reference = parse_secret(secret)
-        allow_secret(reference, location=session.location, name=secret_name(channel), uri=uri)
+        allow_secret(reference, location=session.location, name=secret_grant_name(channel), uri=uri)
     return channel
 
 
@@ -73,10 +73,10 @@ def is_trusted(session: Session, channel: Channel) -> bool:
         receipt = find_grant(_RECEIPTS, session.location, channel.name)
     except (StorageError, ValueError):
         return False
-    return receipt is not None and receipt.get("sha256") == _hash(channel)
+    return receipt is not None and receipt.get("sha256") == _hash_channel(channel)
 
 
-def _hash(channel: Channel) -> str:
+def _hash_channel(channel: Channel) -> str:
     payload = json.dumps([channel.name, channel.uri, channel.secret])
     return hashlib.sha256(payload.encode()).hexdigest()
 
@@ -99,7 +99,7 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
         if channel.secret is not None:
             reference = parse_secret(channel.secret)
             secret = resolve_secret(
-                reference, location=location, name=secret_name(channel), uri=channel.uri
+                reference, location=location, name=secret_grant_name(channel), uri=channel.uri
             )
         send(channel, alert, secret, seconds)
     except FeatureStoreError as error:
@@ -109,7 +109,7 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
         raise NotDelivered(_error_text(error)) from error
 
 
-def secret_name(channel: Channel) -> str:
+def secret_grant_name(channel: Channel) -> str:
     """Return the grant name for a channel's secret."""
     return f"alert channel {channel.name}"
 
@@ -131,7 +131,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+def _send_webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
     uri = channel.uri.removeprefix("webhook+")
     headers = {
         "Content-Type": "application/json",
@@ -147,7 +147,7 @@ def _webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float)
         pass
 
 
-def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+def _send_email(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
     url = urlsplit(channel.uri)
     query = parse_qs(url.query)
     user = unquote(url.username or "")
@@ -174,7 +174,7 @@ def _smtp(channel: Channel, alert: Alert, secret: str | None, seconds: float) ->
         server.send_message(message)
 
 
-def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
+def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
     """Run a program without a shell, with the message as JSON on standard input."""
     path = channel.uri.removeprefix("command:")
     environment = dict(os.environ)
@@ -194,16 +194,16 @@ def _command(channel: Channel, alert: Alert, secret: str | None, seconds: float)
         raise NotDelivered(f"the command ended with {process.returncode}")
 
 
-def _to_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:
+def _write_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:
     level = logging.INFO if alert.event == "end" else logging.WARNING
     _log.log(level, "%s", alert.text)
 
 
 _SENDERS = {
-    "webhook+https": _webhook,
-    "webhook+http": _webhook,
-    "smtp": _smtp,
-    "smtps": _smtp,
-    "command": _command,
-    "log": _to_log,
+    "webhook+https": _send_webhook,
+    "webhook+http": _send_webhook,
+    "smtp": _send_email,
+    "smtps": _send_email,
+    "command": _run_command,
+    "log": _write_log,
 }

@@ -37,7 +37,7 @@ SEND_SECONDS = 30.0
 FAILURE, VALIDATION = "failure", "validation"
 
 
-def update(
+def update_incidents(
     connection: Connection,
     spec: JobSpec,
     present: Mapping[str, Sequence[str]],

@@ -76,7 +76,9 @@ def head(
     as_of: AsOfOption = None,
 ) -> None:
     """Show the first rows of a group."""
-    frame = store(context).get_featuregroup(name, version=version, as_of=version_or_time(as_of))
+    frame = store(context).get_featuregroup(
+        name, version=version, as_of=parse_version_or_time(as_of)
+    )
     if settings(context).output is OutputFormat.JSON:
         show_json(frame.head(rows).to_pylist())
     else:
@@ -109,7 +111,7 @@ def stats(
     """Show the statistics of a group's columns."""
     from featurestore.model.statistics_text import describe, format_title, to_records
 
-    delta_version: Any = version_or_time(as_of)
+    delta_version: Any = parse_version_or_time(as_of)
     statistics = (
         store(context).featuregroup(name, version=version).statistics(delta_version=delta_version)
     )
@@ -173,7 +175,7 @@ def explain(
 ) -> None:
     """Show the row with the value of a key at a time, and the rows that it supersedes."""
     group = store(context).featuregroup(name, version=version)
-    values = _key(key, group.schema)
+    values = _parse_key(key, group.schema)
     if window is not None:
         window_explanation = group.explain_window(window, key=values, at=at)
         show_text(context, str(window_explanation), data=window_explanation)
@@ -223,12 +225,12 @@ def vacuum(
     show_record(context, {"removed": len(removed), "files": list(removed)})
 
 
-def version_or_time(text: str | None) -> str | int | None:
+def parse_version_or_time(text: str | None) -> str | int | None:
     """Parse a Delta version or a timestamp for ``as_of=``."""
     return int(text) if text is not None and text.isdigit() else text
 
 
-def _key(pairs: list[str], schema: Any) -> dict[str, Any]:
+def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
     import pyarrow as pa
 
     key = {}

@@ -24,7 +24,7 @@ class _OptionsAnywhere(TyperGroup):
     """Accepts the global options anywhere on the command line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _global_first(args))
+        return super().parse_args(ctx, _move_global_options_first(args))
 
 
 app = typer.Typer(
@@ -64,7 +64,7 @@ def main() -> None:
         try:
             app()
         except FeatureStoreError as error:
-            show_error(error, output=_output())
+            show_error(error, output=_error_output_format())
             sys.exit(1)
 
 
@@ -124,7 +124,7 @@ def options(
         log_to_stderr(log_format)
 
 
-def _global_first(args: list[str]) -> list[str]:
+def _move_global_options_first(args: list[str]) -> list[str]:
     global_words: list[str] = []
     other_words: list[str] = []
     words = iter(args)
@@ -142,7 +142,7 @@ def _global_first(args: list[str]) -> list[str]:
     return [*global_words, *other_words]
 
 
-def _output() -> OutputFormat:
+def _error_output_format() -> OutputFormat:
     """Return the output format for an error, even if the options were not parsed completely."""
     arguments = sys.argv[1:]
     is_json = "--output=json" in arguments or any(

@@ -86,7 +86,7 @@ def init(
     file = Path.cwd() / configuration.CONFIG_FILE
     if config and not file.exists():
         file.write_text(
-            f"location = {_toml_text(store.location)}\nengine = {_toml_text(store.engine)}\n"
+            f"location = {_toml_string(store.location)}\nengine = {_toml_string(store.engine)}\n"
         )
     record = {"location": store.location, "engine": store.engine, "config": None}
     if file.exists():
@@ -109,31 +109,31 @@ def run_checks(options: Settings) -> list[Check]:
     """Run all checks and return their results."""
     # Older Python versions cannot import this module.
     python = Check("python", OK, platform.python_version())
-    return [python, *_libraries(), _java(), *_store(options), *_plugins()]
+    return [python, *_check_libraries(), _check_java(), *_check_store(options), *_check_plugins()]
 
 
-def _libraries() -> Iterator[Check]:
+def _check_libraries() -> Iterator[Check]:
     for name in _CORE:
-        yield _library(name, PROBLEM, f"pip install {name}")
+        yield _check_library(name, PROBLEM, f"pip install {name}")
     for name, extra in _EXTRAS.items():
-        yield _library(name, ABSENT, f"pip install 'featurestore[{extra}]'")
+        yield _check_library(name, ABSENT, f"pip install 'featurestore[{extra}]'")
 
 
-def _library(name: str, state_if_missing: str, hint: str) -> Check:
-    installed_version = _version(name)
+def _check_library(name: str, state_if_missing: str, hint: str) -> Check:
+    installed_version = _installed_version(name)
     if installed_version is None:
         return Check(name, state_if_missing, "not installed", hint)
     return Check(name, OK, installed_version)
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def _java() -> Check:
+def _check_java() -> Check:
     requirement = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     java = shutil.which("java")
     if "JAVA_HOME" in os.environ:
@@ -151,7 +151,7 @@ def _java() -> Check:
     return Check("java", OK, f"{version_match[1]} ({java})")
 
 
-def _store(options: Settings) -> Iterator[Check]:
+def _check_store(options: Settings) -> Iterator[Check]:
     try:
         resolved = configuration.resolve(
             location=options.location, engine=options.engine, registry=options.registry
@@ -159,32 +159,32 @@ def _store(options: Settings) -> Iterator[Check]:
         yield Check("engine chosen", OK, resolved.engine)
         directory = files.location_of(resolved.location)
         if not storage_for(directory).is_local:
-            yield from _remote(directory, resolved.registry)
+            yield from _check_remote_store(directory, resolved.registry)
             return
         if not files.exists(directory):
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return
         files.ensure_writable(directory)
         yield Check("location", OK, f"{directory} can be written")
-        yield _registry(directory, resolved.registry)
+        yield _check_registry(directory, resolved.registry)
     except FeatureStoreError as error:
         yield Check("store", PROBLEM, error.message, error.hint)
 
 
-def _remote(location: str, registry: str | None) -> Iterator[Check]:
+def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
     """Check the requirements of a store at a URI."""
     for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM
         yield Check(f"location: {inspection.check}", state, inspection.detail, inspection.hint)
-    yield from _sessions(location)
+    yield from _check_session_settings(location)
     if registry is None:
         hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"
         yield Check("registry", PROBLEM, "a store at a URI needs one of its own", hint)
     else:
-        yield _registry(location, registry)
+        yield _check_registry(location, registry)
 
 
-def _sessions(location: str) -> Iterator[Check]:
+def _check_session_settings(location: str) -> Iterator[Check]:
     """Report required session settings that the engines do not apply themselves."""
     for name in plugin_names("engines"):
         try:
@@ -198,7 +198,7 @@ def _sessions(location: str) -> Iterator[Check]:
             )
 
 
-def _registry(directory: str, url: str | None) -> Check:
+def _check_registry(directory: str, url: str | None) -> Check:
     from featurestore.registry.database import inspect
     from featurestore.registry.migrations import head_revision
 
@@ -215,13 +215,13 @@ def _registry(directory: str, url: str | None) -> Check:
     )
 
 
-def _plugins() -> Iterator[Check]:
+def _check_plugins() -> Iterator[Check]:
     for kind in ("engines", "formats", "validators"):
         names = plugin_names(kind)
         yield Check(kind, OK if names else PROBLEM, ", ".join(names) or "none")
 
 
-def _toml_text(value: str) -> str:
+def _toml_string(value: str) -> str:
     """Quote a string for TOML."""
     return json.dumps(value)
 

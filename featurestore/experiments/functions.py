@@ -301,7 +301,7 @@ def environment() -> dict[str, Any]:
         "user": _user(),
         "host": host_name(),
         "command": list(sys.argv),
-        "packages": dict(_flatten_packages()),
+        "packages": dict(_packages()),
     }
 
 
@@ -313,7 +313,7 @@ def _user() -> str:
 
 
 @cache
-def _flatten_packages() -> dict[str, str]:
+def _packages() -> dict[str, str]:
     versions = {}
     for each in distributions():
         metadata = each.metadata  # parsed on each access, also by ``each.version``

@@ -5,9 +5,9 @@ from __future__ import annotations
 from featurestore.external.groups import (
     LiveSource,
     check_snapshot,
+    find_live_sources,
     keep_rows,
-    live_sources,
     take_snapshot,
 )
 
-__all__ = ["LiveSource", "check_snapshot", "keep_rows", "live_sources", "take_snapshot"]
+__all__ = ["LiveSource", "check_snapshot", "keep_rows", "find_live_sources", "take_snapshot"]

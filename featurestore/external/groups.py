@@ -19,7 +19,7 @@ import pyarrow as pa
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SourceNotFound, TableDamaged, VersionNotFound, listing
-from featurestore.external.reading import has_parts, read_batches, stage_parts
+from featurestore.external.reading import has_parts, read_batches, stage_partitions
 from featurestore.model.featuregroup import ExternalRows, FeatureGroupSpec
 from featurestore.model.names import RENAME
 from featurestore.model.plan import FeaturePlan, Source
@@ -53,7 +53,7 @@ class LiveSource(Source):
     def __init__(
         self, session: Session, spec: FeatureGroupSpec, *, table_id: str, defined_at: int
     ) -> None:
-        query = source_query(spec)
+        query = build_source_query(spec)
         fields: dict[str, Any] = {
             "spec": spec,
             "table_id": table_id,
@@ -61,7 +61,7 @@ class LiveSource(Source):
             "rows": None,
             "bytes": None,
             "defined_at": defined_at,
-            "read": SourceRead(external_rows(spec).source, "", query.hash, input=spec.name),
+            "read": SourceRead(get_external_rows(spec).source, "", query.hash, input=spec.name),
             "_session": session,
             "_query": query,
             "_lock": Lock(),
@@ -115,12 +115,12 @@ class LiveSource(Source):
 
     def _stage(self) -> str:
         """Read the rows into a table in a new directory, and return the directory."""
-        registered = registered_source(self._session, self.spec)
-        directory = new_scratch_directory(self._session)
+        registered = get_registered_source(self._session, self.spec)
+        directory = create_scratch_directory(self._session)
         engine, path = self._session.engine, os.path.join(directory, _TABLE)
         self.read.kind, self.read.rows = registered.kind, 0
         try:
-            rows = self._source_rows(registered, directory)
+            rows = self._read_source_rows(registered, directory)
             try:
                 engine.create_table(
                     path,
@@ -137,19 +137,19 @@ class LiveSource(Source):
             raise
         return directory
 
-    def _source_rows(self, registered: SourceSpec, directory: str) -> Relation:
+    def _read_source_rows(self, registered: SourceSpec, directory: str) -> Relation:
         """Return the rows of the source, either staged by the engine's tasks or as a stream."""
         session, schema, time = self._session, self.spec.schema, self.spec.event_time
         if has_parts(session, registered):
             part_directory = os.path.join(directory, _PARTS_DIRECTORY)
-            return stage_parts(
+            return stage_partitions(
                 session, registered, self._query, schema, self.read, part_directory, time=time
             )
         batches = read_batches(session, registered, self._query, schema, self.read, time=time)
         return session.engine.from_arrow(pa.RecordBatchReader.from_batches(schema, batches))
 
 
-def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
+def find_live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
     """Return the distinct external groups that a plan reads live from their sources."""
     if plan is None:
         return []
@@ -159,7 +159,7 @@ def live_sources(plan: FeaturePlan | None) -> list[LiveSource]:
 
 def keep_rows(plan: FeaturePlan | None) -> None:
     """Keep the rows of external groups until the process ends, for use by other libraries."""
-    _kept_sources.extend(live_sources(plan))
+    _kept_sources.extend(find_live_sources(plan))
 
 
 def take_snapshot(session: Session, live: LiveSource) -> int:
@@ -208,16 +208,16 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
     )
 
 
-def external_rows(spec: FeatureGroupSpec) -> ExternalRows:
+def get_external_rows(spec: FeatureGroupSpec) -> ExternalRows:
     """Return the definition of an external group's rows; TableDamaged if it is not external."""
     if spec.external is None:
         raise TableDamaged(f"Feature group {spec.name!r} is not external.")
     return spec.external
 
 
-def source_query(spec: FeatureGroupSpec) -> SourceQuery:
+def build_source_query(spec: FeatureGroupSpec) -> SourceQuery:
     """Build the source query of an external group."""
-    rows = external_rows(spec)
+    rows = get_external_rows(spec)
     columns = tuple(spec.schema.names)
     options = {} if rows.rename is None else {RENAME: rows.rename}
     return SourceQuery(
@@ -225,13 +225,13 @@ def source_query(spec: FeatureGroupSpec) -> SourceQuery:
     )
 
 
-def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
+def get_registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
     """Return the registered source of an external group.
 
     Raises:
         SourceNotFound: The source is no longer registered.
     """
-    name = external_rows(spec).source
+    name = get_external_rows(spec).source
     with session.registry.reading() as connection:
         try:
             return sources.get(connection, name)
@@ -243,7 +243,7 @@ def registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
             ) from error
 
 
-def new_scratch_directory(session: Session) -> str:
+def create_scratch_directory(session: Session) -> str:
     """Create a directory that every process of the engine can access."""
     if not session.engine.is_distributed:
         return files.temporary_directory()

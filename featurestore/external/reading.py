@@ -163,7 +163,7 @@ def read_batches(
     return read_in_background(read_snapshot)
 
 
-def stage_parts(
+def stage_partitions(
     session: Session,
     spec: SourceSpec,
     query: SourceQuery,
@@ -179,12 +179,12 @@ def stage_parts(
         read.snapshot = snapshot.identity
         assert isinstance(snapshot, PartitionedSnapshot)
         _check_unchanged_types(spec, snapshot.schema(query), schema)
-        return stage_recorded(session, snapshot, query, read, directory, time=time)
+        return stage_and_record(session, snapshot, query, read, directory, time=time)
     finally:
         snapshot.close()
 
 
-def stage_recorded(
+def stage_and_record(
     session: Session,
     snapshot: PartitionedSnapshot,
     query: SourceQuery,

@@ -79,7 +79,7 @@ class RenamedSnapshot:
     def schema(self, query: SourceQuery) -> pa.Schema:
         """Return the schema of a query with renamed columns."""
         inner, renames = self._original_query(query)
-        return _renamed(self._snapshot.schema(inner), renames)
+        return _rename_fields(self._snapshot.schema(inner), renames)
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         """Read the rows of a query with renamed columns."""
@@ -87,7 +87,7 @@ class RenamedSnapshot:
         reader = self._snapshot.read(inner)
         if not renames:
             return reader
-        schema = _renamed(reader.schema, renames)
+        schema = _rename_fields(reader.schema, renames)
         batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
         return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -131,5 +131,5 @@ class RenamedSnapshot:
         return replace(inner, columns=columns, window=window), renames
 
 
-def _renamed(schema: pa.Schema, renames: Mapping[str, str]) -> pa.Schema:
+def _rename_fields(schema: pa.Schema, renames: Mapping[str, str]) -> pa.Schema:
     return pa.schema([field.with_name(renames.get(field.name, field.name)) for field in schema])

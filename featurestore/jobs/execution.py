@@ -320,7 +320,9 @@ def _record_failure(run: JobRun, record: Run) -> None:
                 f"{record.error or 'it failed'} (window from {record.window.start.isoformat()})"
             )
             open_incidents = {incidents.FAILURE: [message]}
-            incidents.update(connection, spec, open_incidents, families=[incidents.FAILURE])
+            incidents.update_incidents(
+                connection, spec, open_incidents, families=[incidents.FAILURE]
+            )
     if spec.on_failure is not None and tries == spec.retries + 1:
         _run_failure_command(spec.on_failure, record)
 
@@ -331,7 +333,9 @@ def _alert_stream_failure(run: JobRun, record: Run) -> None:
     with run.session.registry.transaction() as connection:
         if runs.count_consecutive_failures(connection, spec.name) > spec.retries:
             open_incidents = {incidents.FAILURE: [record.error or "it failed"]}
-            incidents.update(connection, spec, open_incidents, families=[incidents.FAILURE])
+            incidents.update_incidents(
+                connection, spec, open_incidents, families=[incidents.FAILURE]
+            )
 
 
 def _run_failure_command(command: str, run: Run) -> None:

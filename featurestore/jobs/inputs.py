@@ -24,7 +24,7 @@ from featurestore.external.reading import (
     open_snapshot,
     read_in_background,
     record_batches,
-    stage_recorded,
+    stage_and_record,
 )
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.featuregroups.table import open_group
@@ -273,7 +273,9 @@ class SourceInputs:
         if has_parts(self.session, registered):
             assert isinstance(snapshot, PartitionedSnapshot)
             directory = os.path.join(self.staging, name)
-            return stage_recorded(self.session, snapshot, query, read, directory, time=pinned.time)
+            return stage_and_record(
+                self.session, snapshot, query, read, directory, time=pinned.time
+            )
         earlier_bad_rows = snapshot.bad_row_count
         reader = snapshot.read(query)
         batches = read_in_background(partial(record_batches, reader, read, time=pinned.time))

@@ -246,13 +246,13 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
     if not spec.alert:
         return
     if not runs.window_states(connection, spec.name, states=[runs.FAILED]):
-        incidents.update(connection, spec, {}, families=[incidents.FAILURE])
+        incidents.update_incidents(connection, spec, {}, families=[incidents.FAILURE])
     if spec.fills_group or spec.stream is not None:
         present = {}
         failed_rows = reports.describe_failed_validations(connection, run_id)
         if failed_rows:
             present[incidents.VALIDATION] = failed_rows
-        incidents.update(connection, spec, present, families=[incidents.VALIDATION])
+        incidents.update_incidents(connection, spec, present, families=[incidents.VALIDATION])
 
 
 def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
@@ -269,7 +269,7 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
     with session.registry.transaction() as connection:
         runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=text, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
-            incidents.update(
+            incidents.update_incidents(
                 connection,
                 spec,
                 {incidents.VALIDATION: [text]},

@@ -26,7 +26,7 @@ from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.streams.opening import differing_columns
+from featurestore.streams.opening import describe_column_changes
 
 _log = logging.getLogger("featurestore.jobs")
 # Number of keys per condition; each condition is one commit.
@@ -68,7 +68,7 @@ def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
     declared = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
     if current != declared:
         return None
-    if spec.stream is not None and differing_columns(spec.stream, group.spec):
+    if spec.stream is not None and describe_column_changes(spec.stream, group.spec):
         return None
     return group
 

@@ -36,7 +36,7 @@ def population_stability(
     >>> float(population_stability(half, half, (100, 100)))
     0.0
     """
-    p, q = _smoothed(before, rows[0]), _smoothed(now, rows[1])
+    p, q = _smooth_shares(before, rows[0]), _smooth_shares(now, rows[1])
     return np.asarray(((q - p) * np.log(q / p)).sum(axis=-1))
 
 
@@ -60,7 +60,7 @@ def kolmogorov_smirnov(before: Floats, now: Floats) -> Floats:
     return np.asarray(np.abs(before - now).max(axis=-1, initial=0.0))
 
 
-def _smoothed(shares: Floats, rows: Floats | float) -> Floats:
+def _smooth_shares(shares: Floats, rows: Floats | float) -> Floats:
     row_counts = np.asarray(rows)[..., np.newaxis]
     bins = shares.shape[-1]
     return np.asarray((shares * row_counts + _PSEUDO_COUNT) / (row_counts + _PSEUDO_COUNT * bins))
@@ -282,8 +282,8 @@ def _compute_distances(
 ) -> MeasuredDistances | None:
     if not len(members.rows) or not len(now.rows):
         return None
-    before, total = _mixture(members)
-    after, rows_now = _mixture(now)
+    before, total = _mix_distributions(members)
+    after, rows_now = _mix_distributions(now)
     ks = None
     if members.points.shape[1]:
         ks = float(kolmogorov_smirnov(before.points, after.points))
@@ -303,7 +303,7 @@ def _compute_distances(
     )
 
 
-def _mixture(windows: _BinnedProfiles) -> tuple[_BinnedProfiles, float]:
+def _mix_distributions(windows: _BinnedProfiles) -> tuple[_BinnedProfiles, float]:
     """Return the mixture of the windows' distributions, and their total number of rows."""
     total = float(windows.rows.sum())
     shares = windows.rows @ windows.shares / total

@@ -33,7 +33,7 @@ _EXPECTED_ROWS = 10
 _MIN_CHANGE = 0.005
 
 
-def distribution(
+def compare_distribution(
     watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
 ) -> tuple[list[Finding], list[BinShares]]:
     """Compare the distribution of a feature: distances, new values and lost values."""
@@ -44,17 +44,17 @@ def distribution(
     shares: list[BinShares] = []
     measured = measure_distances(profiles)
     if measured is not None:
-        findings += _drift(watched.drift, profiles, measured, alpha)
+        findings += _compare_distances(watched.drift, profiles, measured, alpha)
         if measured.shares is not None:
             shares.append(measured.shares)
     if "new_values" in watched.drift:
-        findings += _new_values(watched.drift["new_values"], profiles)
+        findings += _find_new_values(watched.drift["new_values"], profiles)
     if "gone_values" in watched.drift:
-        findings += _gone_values(watched.drift["gone_values"], profiles)
+        findings += _find_lost_values(watched.drift["gone_values"], profiles)
     return findings, shares
 
 
-def _drift(
+def _compare_distances(
     thresholds: Mapping[str, float],
     profiles: ComparedProfiles,
     measured: MeasuredDistances,
@@ -83,7 +83,7 @@ def _drift(
     return findings
 
 
-def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+def _find_new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the share of rows with values that never occur in a complete baseline."""
     baseline_counts = _value_counts(profiles.members)
     if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
@@ -109,7 +109,7 @@ def _new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     ]
 
 
-def _gone_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
+def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the baseline share of the most frequent value that is missing in the window."""
     baseline_counts = _value_counts(profiles.members)
     if (
@@ -158,7 +158,9 @@ def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> 
     return ComparedProfiles(members, reference_windows, now.columns[name], groups)
 
 
-def compared_features(watched: MonitorSpec, now: Profile, reference: ReferenceWindows) -> list[str]:
+def select_compared_features(
+    watched: MonitorSpec, now: Profile, reference: ReferenceWindows
+) -> list[str]:
     """Return the monitored features that exist in both the window and the baseline."""
     names = []
     for name, column in now.columns.items():
@@ -172,14 +174,16 @@ def compared_features(watched: MonitorSpec, now: Profile, reference: ReferenceWi
     return names
 
 
-def anchor_findings(watched: MonitorSpec, now: Profile, comparison: Comparison) -> list[Finding]:
+def compare_with_anchors(
+    watched: MonitorSpec, now: Profile, comparison: Comparison
+) -> list[Finding]:
     """Measure the drift of each feature's moving baseline from its anchor.
 
     Slow drift moves the baseline along, so that no window differs from its predecessors. The
     baseline windows are compared as a mixture, so that a single window has little weight.
     """
     findings = []
-    for name in compared_features(watched, now, comparison.reference()):
+    for name in select_compared_features(watched, now, comparison.reference()):
         anchor = comparison.anchor(("feature", name))
         if anchor is None or not has_enough_windows(anchor.reference):
             continue
@@ -221,14 +225,14 @@ def missing_values(
     """Return the missing values of each monitored feature."""
     if "null_share" not in watched.drift:
         return {}
-    names = compared_features(watched, now, comparison.reference())
+    names = select_compared_features(watched, now, comparison.reference())
     alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
     missing = {}
     for name in names:
         column = now.columns[name]
         reference = comparison.reference(("feature", name))
         if column.rows + column.missing and has_enough_windows(reference):
-            missing[name] = _missing_values_of(
+            missing[name] = _count_feature_missing_values(
                 name,
                 now,
                 members=reference.members,
@@ -240,7 +244,7 @@ def missing_values(
     return missing
 
 
-def _missing_values_of(
+def _count_feature_missing_values(
     feature: str,
     now: Profile,
     *,
@@ -265,7 +269,7 @@ def _missing_values_of(
         [_missing_count(member, feature) for member in members if feature in member.columns]
     )
     min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
-    excess = _excess(feature, now, reference_windows, groups, before.share)
+    excess = _excess_missing_counts(feature, now, reference_windows, groups, before.share)
     return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
 
 
@@ -361,7 +365,7 @@ def _share_bounds(
     return max(low, 0.0), min(high, 1.0)
 
 
-def _excess(
+def _excess_missing_counts(
     feature: str,
     now: Profile,
     reference_windows: Sequence[Profile],

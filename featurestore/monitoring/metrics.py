@@ -48,7 +48,7 @@ class Metrics:
         )
 
 
-def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Metrics:
+def compute_metrics(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Metrics:
     """Compute metrics over rows.
 
     Raises:
@@ -63,7 +63,7 @@ def metrics_of(engine: Engine, rows: Relation, metrics: Mapping[str, str]) -> Me
     estimates = {}
     for name, text in metrics.items():
         values[name] = _as_number(name, row[name])
-        estimate = _estimate(name, usersql.merge_method(name, text), values[name], row)
+        estimate = _to_estimate(name, usersql.merge_method(name, text), values[name], row)
         if estimate is not None:
             estimates[name] = estimate
     return Metrics(values, estimates)
@@ -75,7 +75,7 @@ def check_metrics(metrics: Mapping[str, str]) -> None:
         usersql.metrics_query(metrics, dialect=usersql.DIALECT)
 
 
-def _estimate(
+def _to_estimate(
     name: str, merge: usersql.Merge | None, value: float | None, row: Mapping[str, Any]
 ) -> Estimate | None:
     """Return the estimate of a metric; None if it is not mergeable or not a number."""
@@ -160,11 +160,11 @@ class Quality:
         """Measure the predictions of a window, and the share of predictions with labels."""
         pairs = self._pairs(window)
         labelled = self.engine.filter(pairs, "label is not null")
-        metrics = metrics_of(self.engine, pairs, _LABELLED)
-        metrics |= metrics_of(self.engine, labelled, self._expressions)
+        metrics = compute_metrics(self.engine, pairs, _LABELLED)
+        metrics |= compute_metrics(self.engine, labelled, self._expressions)
         if LOG_LOSS in self.watched.measures:
             surprises = self.engine.sql(_SURPRISE, tables={"pairs": labelled}, parameters={})
-            metrics |= metrics_of(self.engine, surprises, {LOG_LOSS: SQL_MEASURES[LOG_LOSS]})
+            metrics |= compute_metrics(self.engine, surprises, {LOG_LOSS: SQL_MEASURES[LOG_LOSS]})
         if AUC in self.watched.measures:
             metrics |= self._auc(labelled)
         return metrics
@@ -218,7 +218,7 @@ class Quality:
         parameters: dict[str, object] = {}
         if self.watched.version is not None:
             parameters["version"] = self.watched.version
-        query = _query(self.watched, predictions, labels, as_numbers=self._is_number)
+        query = _build_query(self.watched, predictions, labels, as_numbers=self._is_number)
         if "$at" in query:
             parameters["at"] = window.end + self.wait
         window_range = TimeRange(str(predictions.event_time), window.start, window.end)
@@ -280,10 +280,10 @@ class Quality:
                 hint=f"store.score({self.watched.model!r}, labels=..., label_time=..., "
                 f"featuregroup={predictions.name!r}) creates such a group",
             )
-        _check_has(predictions, self.watched.prediction, "prediction=")
-        _check_has(labels, self.label, "label=")
+        _check_column_exists(predictions, self.watched.prediction, "prediction=")
+        _check_column_exists(labels, self.label, "label=")
         if self.watched.version is not None:
-            _check_has(predictions, _VERSION, "the version of a model")
+            _check_column_exists(predictions, _VERSION, "the version of a model")
         missing_keys = [name for name in labels.primary_key if name not in predictions.schema.names]
         if missing_keys or not labels.primary_key:
             raise InvalidJob(
@@ -326,7 +326,7 @@ def area_under_curve(row: Mapping[str, Any]) -> Estimate:
     return Estimate("mean", rows, area * rows, rows * (variance * rows + area**2))
 
 
-def _query(
+def _build_query(
     watched: MonitoredModel,
     predictions: FeatureGroupSpec,
     labels: FeatureGroupSpec,
@@ -359,7 +359,7 @@ def _query(
         filters.append("p.version = $version")
     prediction, label = "p.prediction", "l.label"
     if as_numbers:
-        prediction, label = _number(prediction), _number(label)
+        prediction, label = _number_expression(prediction), _number_expression(label)
     return f"""
         select prediction, label from (
             select {prediction} as prediction, {label} as label, {too_late} as too_late,
@@ -372,7 +372,7 @@ def _query(
     """
 
 
-def _number(column: str) -> str:
+def _number_expression(column: str) -> str:
     """Return a SQL expression that converts a column to a number, with null for NaN."""
     value = f"cast({column} as double)"
     return f"case when isnan({value}) then null else {value} end"
@@ -388,7 +388,7 @@ def _is_number(spec: FeatureGroupSpec, column: str) -> bool:
     )
 
 
-def _check_has(spec: FeatureGroupSpec, column: str, argument: str) -> None:
+def _check_column_exists(spec: FeatureGroupSpec, column: str, argument: str) -> None:
     if column not in spec.schema.names:
         raise FeatureNotFound(
             f"{spec.name!r} version {spec.version} has no column {column!r} ({argument}). "

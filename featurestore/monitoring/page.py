@@ -54,7 +54,7 @@ def draw_shares(shares: BinShares) -> str:
         level = _HEIGHT - new / highest * (_HEIGHT - 4)
         line += [f"{x:.1f},{level:.1f}", f"{x + width:.1f},{level:.1f}"]
     elements.append(f'<polyline class="now" {_LINES["now"]} points="{" ".join(line)}"/>')
-    return _svg(_HEIGHT, elements)
+    return _render_svg(_HEIGHT, elements)
 
 
 def draw_timeline(findings: Sequence[Finding | None]) -> str:
@@ -69,17 +69,17 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
     elements = []
     for name in ("low", "high"):
         bounds = [None if each is None else getattr(each, name) for each in findings]
-        elements.append(_line("bound", bounds, step, highest))
+        elements.append(_draw_line("bound", bounds, step, highest))
     values = [None if each is None else each.value for each in findings]
-    elements.append(_line("value", values, step, highest))
+    elements.append(_draw_line("value", values, step, highest))
     for index, finding in enumerate(findings):
         if finding is not None and finding.out and finding.value is not None:
-            y = _level(finding.value, highest)
+            y = _y_coordinate(finding.value, highest)
             elements.append(
                 f'<circle class="point" fill="#cf222e" cx="{_SIDE + index * step:.1f}" '
                 f'cy="{y:.1f}" r="2.2"/>'
             )
-    return _svg(_LOW, elements)
+    return _render_svg(_LOW, elements)
 
 
 def _visible_bound(finding: Finding) -> float:
@@ -89,25 +89,25 @@ def _visible_bound(finding: Finding) -> float:
     return finding.high
 
 
-def _line(name: str, values: Sequence[float | None], step: float, highest: float) -> str:
+def _draw_line(name: str, values: Sequence[float | None], step: float, highest: float) -> str:
     """Draw a line through the values, with gaps for missing values."""
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):
         if value is None:
             lines.append([])
         else:
-            lines[-1].append(f"{_SIDE + index * step:.1f},{_level(value, highest):.1f}")
+            lines[-1].append(f"{_SIDE + index * step:.1f},{_y_coordinate(value, highest):.1f}")
     segments = [" ".join(points) for points in lines if points]
     return "".join(
         f'<polyline class="{name}" {_LINES[name]} points="{points}"/>' for points in segments
     )
 
 
-def _level(value: float, highest: float) -> float:
+def _y_coordinate(value: float, highest: float) -> float:
     return _LOW - 2 - min(max(value / highest, 0.0), 1.2) * (_LOW - 8)
 
 
-def _svg(height: float, elements: Sequence[str]) -> str:
+def _render_svg(height: float, elements: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img">{"".join(elements)}</svg>'
 
 
@@ -149,7 +149,7 @@ class MonitorPage:
         return str(self.report)
 
     def _repr_html_(self) -> str:
-        return f'<style>{_STYLE}</style><div class="fsm">{_body(self.report, self.history)}</div>'
+        return f'<style>{_STYLE}</style><div class="fsm">{_render_body(self.report, self.history)}</div>'
 
     def to_html(self) -> str:
         """Render the page as HTML.
@@ -160,7 +160,7 @@ class MonitorPage:
         >>> page.to_html().startswith("<!doctype html>")
         True
         """
-        title = _text(f"{self.report.monitor}: {self.report.state}")
+        title = _escape(f"{self.report.monitor}: {self.report.state}")
         head = (
             f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
             f'<meta name="color-scheme" content="light dark"><title>{title}</title>'
@@ -180,46 +180,48 @@ class MonitorPage:
         return target
 
 
-def _body(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+def _render_body(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     window = report.window
     sections = [
-        f"<h1>{_text(report.monitor)}: <span class='{report.state}'>{report.state}</span></h1>",
-        f"<p>{_text(report.featuregroup)} version {report.version}, "
+        f"<h1>{_escape(report.monitor)}: <span class='{report.state}'>{report.state}</span></h1>",
+        f"<p>{_escape(report.featuregroup)} version {report.version}, "
         f"{window.start.isoformat()} to {window.end.isoformat()}, {report.rows:,} rows</p>",
-        _finding_list(report),
-        _window_cards(report, history),
-        _feature_cards(report, history),
+        _render_finding_list(report),
+        _render_window_cards(report, history),
+        _render_feature_cards(report, history),
     ]
     return "".join(sections)
 
 
-def _finding_list(report: MonitorReport) -> str:
-    lines = [f"<li class='alarm'>{_text(str(finding))}</li>" for finding in report.alarms]
+def _render_finding_list(report: MonitorReport) -> str:
+    lines = [f"<li class='alarm'>{_escape(str(finding))}</li>" for finding in report.alarms]
     lines += [
-        f"<li class='suspect'>{_text(str(finding))} (not yet confirmed)</li>"
+        f"<li class='suspect'>{_escape(str(finding))} (not yet confirmed)</li>"
         for finding in report.suspects
     ]
     if len(lines) > _MAX_LINES:
         lines[_MAX_LINES:] = [f"<li>and {len(lines) - _MAX_LINES} more, below</li>"]
-    lines += [f"<li>{_text(note)}</li>" for note in report.notes]
+    lines += [f"<li>{_escape(note)}</li>" for note in report.notes]
     if not lines:
         return "<p>nothing is out of bounds</p>"
     return f"<ul>{''.join(lines)}</ul>"
 
 
-def _window_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+def _render_window_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     """Render the timelines of rows, ages and metrics."""
     cards = []
     for finding in report.findings:
         if finding.kind in ("volume", "freshness", "metric"):
             title = finding.subject or "rows"
-            cards.append(_card(title, finding, draw_timeline(_finding_history(finding, history))))
+            cards.append(
+                _render_card(title, finding, draw_timeline(_finding_history(finding, history)))
+            )
     if not cards:
         return ""
     return f"<h2>Windows</h2><div class='grid'>{''.join(cards)}</div>"
 
 
-def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
+def _render_feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> str:
     """Render a card for each feature, worst first."""
     worst: dict[str, Finding] = {}
     for finding in report.findings:  # the worst first
@@ -232,7 +234,7 @@ def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> s
         if name in shares:
             svg = draw_shares(shares[name])
         svg += draw_timeline(_finding_history(finding, history))
-        cards.append(_card(name, finding, svg))
+        cards.append(_render_card(name, finding, svg))
     if not cards:
         return ""
     keys = "<span class='key' style='background:var(--before)'></span> baseline, "
@@ -241,22 +243,22 @@ def _feature_cards(report: MonitorReport, history: Sequence[MonitorReport]) -> s
     return f"<h2>Features</h2><p>{keys}</p><div class='grid'>{''.join(cards)}</div>"
 
 
-def _card(title: str, finding: Finding, svg: str) -> str:
+def _render_card(title: str, finding: Finding, svg: str) -> str:
     state = ""
     if finding.out:
         state = "alarm" if finding.alarm else "suspect"
-    value = _value(finding, finding.value)
+    value = _format_value(finding, finding.value)
     bound = ""
     if finding.high is not None:
-        bound = f" of {_value(finding, finding.high)}"
-    name = _text(title)
+        bound = f" of {_format_value(finding, finding.high)}"
+    name = _escape(title)
     return (
         f"<div class='card'><b class='{state}' title='{name}'>{name}</b>"
-        f"<small>{_text(finding.measure)} {value}{bound}</small>{svg}</div>"
+        f"<small>{_escape(finding.measure)} {value}{bound}</small>{svg}</div>"
     )
 
 
-def _value(finding: Finding, value: float | None) -> str:
+def _format_value(finding: Finding, value: float | None) -> str:
     """Format a value; ages are formatted as durations."""
     if value is None:
         return ""
@@ -274,5 +276,5 @@ def _finding_history(finding: Finding, history: Sequence[MonitorReport]) -> list
     return timeline
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(escape_line(text), quote=True)

@@ -152,9 +152,9 @@ class ColumnProfile:
         if self.kind != "number":
             return None
         if self.quantiles:
-            return _cumulative_of_quantiles(np.array(self.quantiles))
+            return _cumulative_from_quantiles(np.array(self.quantiles))
         if self.values and self.complete:
-            return _cumulative_of_counts(self.values)
+            return _cumulative_from_counts(self.values)
         return None
 
     @cached_property
@@ -172,7 +172,7 @@ class ColumnProfile:
         return np.interp(x, *self._knots, left=0.0, right=1.0)
 
 
-def profile_of(
+def to_profile(
     statistics: Statistics,
     *,
     window: Window | None = None,
@@ -247,14 +247,14 @@ def _parse_time(text: str) -> datetime | None:
         return None
 
 
-def _cumulative_of_quantiles(values: Floats) -> Cumulative:
+def _cumulative_from_quantiles(values: Floats) -> Cumulative:
     grid = np.linspace(0.0, 1.0, len(values))
     points, first = np.unique(values, return_index=True)
     last = np.append(first[1:], len(values)) - 1
     return Cumulative(points, grid[first], grid[last], stepwise=False)
 
 
-def _cumulative_of_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
+def _cumulative_from_counts(values: tuple[tuple[Value, int], ...]) -> Cumulative:
     points = np.array([as_number(value) for value, _ in values])
     counts = np.array([count for _, count in values], dtype=np.float64)
     order = np.argsort(points)

@@ -28,11 +28,11 @@ from featurestore.monitoring.comparison import (
 )
 from featurestore.monitoring.feature_rules import (
     MissingValues,
-    anchor_findings,
-    compared_features,
-    distribution,
+    compare_distribution,
+    compare_with_anchors,
     is_jointly_out_of_bounds,
     missing_values,
+    select_compared_features,
 )
 from featurestore.monitoring.profile import Profile, chance_mean, merge_estimates
 
@@ -58,27 +58,29 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
     default_reference = comparison.reference()
     learning = not has_enough_windows(default_reference)
     if watched.drift and now.rows:
-        names = compared_features(watched, now, default_reference)
+        names = select_compared_features(watched, now, default_reference)
         alpha = bounds.alpha_of(len(names), watched.confirm)
         for name in names:
             reference = comparison.reference(("feature", name))
             if not has_enough_windows(reference):
                 learning = True
                 continue
-            feature_findings, feature_shares = distribution(watched, name, now, reference, alpha)
+            feature_findings, feature_shares = compare_distribution(
+                watched, name, now, reference, alpha
+            )
             findings += feature_findings
             shares += feature_shares
         missing = missing_values(watched, now, comparison)
         findings += [each.finding for each in missing.values()]
-        findings += anchor_findings(watched, now, comparison)
+        findings += compare_with_anchors(watched, now, comparison)
     if watched.volume is not None:
-        finding = volume(watched.volume, now, comparison.reference(("volume", "")))
+        finding = check_volume(watched.volume, now, comparison.reference(("volume", "")))
         learning = learning or finding is None
         if finding is not None:
             findings.append(finding)
     if watched.schema and default_reference.members and default_reference.members[0].types:
         findings.append(schema(default_reference.members[0].types, now.types))
-    findings += metric_findings(
+    findings += check_metrics_in_bounds(
         watched, now, lambda name: comparison.reference(("metric", name)).reference_windows
     )
     return RuleResult(tuple(findings), learning, tuple(shares), missing)
@@ -132,7 +134,7 @@ def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding |
     return None
 
 
-def volume(
+def check_volume(
     ratio_bounds: tuple[float, float], now: Profile, reference: ReferenceWindows
 ) -> Finding | None:
     """Compare the number of rows with the median at the same time of the week.
@@ -173,7 +175,7 @@ def _volume_bounds(
     return low, max(ratio_bounds[1], math.exp(width))
 
 
-def freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Finding:
+def check_freshness(max_age: timedelta, age: timedelta | None, *, subject: str) -> Finding:
     """Compare the age of the latest event time or commit with its limit.
 
     A future time counts as age zero. ``age`` is None if there is no event time or commit.
@@ -215,7 +217,7 @@ def schema(before: Mapping[str, str], now: Mapping[str, str]) -> Finding:
     )
 
 
-def metric_findings(
+def check_metrics_in_bounds(
     watched: MonitorSpec, now: Profile, windows_for: Callable[[str], Sequence[Profile]]
 ) -> list[Finding]:
     """Compare metrics with their limits, or with the range of the baseline.
@@ -227,14 +229,14 @@ def metric_findings(
     findings = []
     for name in names:
         value = now.metrics.get(name)
-        reference_windows = _without_recent(windows_for(name), now, watched.confirm)
+        reference_windows = _exclude_recent(windows_for(name), now, watched.confirm)
         low, high = _metric_range(name, now, reference_windows, alpha)
         if name in watched.limits:
             limits = watched.limits[name]
             if watched.model is None or name in watched.metrics:
                 low, high = limits  # a property of these rows, not an estimate
             else:
-                low, high = _widened(name, limits, now, reference_windows, alpha)
+                low, high = _widen_limits(name, limits, now, reference_windows, alpha)
         out = value is not None and not (
             (low is None or value >= low) and (high is None or value <= high)
         )
@@ -244,7 +246,7 @@ def metric_findings(
     return findings
 
 
-def _without_recent(
+def _exclude_recent(
     reference_windows: Sequence[Profile], now: Profile, confirm: int
 ) -> list[Profile]:
     """Exclude the most recent windows, so that a change is not compared with itself."""
@@ -277,7 +279,7 @@ def _metric_range(
     return min(baseline[0], chance[0]), max(baseline[1], chance[1])
 
 
-def _widened(
+def _widen_limits(
     name: str, limits: Limits, now: Profile, reference_windows: Sequence[Profile], alpha: float
 ) -> Limits:
     """Widen the limits of an estimate by its sampling error."""

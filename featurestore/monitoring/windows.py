@@ -30,8 +30,8 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.times import Window, to_micros
-from featurestore.monitoring.metrics import Metrics, Quality, metrics_of
-from featurestore.monitoring.profile import Profile, profile_of
+from featurestore.monitoring.metrics import Metrics, Quality, compute_metrics
+from featurestore.monitoring.profile import Profile, to_profile
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore.session import Session
 from featurestore.statistics import (
@@ -159,16 +159,16 @@ class Profiler:
         if not windows:
             return
         if self.group.spec.event_time is None:
-            yield from self._by_commits(windows)
+            yield from self._profile_by_commits(windows)
             return
         ordered = sorted(windows)
         columns = len(self.features) + 1
         limit = max(min(_SAMPLE_ROWS, _MAX_VALUES_IN_MEMORY // columns), 1)
         at_once = max(_MAX_VALUES_IN_MEMORY // (limit * columns), 1)
         for first in range(0, len(ordered), at_once):
-            yield from self._in_one_pass(ordered[first : first + at_once], limit)
+            yield from self._compute_in_one_pass(ordered[first : first + at_once], limit)
 
-    def _in_one_pass(self, windows: Sequence[Window], limit: int) -> Iterator[Profile]:
+    def _compute_in_one_pass(self, windows: Sequence[Window], limit: int) -> Iterator[Profile]:
         spec, engine = self.group.spec, self.session.engine
         time = str(spec.event_time)
         columns = [time, *self.features]
@@ -181,7 +181,7 @@ class Profiler:
             self.group.path,
             version=self.group.delta_version,
             schema=spec.schema,
-            columns=self._columns_to_read(columns),
+            columns=self._select_columns(columns),
         )
         relation = engine.within(
             relation, TimeRange(time, windows[0].start, max(each.end for each in windows))
@@ -198,7 +198,7 @@ class Profiler:
         states = engine.aggregate(narrow, accumulator)
         for index, window in enumerate(windows):
             state = states.get(index) or statistics.start()
-            profile = profile_of(
+            profile = to_profile(
                 finish(state),
                 window=window,
                 version=spec.version,
@@ -208,17 +208,17 @@ class Profiler:
                 roles=False,
             )
             inside = TimeRange(time, window.start, window.end)
-            yield self._with_metrics(profile, engine.within(relation, inside))
+            yield self._add_metrics(profile, engine.within(relation, inside))
 
-    def _columns_to_read(self, columns: Sequence[str]) -> list[str]:
+    def _select_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns to read: all of them if custom metrics may use any column."""
         if self.watched.metrics:
             return list(self.group.spec.schema.names)
         return list(columns)
 
-    def _with_metrics(self, profile: Profile, rows: Relation) -> Profile:
+    def _add_metrics(self, profile: Profile, rows: Relation) -> Profile:
         """Add the custom metrics of the rows and the quality of predictions to a profile."""
-        metrics = metrics_of(self.session.engine, rows, self.watched.metrics)
+        metrics = compute_metrics(self.session.engine, rows, self.watched.metrics)
         if self.quality is None or profile.window is None:
             return _replace_metrics(profile, metrics)
         metrics |= self.quality.measure(profile.window)
@@ -226,7 +226,7 @@ class Profiler:
             _replace_metrics(profile, metrics), labels_version=self.quality.labels.delta_version
         )
 
-    def _by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
+    def _profile_by_commits(self, windows: Sequence[Window]) -> Iterator[Profile]:
         """Yield the profiles of a group without event time: the table at the end of each window.
 
         The row count of a window is the number of rows that its commits added.
@@ -237,10 +237,10 @@ class Profiler:
             before = [each.version for each in history if each.time < window.end]
             rows = sum(each.rows_in for each in inside)
             newest = max((each.time for each in inside), default=None)
-            profile = self._table_profile(max(before, default=0))
+            profile = self._compute_table_profile(max(before, default=0))
             yield replace(profile, window=window, rows=rows, newest=newest)
 
-    def _table_profile(self, delta_version: int) -> Profile:
+    def _compute_table_profile(self, delta_version: int) -> Profile:
         spec = self.group.spec
         if delta_version < 1:
             return Profile(None, 0, spec.version, 0, {}, self.types)
@@ -248,7 +248,7 @@ class Profiler:
         statistics = statistics_of(
             self.session, spec.name, version=spec.version, delta_version=data_version
         )
-        profile = profile_of(
+        profile = to_profile(
             statistics,
             version=spec.version,
             delta_version=self.group.delta_version,
@@ -260,7 +260,7 @@ class Profiler:
         relation = self.session.engine.read_table(
             self.group.path, version=data_version, schema=spec.schema
         )
-        return self._with_metrics(replace(profile, columns=feature_columns), relation)
+        return self._add_metrics(replace(profile, columns=feature_columns), relation)
 
     # -- cache --------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
-from featurestore.external import keep_rows, live_sources
+from featurestore.external import find_live_sources, keep_rows
 from featurestore.model.arguments import suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.source import SourceRead, SourceReads
@@ -162,7 +162,7 @@ class FeatureFrame:
 
         None for rows of the store.
         """
-        live = [source.read for source in live_sources(self._plan)]
+        live = [source.read for source in find_live_sources(self._plan)]
         if self._reads is None:
             return SourceReads(live) if live else None
         return SourceReads(self._reads, live)
@@ -553,7 +553,7 @@ class FeatureFrame:
         reader = self._session.engine.stream(self.relation, batch_rows=batch_rows)
         reader = log_dropped_rows(self._session, self._plan, reader, labels=self._labels)
         reader = warn_of_empty_groups(self._session, self._plan, reader, labels=self._labels)
-        if not live_sources(self._plan):
+        if not find_live_sources(self._plan):
             return reader
         return pa.RecordBatchReader.from_batches(reader.schema, self._batches_of_live_frame(reader))
 

@@ -17,8 +17,8 @@ import pyarrow.types as pat
 
 from featurestore.arrow.column_names import check_feature_names, suggest_renames
 from featurestore.errors import InvalidArgument, InvalidName, listing
-from featurestore.external.groups import new_scratch_directory
-from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_parts
+from featurestore.external.groups import create_scratch_directory
+from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_partitions
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
@@ -28,7 +28,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.sources.registration import check_kind, get, text_options
+from featurestore.sources.registration import check_folder_options, get, text_options
 from featurestore.storage import files
 
 _BAD_ROWS = pa.schema(
@@ -63,7 +63,7 @@ def read_source(
     """
     spec = get(session, name)
     texts = text_options(options or {})
-    check_kind(spec, texts)
+    check_folder_options(spec, texts)
     query = replace(build_query(table=table, sql=sql, path=path, version_or_time=at), options=texts)
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
@@ -130,9 +130,9 @@ class SourceFrame(FeatureFrame):
 
     def _read_partitioned(self, read: SourceRead) -> Relation:
         """Read rows with the engine's tasks; their files remain until the session is closed."""
-        directory = new_scratch_directory(self._session)
+        directory = create_scratch_directory(self._session)
         weakref.finalize(self._session, files.remove_temporary, directory)
-        return stage_parts(
+        return stage_partitions(
             self._session,
             self._spec,
             self._query,

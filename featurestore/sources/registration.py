@@ -126,11 +126,13 @@ def check(session: Session, name: str) -> SourceReport:
     try:
         snapshot = open_snapshot(session, spec)
     except FeatureStoreError as error:
-        return SourceReport(spec.name, spec.kind, problems=(_problem_text(error),))
+        return SourceReport(spec.name, spec.kind, problems=(_describe_problem(error),))
     try:
         return _inspect_tables(spec, snapshot)
     except FeatureStoreError as error:
-        return SourceReport(spec.name, spec.kind, snapshot.server, problems=(_problem_text(error),))
+        return SourceReport(
+            spec.name, spec.kind, snapshot.server, problems=(_describe_problem(error),)
+        )
     finally:
         snapshot.close()
 
@@ -158,16 +160,16 @@ def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport
     if spec.kind == FOLDER_KIND:
         # Files with the same schema form one table.
         with suppress(FeatureStoreError):
-            return _with_sample(report, snapshot, SourceQuery(), ".")
+            return _add_sample(report, snapshot, SourceQuery(), ".")
     try:
-        return _with_sample(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
+        return _add_sample(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
     except FeatureStoreError as error:
         return replace(
-            report, sampled=readable[0].name, problems=(*report.problems, _problem_text(error))
+            report, sampled=readable[0].name, problems=(*report.problems, _describe_problem(error))
         )
 
 
-def _with_sample(
+def _add_sample(
     report: SourceReport, snapshot: RenamedSnapshot, query: SourceQuery, name: str
 ) -> SourceReport:
     """Add the first rows of a table to the report, with the types that the source inferred."""
@@ -186,7 +188,7 @@ def _with_sample(
     )
 
 
-def _problem_text(error: FeatureStoreError) -> str:
+def _describe_problem(error: FeatureStoreError) -> str:
     if error.hint is None:
         return error.message
     return f"{error.message} ({error.hint})"
@@ -213,13 +215,13 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
                 f"options={{{name!r}: ...}} would be stored in plain text.",
                 hint="secret='env:NAME'",
             )
-        text = check_rename(value) if name == RENAME else _text(name, value)
+        text = check_rename(value) if name == RENAME else _to_string(name, value)
         if text is not None:
             texts[name] = text
     return texts
 
 
-def _text(name: str, value: object) -> str | None:
+def _to_string(name: str, value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | int):
@@ -234,7 +236,7 @@ def _text(name: str, value: object) -> str | None:
     )
 
 
-def check_kind(spec: SourceSpec, options: Mapping[str, str]) -> None:
+def check_folder_options(spec: SourceSpec, options: Mapping[str, str]) -> None:
     """Raise an error for folder options of a source that is not a folder."""
     folder_options = [name for name in options if name != RENAME]
     if folder_options and spec.kind != FOLDER_KIND:

@@ -29,14 +29,14 @@ from featurestore.registry import featuregroups
 from featurestore.registry import jobs as registered_jobs
 from featurestore.session import Session
 from featurestore.storage.failures import warn_after_publication
-from featurestore.streams.micro_batches import Committed, Decoding, commit_micro_batch
+from featurestore.streams.micro_batches import Committed, RecordDecoder, commit_micro_batch
 from featurestore.streams.opening import (
     Position,
-    check_identity,
-    decoder_of,
+    check_topic_identity,
+    find_quarantined_ends,
+    make_decoder,
+    open_streams,
     positions,
-    quarantined_ends,
-    streams_of,
 )
 
 _log = logging.getLogger("featurestore.jobs")
@@ -89,7 +89,7 @@ class _Run:
     spec: JobSpec
     stream: StreamSpec
     source: StreamSource
-    decoding: Decoding
+    decoding: RecordDecoder
     run_id: str
     check: Callable[[], None]
     stop: threading.Event
@@ -124,8 +124,10 @@ def consume(
     """
     stream = spec.stream
     assert stream is not None
-    stream_source = streams_of(session, stream)
-    decoding = Decoding(decoder_of(stream_source, spec), stream_source.decoded_schema(stream))
+    stream_source = open_streams(session, stream)
+    decoding = RecordDecoder(
+        make_decoder(stream_source, spec), stream_source.decoded_schema(stream)
+    )
     source = stream_source.stream()
     try:
         topic = source.topic(stream.topic)
@@ -160,7 +162,7 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         last_identity = registered_jobs.topic_id(connection, run.spec.name)
     for _ in range(_MAX_OVERTAKEN):
         state = read_snapshot(group.path)
-        check_identity(state, run.stream, topic, last_identity)
+        check_topic_identity(state, run.stream, topic, last_identity)
         partition_positions = positions(state, run.stream, topic)
         _record_progress(
             run, topic, {number: each.start for number, each in partition_positions.items()}
@@ -200,7 +202,7 @@ def _read(
     spec = run.stream
     next_offsets = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
-    quarantined = quarantined_ends(path, run.stream, partition_positions)
+    quarantined = find_quarantined_ends(path, run.stream, partition_positions)
     if quarantined:
         first_offsets = {number: start[number] for number in quarantined}
         repeated_batch = run.source.batch(

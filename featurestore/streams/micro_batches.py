@@ -37,7 +37,7 @@ _DECODED_ROWS = 122_880
 
 
 @dataclass(frozen=True)
-class Decoding:
+class RecordDecoder:
     """A record decoder with the schema of its rows."""
 
     decode: BatchFunction
@@ -74,7 +74,7 @@ def commit_micro_batch(
     batch: MicroBatch,
     *,
     previous_offsets: Mapping[int, int | None],
-    decoding: Decoding,
+    decoding: RecordDecoder,
     commit_metadata: Mapping[str, Any],
 ) -> Committed:
     """Commit a micro-batch.
@@ -87,8 +87,8 @@ def commit_micro_batch(
     """
     stream = spec.stream
     assert stream is not None
-    offsets = _advanced_offsets(stream, batch, previous_offsets)
-    with _decoded_records(session, spec, batch, decoding) as records:
+    offsets = _find_advanced_offsets(stream, batch, previous_offsets)
+    with _decode_records(session, spec, batch, decoding) as records:
         if records.bad.num_rows:
             _handle_bad_records(session, spec, group, records.bad, offsets, commit_metadata)
         metadata = {
@@ -102,7 +102,7 @@ def commit_micro_batch(
             stream={**metadata, "bad": records.bad.num_rows},
         )
         rows = _select_columns(session, records.good, stream.columns.names)
-        if _order_matters(session, spec, group, records, rows):
+        if _depends_on_order(session, spec, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
                 pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS]),
@@ -125,7 +125,7 @@ def commit_micro_batch(
     )
 
 
-def _order_matters(
+def _depends_on_order(
     session: Session, spec: JobSpec, group: OpenGroup, records: _Records, rows: object
 ) -> bool:
     """Return whether the result depends on the order of the records in a micro-batch."""
@@ -146,7 +146,7 @@ def _select_columns(
     return FeatureFrame(session, relation)
 
 
-def _advanced_offsets(
+def _find_advanced_offsets(
     stream: StreamSpec, batch: MicroBatch, previous_offsets: Mapping[int, int | None]
 ) -> dict[str, tuple[int | None, int]]:
     """Return the previous and the next offset of each partition that advances."""
@@ -158,8 +158,8 @@ def _advanced_offsets(
 
 
 @contextmanager
-def _decoded_records(
-    session: Session, spec: JobSpec, batch: MicroBatch, decoding: Decoding
+def _decode_records(
+    session: Session, spec: JobSpec, batch: MicroBatch, decoding: RecordDecoder
 ) -> Iterator[_Records]:
     """Decode a micro-batch; yield its rows, deleted keys and bad records."""
     assert spec.stream is not None
@@ -216,14 +216,14 @@ def _handle_bad_records(
         )
     if spec.stream.on_bad_record == "skip":
         return
-    rows = _quarantine_rows(bad, group.spec.schema)
+    rows = _to_quarantine_rows(bad, group.spec.schema)
     bad_offsets = {f"{BAD}{app}": moved for app, moved in offsets.items()}
     write = TableWrite(mode="append", commit_metadata={"run": note["run"]}, offsets=bad_offsets)
     relation = session.engine.from_arrow(rows.to_reader())
     add_to_quarantine(session, relation, group.spec, write)
 
 
-def _quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
+def _to_quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
     """Convert bad records to quarantine rows: null features, position and reason."""
     columns = {column.name: pa.nulls(bad.num_rows, column.type) for column in schema}
     reasons = [[reason] for reason in bad.column(RECORD_ERROR).to_pylist()]

@@ -33,7 +33,7 @@ from featurestore.session import Session
 BAD = "bad/"
 
 
-def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
+def open_streams(session: Session, stream: StreamSpec) -> HasStreams:
     """Create the source of a stream, without connecting to it.
 
     Raises:
@@ -51,7 +51,7 @@ def streams_of(session: Session, stream: StreamSpec) -> HasStreams:
     return source
 
 
-def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
+def make_decoder(source: HasStreams, spec: JobSpec) -> BatchFunction:
     """Create the decoder of a stream job; keys and times must not be null."""
     assert spec.stream is not None
     times = tuple(name for name in (spec.event_time, spec.created_time) if name is not None)
@@ -62,7 +62,7 @@ def decoder_of(source: HasStreams, spec: JobSpec) -> BatchFunction:
     )
 
 
-def differing_columns(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
+def describe_column_changes(stream: StreamSpec, group: FeatureGroupSpec) -> list[str]:
     """Describe the removed or changed columns that require a new version of a group.
 
     New columns do not require a new version, nor do types that widen to the group's type.
@@ -88,8 +88,8 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
         InvalidJob: The value format does not support the type of a column.
     """
     assert spec.stream is not None
-    source = streams_of(session, spec.stream)
-    decoder_of(source, spec)
+    source = open_streams(session, spec.stream)
+    make_decoder(source, spec)
     reserved = [name for name in spec.stream.columns.names if name in RECORD_COLUMNS]
     if reserved:
         raise InvalidJob(
@@ -112,7 +112,7 @@ def _warn_of_next_version(session: Session, spec: JobSpec) -> None:
     if registered is None:
         return
     group = open_group(session, spec.target).spec
-    differences = differing_columns(spec.stream, group)
+    differences = describe_column_changes(spec.stream, group)
     if differences:
         warn_caller(
             f"job {spec.name!r} differs from feature group {group.name!r} version {group.version}: "
@@ -145,7 +145,7 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
     for number, offsets in topic.partitions.items():
         committed = stored_offsets[number]
         if committed is not None:
-            start = _checked_offset(stream, number, committed, offsets)
+            start = _check_offset(stream, number, committed, offsets)
         elif is_new and stream.begin == "latest":
             start = offsets.end
         else:  # includes partitions that were added later, whose records are all new
@@ -154,7 +154,7 @@ def positions(state: Snapshot, stream: StreamSpec, topic: Topic) -> dict[int, Po
     return partition_positions
 
 
-def quarantined_ends(
+def find_quarantined_ends(
     path: str, stream: StreamSpec, partition_positions: Mapping[int, Position]
 ) -> dict[int, int]:
     """Return the end offsets of a micro-batch that was quarantined but not committed to the group.
@@ -174,7 +174,7 @@ def quarantined_ends(
     return ends
 
 
-def check_identity(
+def check_topic_identity(
     state: Snapshot, stream: StreamSpec, topic: Topic, last_identity: str | None
 ) -> None:
     """Raise an error if the topic was recreated since it was last read.
@@ -185,7 +185,7 @@ def check_identity(
     if last_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return
     if last_identity != topic.identity:
-        raise _recreated(stream, "its id differs from the one that was read before")
+        raise _recreated_error(stream, "its id differs from the one that was read before")
 
 
 def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None:
@@ -193,14 +193,14 @@ def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None
     while stream.app(partition_count) in state.transactions:
         partition_count += 1
     if partition_count > len(topic.partitions):
-        raise _recreated(
+        raise _recreated_error(
             stream, f"it has {len(topic.partitions)} partitions, and {partition_count} were read"
         )
 
 
-def _checked_offset(stream: StreamSpec, number: int, committed: int, offsets: OffsetRange) -> int:
+def _check_offset(stream: StreamSpec, number: int, committed: int, offsets: OffsetRange) -> int:
     if committed > offsets.end:
-        raise _recreated(
+        raise _recreated_error(
             stream,
             f"partition {number} ends at offset {offsets.end}, and was read up to {committed}",
         )
@@ -215,7 +215,7 @@ def _checked_offset(stream: StreamSpec, number: int, committed: int, offsets: Of
     )
 
 
-def _recreated(stream: StreamSpec, why: str) -> OffsetsLost:
+def _recreated_error(stream: StreamSpec, why: str) -> OffsetsLost:
     return OffsetsLost(
         f"Topic {stream.topic!r} was recreated since it was read: {why}.",
         hint=f"generation={stream.generation + 1} reads the new topic from its beginning and keeps "

@@ -33,7 +33,7 @@ from featurestore.plugins.source import RECORD_DELETES, RECORD_ERROR, STORED_COL
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.streams.opening import decoder_of, streams_of
+from featurestore.streams.opening import make_decoder, open_streams
 
 _TOPIC = "record_topic"
 _DELETED = "deletes are not replayed: the row may have been written again since"
@@ -75,15 +75,15 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
     path = session.quarantine_path(group.spec.name, group.spec.version)
     if not is_delta_table(path):
         return Replayed()
-    state = _after_unfinished_replay(session, spec, group, read_snapshot(path))
+    state = _finish_interrupted_replay(session, spec, group, read_snapshot(path))
     if not state.rows or _TOPIC not in state.schema.names:
         return Replayed()
-    source = streams_of(session, spec.stream)
+    source = open_streams(session, spec.stream)
     schema = source.decoded_schema(spec.stream)
     with in_flight(session, kind="stage", name=spec.name, version=1) as run:
-        records = _stored_records(engine, state, schema, spec.stream.topic)
+        records = _read_quarantine(engine, state, schema, spec.stream.topic)
         rows = engine.map_batches(
-            records, _QuarantineDecoder(decoder_of(source, spec)), schema=schema
+            records, _QuarantineDecoder(make_decoder(source, spec)), schema=schema
         )
         rows = engine.stage(rows, os.path.join(run.rows, "records"))
         bad = engine.filter(rows, f"{RECORD_ERROR} IS NOT NULL OR {RECORD_DELETES}")
@@ -94,7 +94,7 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
         good = engine.select(good, {name: name for name in names})
         if not engine.count(good):
             return Replayed(reasons=reasons)
-        inserted = _insert(session, spec, group, good, state)
+        inserted = _insert_new_rows(session, spec, group, good, state)
         _remove_records(session, state, inserted, spec.stream.topic)
         not_written = engine.count(good) - inserted.num_rows
     if not_written:
@@ -102,7 +102,7 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
     return Replayed(inserted.num_rows, reasons)
 
 
-def _stored_records(engine: Engine, state: Snapshot, schema: pa.Schema, topic: str) -> Relation:
+def _read_quarantine(engine: Engine, state: Snapshot, schema: pa.Schema, topic: str) -> Relation:
     """Return the records of a topic from a quarantine table."""
     stored_columns = [name for name in STORED_COLUMNS if name in state.schema.names]
     columns = pa.schema([schema.field(name) for name in stored_columns])
@@ -114,11 +114,11 @@ def _stored_records(engine: Engine, state: Snapshot, schema: pa.Schema, topic: s
     if len(stored_columns) == len(STORED_COLUMNS):
         return engine.select(rows, {name: name for name in STORED_COLUMNS})
     full_schema = pa.schema([schema.field(name) for name in STORED_COLUMNS])
-    return engine.map_batches(rows, _WithColumns(full_schema), schema=full_schema)
+    return engine.map_batches(rows, _AddMissingColumns(full_schema), schema=full_schema)
 
 
 @dataclass(frozen=True)
-class _WithColumns:
+class _AddMissingColumns:
     """Adds null columns that tables of earlier releases lack."""
 
     schema: pa.Schema
@@ -133,7 +133,7 @@ class _WithColumns:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _insert(
+def _insert_new_rows(
     session: Session, spec: JobSpec, group: OpenGroup, good: Relation, state: Snapshot
 ) -> pa.Table:
     """Write the rows that the group does not contain, and return their record positions."""
@@ -144,7 +144,7 @@ def _insert(
     write = Write(
         schema_change="add",
         validation=spec.validation,
-        transaction=(_replay_application(stream), state.version),
+        transaction=(_replay_application_id(stream), state.version),
         order=RecordOrder("first", columns, written_positions=inserted),
     )
     insert(
@@ -153,18 +153,18 @@ def _insert(
     return inserted[0]
 
 
-def _replay_application(stream: StreamSpec) -> str:
+def _replay_application_id(stream: StreamSpec) -> str:
     """Return the application id whose transaction number is a quarantine version."""
     return f"replay/{stream.source}/{stream.topic}"
 
 
-def _after_unfinished_replay(
+def _finish_interrupted_replay(
     session: Session, spec: JobSpec, group: OpenGroup, state: Snapshot
 ) -> Snapshot:
     """Finish a replay that died between its two commits; return the updated quarantine."""
     assert spec.stream is not None
     if (
-        read_snapshot(group.path).transactions.get(_replay_application(spec.stream))
+        read_snapshot(group.path).transactions.get(_replay_application_id(spec.stream))
         != state.version
     ):
         return state

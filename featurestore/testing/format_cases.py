@@ -64,10 +64,10 @@ def supported(
     dataset_format: DatasetFormat, kinds: Sequence[pa.DataType] = EVERY_TYPE
 ) -> list[pa.DataType]:
     """Return the types that a format supports."""
-    return [kind for kind in kinds if _takes(dataset_format, kind)]
+    return [kind for kind in kinds if _supports(dataset_format, kind)]
 
 
-def _takes(dataset_format: DatasetFormat, kind: pa.DataType) -> bool:
+def _supports(dataset_format: DatasetFormat, kind: pa.DataType) -> bool:
     try:
         dataset_format.check(pa.schema([("x", kind)]), compression=None)
     except UnsupportedType:
@@ -232,7 +232,7 @@ def _representations(column: Any) -> Any:
     return list(map(repr, column.to_pylist()))
 
 
-def manifest_of(
+def build_manifest(
     dataset_format: DatasetFormat, table: pa.Table, layout: Layout, shards: Sequence[WrittenShard]
 ) -> Manifest:
     """Return a manifest of shards of one split, ``train``."""

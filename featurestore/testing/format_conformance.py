@@ -43,9 +43,9 @@ from featurestore.testing.format_cases import (
     EVERY_TYPE,
     REQUIRED,
     apply_losses,
+    build_manifest,
     example_table,
     is_identical,
-    manifest_of,
     profiles,
     supported,
     tables,
@@ -55,7 +55,7 @@ BLOCK_ROWS = 8
 BATCHES = (1, 7, 64, 1000)
 
 
-def layout_of(
+def build_layout(
     dataset_format: DatasetFormat,
     table: pa.Table,
     *,
@@ -94,7 +94,7 @@ def write(
     )
 
 
-def files_under(directory: Path) -> list[Path]:
+def list_files(directory: Path) -> list[Path]:
     """Return all files below a directory, sorted."""
     return sorted(each for each in directory.rglob("*") if each.is_file())
 
@@ -113,7 +113,7 @@ def _table_with_value_under_null(junk: int) -> pa.Table:
     )
 
 
-def _presence(present: Any) -> Any:
+def _to_presence_mask(present: Any) -> Any:
     """Return the mask of rows with a value; a mask of None means all rows."""
     if present is None:
         return np.True_
@@ -129,7 +129,7 @@ class FormatConformance:
         kinds = supported(dataset_format)
         assert set(map(str, REQUIRED)) <= set(map(str, kinds))
         table = example_table(kinds)
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
         actual = reader.read(0, reader.rows, table.schema.names)
@@ -154,7 +154,7 @@ class FormatConformance:
         data: st.DataObject,
     ) -> None:
         table = data.draw(tables(supported(dataset_format)))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         path, shard = write(dataset_format, tmp_path_factory.mktemp("random"), table, layout)
         assert shard.rows == table.num_rows
         assert list(dataset_format.verify_shard(path, layout=layout, rows=table.num_rows)) == []
@@ -176,7 +176,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format), rows=200)
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         path, _ = write(dataset_format, tmp_path, table, layout)
         reader = dataset_format.open_shard(path, layout=layout)
         assert reader.rows == 200
@@ -193,7 +193,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         sliced = pa.concat_tables([table.slice(0, 11), table]).slice(11)
         _, first = write(dataset_format, tmp_path / "sliced", sliced, layout)
         for rows in BATCHES:
@@ -205,7 +205,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         clean, littered = _table_with_value_under_null(0), _table_with_value_under_null(77)
-        layout = layout_of(dataset_format, clean)
+        layout = build_layout(dataset_format, clean)
         _, first = write(dataset_format, tmp_path / "clean", clean, layout)
         _, second = write(dataset_format, tmp_path / "littered", littered, layout)
         assert first == second
@@ -215,7 +215,7 @@ class FormatConformance:
     ) -> None:
         kinds = [kind for kind in supported(dataset_format) if "decimal" not in str(kind)]
         table = example_table(kinds)
-        layout = layout_of(dataset_format, table, declared=True)
+        layout = build_layout(dataset_format, table, declared=True)
         path, shard = write(dataset_format, tmp_path / "whole", table, layout)
         _, small = write(dataset_format, tmp_path / "small", table, layout, batch_rows=7)
         assert small == shard
@@ -238,12 +238,14 @@ class FormatConformance:
                 continue
             lengths = pc.fill_null(pc.list_value_length(column), 0)
             assert values["length"].tolist() == lengths.to_pylist()
-            assert np.all(column.is_valid().to_numpy(zero_copy_only=False) == _presence(present))
+            assert np.all(
+                column.is_valid().to_numpy(zero_copy_only=False) == _to_presence_mask(present)
+            )
 
     def test_empty_shard_is_readable(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format), rows=20)
         for number, layout in enumerate(
-            (layout_of(dataset_format, table), layout_of(dataset_format, table.slice(0, 0)))
+            (build_layout(dataset_format, table), build_layout(dataset_format, table.slice(0, 0)))
         ):
             path, shard = write(dataset_format, tmp_path / str(number), table.slice(0, 0), layout)
             assert shard.rows == 0
@@ -260,23 +262,23 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         _, shard = write(dataset_format, tmp_path, table, layout)
         files = [shard.file, *shard.sidecars]
         files += dataset_format.finish(
-            str(tmp_path), manifest_of(dataset_format, table, layout, [shard])
+            str(tmp_path), build_manifest(dataset_format, table, layout, [shard])
         )
         for file in files:
             check_file(tmp_path, file)
         expected = [tmp_path / file.path for file in files]
-        assert files_under(tmp_path) == sorted(set(expected))
+        assert list_files(tmp_path) == sorted(set(expected))
         assert dataset_format.bytes_per_row(layout, profiles(table)) > 0
 
     def test_finish_is_deterministic(self, dataset_format: DatasetFormat, tmp_path: Path) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         _, shard = write(dataset_format, tmp_path, table, layout)
-        manifest = manifest_of(dataset_format, table, layout, [shard])
+        manifest = build_manifest(dataset_format, table, layout, [shard])
         first = list(dataset_format.finish(str(tmp_path), manifest))
         assert list(dataset_format.finish(str(tmp_path), manifest)) == first
 
@@ -299,7 +301,7 @@ class FormatConformance:
 
     def test_encodings_name_every_column(self, dataset_format: DatasetFormat) -> None:
         table = example_table(supported(dataset_format), rows=20)
-        encodings = dataset_format.encodings(layout_of(dataset_format, table))
+        encodings = dataset_format.encodings(build_layout(dataset_format, table))
         assert list(encodings) == table.schema.names
         for field in table.schema:
             kind = field.type
@@ -334,7 +336,7 @@ class FormatConformance:
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from table.to_batches(max_chunksize=64)[:2]
@@ -342,23 +344,23 @@ class FormatConformance:
 
         with pytest.raises(RuntimeError, match="the source broke"):
             dataset_format.write_shard(str(tmp_path), "train/shard", batches(), layout=layout)
-        assert files_under(tmp_path) == []
+        assert list_files(tmp_path) == []
 
     def test_write_shard_is_deterministic(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         _, first = write(dataset_format, tmp_path, table, layout)
         _, again = write(dataset_format, tmp_path, table, layout)
         assert first == again
-        assert len(files_under(tmp_path)) == 1 + len(first.sidecars)
+        assert len(list_files(tmp_path)) == 1 + len(first.sidecars)
 
     def test_verify_shard_detects_truncated_and_missing_files(
         self, dataset_format: DatasetFormat, tmp_path: Path
     ) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         path, shard = write(dataset_format, tmp_path, table, layout)
         assert list(dataset_format.verify_shard(path, layout=layout, rows=300)) == []
         assert "300" in str(dataset_format.verify_shard(path, layout=layout, rows=299)[0].message)
@@ -382,8 +384,8 @@ class FormatConformance:
     ) -> None:
         kinds = [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         table = example_table(kinds)
-        layout = layout_of(dataset_format, table)
-        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        layout = build_layout(dataset_format, table)
+        access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:
             return
         access, records = access_and_records
@@ -395,7 +397,7 @@ class FormatConformance:
             column = expected[name].combine_chunks()
             assert values.shape == (5,)
             is_valid = column.is_valid().to_numpy(zero_copy_only=False)
-            assert (is_valid == _presence(present)).all()
+            assert (is_valid == _to_presence_mask(present)).all()
             if pa.types.is_date(column.type):
                 column = column.view(pa.int32())
             elif pa.types.is_timestamp(column.type):
@@ -410,8 +412,8 @@ class FormatConformance:
         table = example_table(
             [kind for kind in supported(dataset_format) if pa.types.is_primitive(kind)]
         )
-        layout = layout_of(dataset_format, table)
-        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        layout = build_layout(dataset_format, table)
+        access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:
             return
         access, records = access_and_records[0], access_and_records[1][20:]
@@ -431,8 +433,8 @@ class FormatConformance:
         masks = np.zeros((len(decoded), len(records)), np.bool_)
         access.plane_reader([[Plane(name, presence=True) for name in decoded]])(records, [masks])
         for row, (name, (_, present)) in zip(masks, decoded.items(), strict=True):
-            assert (row == _presence(present)).all()
-            assert (row == _presence(access.present(records, name))).all()
+            assert (row == _to_presence_mask(present)).all()
+            assert (row == _to_presence_mask(access.present(records, name))).all()
 
     def test_padded_texts_are_exact_or_none(
         self, dataset_format: DatasetFormat, tmp_path: Path
@@ -447,8 +449,8 @@ class FormatConformance:
             "inside": ["a\0b", "c", "def"],
         }
         table = pa.table(texts)
-        layout = layout_of(dataset_format, table)
-        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        layout = build_layout(dataset_format, table)
+        access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:
             return
         access, records = access_and_records
@@ -470,8 +472,8 @@ class FormatConformance:
             "longer": [b"a", b"bc", b""],
         }
         table = pa.table({name: pa.array(each, pa.binary()) for name, each in cells.items()})
-        layout = layout_of(dataset_format, table)
-        access_and_records = records_of(dataset_format, tmp_path, table, layout)
+        layout = build_layout(dataset_format, table)
+        access_and_records = write_records(dataset_format, tmp_path, table, layout)
         if access_and_records is None:
             return
         access, records = access_and_records
@@ -486,7 +488,7 @@ class FormatConformance:
                 assert value is None or row.tobytes() == value
 
 
-def records_of(
+def write_records(
     dataset_format: DatasetFormat, directory: Path, table: pa.Table, layout: Layout
 ) -> tuple[RecordAccess, Any] | None:
     """Write a table; return the record access and the records, or None without random access."""

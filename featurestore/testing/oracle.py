@@ -84,7 +84,7 @@ def bits(table: pa.Table) -> list[tuple[Any, ...]]:
 
     NaN equals NaN, 0.0 differs from -0.0, null differs from NaN.
     """
-    columns = [list(map(_bits, column.to_pylist())) for column in table.columns]
+    columns = [list(map(_value_to_bits, column.to_pylist())) for column in table.columns]
     if not columns:
         return [()] * table.num_rows
     return list(zip(*columns, strict=True))
@@ -114,7 +114,7 @@ def _latest_rows(
     *,
     waits: bool,
 ) -> list[int | None]:
-    rows = _rows(join, table)
+    rows = _to_rows(join, table)
     winners: list[int | None] = []
     for label, label_time in zip(labels, label_times, strict=True):
         key = tuple(label[label_name] for label_name, _ in join.on)
@@ -135,7 +135,7 @@ def _latest_rows(
     return winners
 
 
-def _rows(join: Join, table: pa.Table) -> list[_Row]:
+def _to_rows(join: Join, table: pa.Table) -> list[_Row]:
     rows: list[_Row] = []
     if not table.num_rows:
         return rows
@@ -186,13 +186,13 @@ def _take_or_null(column: pa.ChunkedArray, indices: list[int | None]) -> Any:
     return column.combine_chunks().take(pa.array(indices, pa.int64()))
 
 
-def _bits(value: Any) -> Any:
+def _value_to_bits(value: Any) -> Any:
     if isinstance(value, float):
         return "float", struct.pack("<d", value)
     if isinstance(value, list):
-        return tuple(map(_bits, value))
+        return tuple(map(_value_to_bits, value))
     if isinstance(value, dict):
-        return tuple(zip(value, map(_bits, value.values()), strict=True))
+        return tuple(zip(value, map(_value_to_bits, value.values()), strict=True))
     return value
 
 
@@ -302,7 +302,7 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
                 labels[name].append(draw.value(values, null=0.1))
             labels["at"].append(draw.time(shape.label_time, time_count + 2, null=0.05))
             labels["n"].append(number)
-    return _cases(shape, rows, labels, keys, random)
+    return _build_cases(shape, rows, labels, keys, random)
 
 
 class _RandomValues:
@@ -323,15 +323,15 @@ class _RandomValues:
         return _TIMES[kind](int(self._random.integers(time_count)))
 
 
-def _micros(step: int) -> datetime:
+def _time_at_step(step: int) -> datetime:
     return _BASE + timedelta(microseconds=step)
 
 
-def _days(step: int) -> date:
+def _date_at_step(step: int) -> date:
     return _BASE.date() + timedelta(days=step)
 
 
-_TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _micros, "date": _days}
+_TIMES: dict[str, Callable[[int], Any]] = {"timestamp": _time_at_step, "date": _date_at_step}
 
 
 def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
@@ -341,7 +341,7 @@ def _key_columns(shape: JoinShape) -> dict[str, tuple[pa.DataType, list[Any]]]:
     return {"k": kind}
 
 
-def _cases(
+def _build_cases(
     shape: JoinShape,
     rows: dict[str, list[Any]],
     labels: dict[str, list[Any]],
@@ -376,11 +376,11 @@ def _cases(
     if shape.ttl is not None:
         roles["ttl"] = shape.ttl * step
     if shape.unique:
-        table = _one_row_each(table, key_columns)
+        table = _keep_one_row_per_key(table, key_columns)
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
     options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
     if shape.fixed:
-        options["label_time"] = _micros(3)
+        options["label_time"] = _time_at_step(3)
     return Cases(
         rows=table,
         labels=_table(labels, kinds),
@@ -395,7 +395,7 @@ def _table(columns: dict[str, list[Any]], kinds: dict[str, pa.DataType]) -> pa.T
     return pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
 
 
-def _one_row_each(table: pa.Table, key_columns: list[str]) -> pa.Table:
+def _keep_one_row_per_key(table: pa.Table, key_columns: list[str]) -> pa.Table:
     first_indexes: dict[tuple[Any, ...], int] = {}
     for index, row in enumerate(table.select(key_columns).to_pylist()):
         first_indexes.setdefault(tuple(row.values()), index)

@@ -31,12 +31,12 @@ def rows(engine: Engine, relation: Relation, *, sort_by: str | None = None) -> l
     return row_dicts
 
 
-def ids_of(engine: Engine, relation: Relation) -> list[int]:
+def read_ids(engine: Engine, relation: Relation) -> list[int]:
     """Return the sorted values of the column ``id``."""
     return sorted(row["id"] for row in rows(engine, relation))
 
 
-def numbered(count: int) -> pa.Table:
+def make_rows(count: int) -> pa.Table:
     """Return a table of ``count`` rows with an id, an hour, a zone and a value."""
     ids = np.arange(count)
     hours: list[datetime] = []
@@ -114,31 +114,31 @@ class RelationConformance:
         return engine.stage(engine.from_arrow(table.to_reader()), next(self._stages))
 
     def test_from_arrow_round_trip_keeps_rows(self, engine: Engine) -> None:
-        table = numbered(10)
+        table = make_rows(10)
         relation = engine.from_arrow(table.to_reader())
         assert relation.engine == engine.name
         assert rows(engine, relation, sort_by="id") == table.to_pylist()
 
     def test_select_renames_and_orders_columns(self, engine: Engine) -> None:
         selected = engine.select(
-            self.staged_relation(engine, numbered(2)), {"x": "value", "id": "id"}
+            self.staged_relation(engine, make_rows(2)), {"x": "value", "id": "id"}
         )
         assert selected.schema == pa.schema([("x", pa.float64()), ("id", pa.int64())])
         assert rows(engine, selected, sort_by="id") == [{"x": 0.0, "id": 0}, {"x": 0.5, "id": 1}]
 
     def test_select_unknown_column_raises(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nothing"):
-            engine.select(self.staged_relation(engine, numbered(2)), {"x": "nothing"})
+            engine.select(self.staged_relation(engine, make_rows(2)), {"x": "nothing"})
 
     def test_filter_keeps_rows_with_true_predicate(self, engine: Engine) -> None:
-        filtered = engine.filter(self.staged_relation(engine, numbered(10)), "zone <> 'a'")
-        assert ids_of(engine, filtered) == [1, 2, 3, 6, 7, 8]
+        filtered = engine.filter(self.staged_relation(engine, make_rows(10)), "zone <> 'a'")
+        assert read_ids(engine, filtered) == [1, 2, 3, 6, 7, 8]
 
     @pytest.mark.parametrize(("closed", "ids"), [("left", [2, 3, 4]), ("right", [3, 4, 5])])
     def test_within_has_one_open_end(self, engine: Engine, closed: Any, ids: list[int]) -> None:
         window = TimeRange("hour", NOON + timedelta(hours=2), NOON + timedelta(hours=5), closed)
-        filtered = engine.within(self.staged_relation(engine, numbered(10)), window)
-        assert ids_of(engine, filtered) == ids
+        filtered = engine.within(self.staged_relation(engine, make_rows(10)), window)
+        assert read_ids(engine, filtered) == ids
 
     def test_within_compares_dates_as_midnights(self, engine: Engine) -> None:
         days = pa.table(
@@ -153,7 +153,7 @@ class RelationConformance:
             datetime(2024, 1, 3, tzinfo=UTC),
             "right",
         )
-        assert ids_of(engine, engine.within(self.staged_relation(engine, days), window)) == [2, 3]
+        assert read_ids(engine, engine.within(self.staged_relation(engine, days), window)) == [2, 3]
 
     def test_sql_reads_named_tables_and_binds_parameters(self, engine: Engine) -> None:
         from featurestore.usersql import query
@@ -171,8 +171,8 @@ class RelationConformance:
             "flag": True,
         }
         tables = {
-            "l": self.staged_relation(engine, numbered(5)),
-            "r": self.staged_relation(engine, numbered(2)),
+            "l": self.staged_relation(engine, make_rows(5)),
+            "r": self.staged_relation(engine, make_rows(2)),
         }
         for run in (engine.sql, engine.user_sql):
             relation = run(text, tables=tables, parameters=values)
@@ -184,20 +184,20 @@ class RelationConformance:
                 engine,
                 engine.sql(
                     "select * from nowhere",
-                    tables={"l": self.staged_relation(engine, numbered(1))},
+                    tables={"l": self.staged_relation(engine, make_rows(1))},
                     parameters={},
                 ),
             )
 
     def test_count_returns_row_count(self, engine: Engine) -> None:
-        relation = self.staged_relation(engine, numbered(10))
+        relation = self.staged_relation(engine, make_rows(10))
         assert engine.count(relation) == 10
         assert engine.count(engine.filter(relation, "id > 100")) == 0
 
     def test_map_batches_applies_a_function_lazily(self, engine: Engine) -> None:
         schema = pa.schema([("id", pa.int64()), ("twice", pa.float64())])
         mapped = engine.map_batches(
-            self.staged_relation(engine, numbered(4)), double_value, schema=schema
+            self.staged_relation(engine, make_rows(4)), double_value, schema=schema
         )
         assert mapped.schema == schema
         expected = [{"id": each, "twice": float(each)} for each in range(4)]
@@ -205,7 +205,7 @@ class RelationConformance:
         assert rows(engine, engine.filter(mapped, "twice > 1"), sort_by="id") == expected[2:]
 
     def test_map_batches_error_keeps_message(self, engine: Engine) -> None:
-        table = numbered(10)
+        table = make_rows(10)
         mapped = engine.map_batches(
             self.staged_relation(engine, table), fail_at_seven, schema=table.schema
         )
@@ -213,7 +213,7 @@ class RelationConformance:
             engine.stream(mapped).read_all()
 
     def test_aggregate_merges_states(self, engine: Engine) -> None:
-        relation = self.staged_relation(engine, numbered(1000))
+        relation = self.staged_relation(engine, make_rows(1000))
         assert engine.aggregate(relation, SumAndCount()) == (1000, 499_500)
         assert engine.aggregate(engine.filter(relation, "id < 0"), SumAndCount()) == (0, 0)
 
@@ -240,14 +240,14 @@ class RelationConformance:
         ]
 
     def test_stream_respects_batch_rows_and_limit(self, engine: Engine) -> None:
-        relation = self.staged_relation(engine, numbered(100))
+        relation = self.staged_relation(engine, make_rows(100))
         sizes = [batch.num_rows for batch in engine.stream(relation, batch_rows=30)]
         assert sum(sizes) == 100
         assert max(sizes) <= 30
         assert engine.stream(relation, limit=7).read_all().num_rows == 7
 
     def test_two_streams_run_concurrently(self, engine: Engine) -> None:
-        relation = self.staged_relation(engine, numbered(1000))
+        relation = self.staged_relation(engine, make_rows(1000))
         first = engine.stream(relation, batch_rows=100)
         second = engine.stream(relation, batch_rows=100)
         both = [(next(first).num_rows, next(second).num_rows) for _ in range(3)]
@@ -263,7 +263,7 @@ class RelationConformance:
             assert rows(engine, staged, sort_by="id") == table.to_pylist()
 
     def test_stage_without_rows_keeps_schema(self, engine: Engine, tmp_path: Path) -> None:
-        empty = numbered(0)
+        empty = make_rows(0)
         staged = engine.stage(engine.from_arrow(empty.to_reader()), str(tmp_path / "stage"))
         assert engine.stream(staged).read_all().schema == empty.schema
         assert engine.count(staged) == 0
@@ -271,7 +271,7 @@ class RelationConformance:
     def test_read_files_takes_files_and_folders(self, engine: Engine, tmp_path: Path) -> None:
         from pyarrow import parquet
 
-        table = numbered(4)
+        table = make_rows(4)
         (tmp_path / "folder").mkdir()
         parquet.write_table(table.slice(0, 2), tmp_path / "folder" / "a.parquet")
         parquet.write_table(table.slice(2, 2), tmp_path / "folder" / "b.parquet")
@@ -280,7 +280,7 @@ class RelationConformance:
             == table.to_pylist()
         )
         relation = engine.read_files([str(tmp_path / "folder" / "b.parquet")], schema=table.schema)
-        assert ids_of(engine, relation) == [2, 3]
+        assert read_ids(engine, relation) == [2, 3]
 
     def test_shards_are_written_once_in_order(self, engine: Engine, tmp_path: Path) -> None:
         rng = np.random.default_rng(0)
@@ -335,10 +335,10 @@ class RelationConformance:
 
     def test_explain_returns_text(self, engine: Engine) -> None:
         assert (
-            len(engine.explain(engine.filter(self.staged_relation(engine, numbered(3)), "id > 1")))
+            len(engine.explain(engine.filter(self.staged_relation(engine, make_rows(3)), "id > 1")))
             > 10
         )
 
     def test_adopt_unknown_object_returns_none(self, engine: Engine) -> None:
-        assert engine.adopt(numbered(1)) is None
+        assert engine.adopt(make_rows(1)) is None
         assert engine.adopt([1]) is None

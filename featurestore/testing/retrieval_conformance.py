@@ -42,7 +42,7 @@ CASES: Counter[str] = Counter()
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def t0_plus(hours: float) -> datetime:
+def hours_after_t0(hours: float) -> datetime:
     """Return the timestamp ``hours`` after ``T0``."""
     return T0 + timedelta(hours=hours)
 
@@ -149,7 +149,7 @@ class RetrievalCheck:
         return list(actual.to_pylist())
 
 
-def _fits(value: Decimal, kind: pa.DataType) -> bool:
+def _can_represent(value: Decimal, kind: pa.DataType) -> bool:
     """Return True if an integer or decimal type can represent a value."""
     try:
         return bool(pa.array([value], kind)[0].as_py() == value)
@@ -172,18 +172,18 @@ def _ingest(table: pa.Table) -> pa.Table:
     return ingest.to_reader(table).read_all()
 
 
-def values_of(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def column_values(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     """Return the values of a column."""
     return [row[name] for row in rows]
 
 
-def labels_of(**columns: Sequence[Any]) -> pa.Table:
+def make_labels(**columns: Sequence[Any]) -> pa.Table:
     """Return a table of labels, with datetimes converted to UTC microseconds."""
     return _table(columns, {})
 
 
 def _random_times(random: np.random.Generator, hours: int, count: int) -> list[datetime]:
-    return list(map(t0_plus, random.integers(0, hours, count).tolist()))
+    return list(map(hours_after_t0, random.integers(0, hours, count).tolist()))
 
 
 class RetrievalFixtures:
@@ -212,56 +212,61 @@ class RuleConformance(RetrievalFixtures):
     def test_label_gets_latest_earlier_row(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1, 1], "t": [t0_plus(0), t0_plus(2), t0_plus(4)], "x": [0.0, 2.0, 4.0]},
+            {
+                "k": [1, 1, 1],
+                "t": [hours_after_t0(0), hours_after_t0(2), hours_after_t0(4)],
+                "x": [0.0, 2.0, 4.0],
+            },
             primary_key=("k",),
             event_time="t",
             unique=True,
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1, 1, 1], at=[t0_plus(1), t0_plus(2), t0_plus(9)])
+            ["w.x"],
+            make_labels(k=[1, 1, 1], at=[hours_after_t0(1), hours_after_t0(2), hours_after_t0(9)]),
         )
-        assert values_of(rows, "x") == [0.0, 2.0, 4.0]
+        assert column_values(rows, "x") == [0.0, 2.0, 4.0]
 
     def test_label_time_equal_to_event_time_counts(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(1)], "x": [5]},
+            {"k": [1], "t": [hours_after_t0(1)], "x": [5]},
             primary_key=("k",),
             event_time="t",
             unique=True,
         )
-        early = t0_plus(1) - timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1, 1], at=[t0_plus(1), early]))
-        assert values_of(rows, "x") == [5, None]
+        early = hours_after_t0(1) - timedelta(microseconds=1)
+        rows = retrieval.check(["w.x"], make_labels(k=[1, 1], at=[hours_after_t0(1), early]))
+        assert column_values(rows, "x") == [5, None]
 
     def test_label_before_all_rows_gets_null(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(5)], "x": [5]},
+            {"k": [1], "t": [hours_after_t0(5)], "x": [5]},
             primary_key=("k",),
             event_time="t",
             unique=True,
         )
-        assert retrieval.check(["w.x"], labels_of(k=[1], at=[t0_plus(4)]))[0]["x"] is None
+        assert retrieval.check(["w.x"], make_labels(k=[1], at=[hours_after_t0(4)]))[0]["x"] is None
 
     def test_duplicate_labels_keep_count_and_order(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 2], "t": [t0_plus(0), t0_plus(0)], "x": [1, 2]},
+            {"k": [1, 2], "t": [hours_after_t0(0), hours_after_t0(0)], "x": [1, 2]},
             primary_key=("k",),
             event_time="t",
         )
-        labels = labels_of(k=[2, 1, 2, 2, 1], at=[t0_plus(1)] * 5, y=[0, 1, 2, 3, 3])
+        labels = make_labels(k=[2, 1, 2, 2, 1], at=[hours_after_t0(1)] * 5, y=[0, 1, 2, 3, 3])
         rows = retrieval.check(["w.x"], labels)
-        assert values_of(rows, "y") == [0, 1, 2, 3, 3]
-        assert values_of(rows, "x") == [2, 1, 2, 2, 1]
+        assert column_values(rows, "y") == [0, 1, 2, 3, 3]
+        assert column_values(rows, "x") == [2, 1, 2, 2, 1]
 
     def test_tie_is_decided_by_created_time_then_hash(self, retrieval: RetrievalCheck) -> None:
         table = _table(
             {
                 "k": [1, 1, 1, 1],
-                "t": [t0_plus(0)] * 4,
-                "c": [t0_plus(1), t0_plus(2), t0_plus(2), t0_plus(2)],
+                "t": [hours_after_t0(0)] * 4,
+                "c": [hours_after_t0(1), hours_after_t0(2), hours_after_t0(2), hours_after_t0(2)],
                 "x": [9, 1, 2, 3],
             },
             {},
@@ -269,21 +274,26 @@ class RuleConformance(RetrievalFixtures):
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t", "created_time": "c"}
         retrieval.group("w", table, commits=2, **roles)
         retrieval.group("backwards", table.take([3, 2, 1, 0]), commits=2, **roles)
-        labels = labels_of(k=[1, 1], at=[t0_plus(1.5), t0_plus(3)])
+        labels = make_labels(k=[1, 1], at=[hours_after_t0(1.5), hours_after_t0(3)])
         rows = retrieval.check(["w.x", "backwards.x as y"], labels)
         assert rows[0]["x"] == 9
         assert rows[1]["x"] in {1, 2, 3}
-        assert values_of(rows, "x") == values_of(rows, "y")
+        assert column_values(rows, "x") == column_values(rows, "y")
 
     def test_tie_without_created_time_is_decided_by_hash(self, retrieval: RetrievalCheck) -> None:
         table = _table(
-            {"k": [1] * 4, "t": [t0_plus(0)] * 4, "x": [1, 2, None, 4], "s": ["a", None, "c", "d"]},
+            {
+                "k": [1] * 4,
+                "t": [hours_after_t0(0)] * 4,
+                "x": [1, 2, None, 4],
+                "s": ["a", None, "c", "d"],
+            },
             {},
         )
         retrieval.group("w", table, primary_key=("k",), event_time="t", commits=2)
         mixed = table.take([3, 1, 0, 2])
         retrieval.group("mixed", mixed, primary_key=("k",), event_time="t", commits=2)
-        rows = retrieval.check(["w.x", "mixed.x as y"], labels_of(k=[1], at=[t0_plus(3)]))
+        rows = retrieval.check(["w.x", "mixed.x as y"], make_labels(k=[1], at=[hours_after_t0(3)]))
         assert rows[0]["x"] == rows[0]["y"]
 
     # -- known at -----------------------------------------------------------------------
@@ -293,8 +303,8 @@ class RuleConformance(RetrievalFixtures):
             "w",
             {
                 "k": [1, 1],
-                "t": [t0_plus(0), t0_plus(2)],
-                "c": [t0_plus(1), t0_plus(6)],
+                "t": [hours_after_t0(0), hours_after_t0(2)],
+                "c": [hours_after_t0(1), hours_after_t0(6)],
                 "x": [0, 2],
             },
             primary_key=("k",),
@@ -303,17 +313,21 @@ class RuleConformance(RetrievalFixtures):
             unique=True,
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1] * 4, at=[t0_plus(0.5), t0_plus(1), t0_plus(5), t0_plus(6)])
+            ["w.x"],
+            make_labels(
+                k=[1] * 4,
+                at=[hours_after_t0(0.5), hours_after_t0(1), hours_after_t0(5), hours_after_t0(6)],
+            ),
         )
-        assert values_of(rows, "x") == [None, 0, 0, 2]
+        assert column_values(rows, "x") == [None, 0, 0, 2]
 
     def test_corrections_count_from_their_created_times(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1] * 4,
-                "t": [t0_plus(0)] * 4,
-                "c": [t0_plus(1), t0_plus(2), t0_plus(3), t0_plus(4)],
+                "t": [hours_after_t0(0)] * 4,
+                "c": [hours_after_t0(1), hours_after_t0(2), hours_after_t0(3), hours_after_t0(4)],
                 "x": [1, 2, 3, 4],
             },
             primary_key=("k",),
@@ -323,19 +337,26 @@ class RuleConformance(RetrievalFixtures):
         )
         rows = retrieval.check(
             ["w.x"],
-            labels_of(
-                k=[1] * 5, at=[t0_plus(0.5), t0_plus(1.5), t0_plus(2.5), t0_plus(3.5), t0_plus(9)]
+            make_labels(
+                k=[1] * 5,
+                at=[
+                    hours_after_t0(0.5),
+                    hours_after_t0(1.5),
+                    hours_after_t0(2.5),
+                    hours_after_t0(3.5),
+                    hours_after_t0(9),
+                ],
             ),
         )
-        assert values_of(rows, "x") == [None, 1, 2, 3, 4]
+        assert column_values(rows, "x") == [None, 1, 2, 3, 4]
 
     def test_late_correction_does_not_hide_newer_row(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1] * 3,
-                "t": [t0_plus(0), t0_plus(5), t0_plus(0)],
-                "c": [t0_plus(0), t0_plus(5), t0_plus(8)],
+                "t": [hours_after_t0(0), hours_after_t0(5), hours_after_t0(0)],
+                "c": [hours_after_t0(0), hours_after_t0(5), hours_after_t0(8)],
                 "x": [1, 5, 100],
             },
             primary_key=("k",),
@@ -344,17 +365,18 @@ class RuleConformance(RetrievalFixtures):
             unique=True,
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1] * 3, at=[t0_plus(4), t0_plus(7), t0_plus(9)])
+            ["w.x"],
+            make_labels(k=[1] * 3, at=[hours_after_t0(4), hours_after_t0(7), hours_after_t0(9)]),
         )
-        assert values_of(rows, "x") == [1, 5, 5]
+        assert column_values(rows, "x") == [1, 5, 5]
 
     def test_future_rows_count_from_their_event_time(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1] * 3,
-                "t": [t0_plus(5)] * 3,
-                "c": [t0_plus(1), t0_plus(2), t0_plus(3)],
+                "t": [hours_after_t0(5)] * 3,
+                "c": [hours_after_t0(1), hours_after_t0(2), hours_after_t0(3)],
                 "x": [1, 2, 3],
             },
             primary_key=("k",),
@@ -362,23 +384,25 @@ class RuleConformance(RetrievalFixtures):
             created_time="c",
             unique=True,
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[t0_plus(4), t0_plus(5)]))
-        assert values_of(rows, "x") == [None, 3]
+        rows = retrieval.check(
+            ["w.x"], make_labels(k=[1] * 2, at=[hours_after_t0(4), hours_after_t0(5)])
+        )
+        assert column_values(rows, "x") == [None, 3]
 
     def test_created_time_without_filter_only_decides_ties(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1] * 3,
-                "t": [t0_plus(0), t0_plus(0), t0_plus(0)],
-                "c": [t0_plus(7), None, t0_plus(9)],
+                "t": [hours_after_t0(0), hours_after_t0(0), hours_after_t0(0)],
+                "c": [hours_after_t0(7), None, hours_after_t0(9)],
                 "x": [7, 0, 9],
             },
             primary_key=("k",),
             event_time="t",
             created_time="c",
         )
-        labels = labels_of(k=[1], at=[t0_plus(1)])
+        labels = make_labels(k=[1], at=[hours_after_t0(1)])
         assert retrieval.check(["w.x"], labels, created_time_filter=False)[0]["x"] == 9
         assert retrieval.check(["w.x"], labels)[0]["x"] is None
 
@@ -387,61 +411,73 @@ class RuleConformance(RetrievalFixtures):
     def test_old_row_without_ttl_counts(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(0)], "x": [1]},
+            {"k": [1], "t": [hours_after_t0(0)], "x": [1]},
             primary_key=("k",),
             event_time="t",
             ttl=None,
         )
-        assert retrieval.check(["w.x"], labels_of(k=[1], at=[t0_plus(24 * 365 * 100)]))[0]["x"] == 1
+        assert (
+            retrieval.check(["w.x"], make_labels(k=[1], at=[hours_after_t0(24 * 365 * 100)]))[0][
+                "x"
+            ]
+            == 1
+        )
 
     def test_expired_row_is_not_replaced_by_older(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [t0_plus(0), t0_plus(1)], "x": [0, 1]},
+            {"k": [1, 1], "t": [hours_after_t0(0), hours_after_t0(1)], "x": [0, 1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=2),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 2, at=[t0_plus(2.5), t0_plus(3.5)]))
-        assert values_of(rows, "x") == [1, None]
+        rows = retrieval.check(
+            ["w.x"], make_labels(k=[1] * 2, at=[hours_after_t0(2.5), hours_after_t0(3.5)])
+        )
+        assert column_values(rows, "x") == [1, None]
 
     def test_ttl_ends_exactly_at_its_bound(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(0)], "x": [1]},
+            {"k": [1], "t": [hours_after_t0(0)], "x": [1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=2),
         )
-        beyond = t0_plus(2) + timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[t0_plus(0), t0_plus(2), beyond]))
-        assert values_of(rows, "x") == [1, 1, None]
+        beyond = hours_after_t0(2) + timedelta(microseconds=1)
+        rows = retrieval.check(
+            ["w.x"], make_labels(k=[1] * 3, at=[hours_after_t0(0), hours_after_t0(2), beyond])
+        )
+        assert column_values(rows, "x") == [1, 1, None]
 
     def test_ttl_zero_takes_exact_times_only(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [t0_plus(0), t0_plus(1)], "x": [0, 1]},
+            {"k": [1, 1], "t": [hours_after_t0(0), hours_after_t0(1)], "x": [0, 1]},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(0),
         )
-        late = t0_plus(1) + timedelta(microseconds=1)
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[t0_plus(0), t0_plus(1), late]))
-        assert values_of(rows, "x") == [0, 1, None]
+        late = hours_after_t0(1) + timedelta(microseconds=1)
+        rows = retrieval.check(
+            ["w.x"], make_labels(k=[1] * 3, at=[hours_after_t0(0), hours_after_t0(1), late])
+        )
+        assert column_values(rows, "x") == [0, 1, None]
 
     def test_ttl_is_measured_on_event_time(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(0)], "c": [t0_plus(5)], "x": [1]},
+            {"k": [1], "t": [hours_after_t0(0)], "c": [hours_after_t0(5)], "x": [1]},
             primary_key=("k",),
             event_time="t",
             created_time="c",
             ttl=timedelta(hours=5),
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1] * 3, at=[t0_plus(4), t0_plus(5), t0_plus(6)])
+            ["w.x"],
+            make_labels(k=[1] * 3, at=[hours_after_t0(4), hours_after_t0(5), hours_after_t0(6)]),
         )
-        assert values_of(rows, "x") == [None, 1, None]
+        assert column_values(rows, "x") == [None, 1, None]
 
 
 class ResultConformance(RetrievalFixtures):
@@ -450,11 +486,11 @@ class ResultConformance(RetrievalFixtures):
     def test_tie_is_independent_of_requested_features(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1] * 6, "t": [t0_plus(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
+            {"k": [1] * 6, "t": [hours_after_t0(0)] * 6, "x": list(range(6)), "y": list("abcdef")},
             primary_key=("k",),
             event_time="t",
         )
-        labels = labels_of(k=[1], at=[t0_plus(1)])
+        labels = make_labels(k=[1], at=[hours_after_t0(1)])
         both = retrieval.check(["w.x", "w.y"], labels)[0]
         assert retrieval.check(["w.y"], labels)[0]["y"] == both["y"]
         assert retrieval.check(["w.x"], labels)[0]["x"] == both["x"]
@@ -465,14 +501,14 @@ class ResultConformance(RetrievalFixtures):
     def test_composite_keys_never_meet_by_their_text(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"a": [1, 11], "b": [12, 2], "t": [t0_plus(0)] * 2, "x": [112, 1112]},
+            {"a": [1, 11], "b": [12, 2], "t": [hours_after_t0(0)] * 2, "x": [112, 1112]},
             primary_key=("a", "b"),
             event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[t0_plus(1)] * 4)
+            ["w.x"], make_labels(a=[1, 11, 1, 11], b=[12, 2, 2, 12], at=[hours_after_t0(1)] * 4)
         )
-        assert values_of(rows, "x") == [112, 1112, None, None]
+        assert column_values(rows, "x") == [112, 1112, None, None]
 
     def test_text_keys_with_separators_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
@@ -481,36 +517,41 @@ class ResultConformance(RetrievalFixtures):
         begins = [f"{separator}b" for separator in separators]
         retrieval.group(
             "w",
-            {"a": ends, "b": ["b"] * number, "t": [t0_plus(0)] * number, "x": range(number)},
+            {"a": ends, "b": ["b"] * number, "t": [hours_after_t0(0)] * number, "x": range(number)},
             primary_key=("a", "b"),
             event_time="t",
         )
-        labels = labels_of(
-            a=ends + ["a"] * number, b=["b"] * number + begins, at=[t0_plus(1)] * 2 * number
+        labels = make_labels(
+            a=ends + ["a"] * number, b=["b"] * number + begins, at=[hours_after_t0(1)] * 2 * number
         )
         rows = retrieval.check(["w.x"], labels)
-        assert values_of(rows, "x") == [*range(number), *[None] * number]
+        assert column_values(rows, "x") == [*range(number), *[None] * number]
 
     def test_null_keys_match_nothing(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"a": [None, 1, None], "b": [2, None, None], "t": [t0_plus(0)] * 3, "x": [1, 2, 3]},
+            {
+                "a": [None, 1, None],
+                "b": [2, None, None],
+                "t": [hours_after_t0(0)] * 3,
+                "x": [1, 2, 3],
+            },
             primary_key=("a", "b"),
             event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(a=[None, 1, None], b=[2, None, None], at=[t0_plus(1)] * 3)
+            ["w.x"], make_labels(a=[None, 1, None], b=[2, None, None], at=[hours_after_t0(1)] * 3)
         )
-        assert values_of(rows, "x") == [None] * 3
+        assert column_values(rows, "x") == [None] * 3
 
     def test_null_label_time_matches_only_timeless_groups(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, primary_key=("k",), event_time="t"
+            "w", {"k": [1], "t": [hours_after_t0(0)], "x": [1]}, primary_key=("k",), event_time="t"
         )
         retrieval.group("p", {"k": [1], "y": [7]}, primary_key=("k",))
-        rows = retrieval.check(["w.x", "p.y"], labels_of(k=[1, 1], at=[None, t0_plus(1)]))
-        assert values_of(rows, "x") == [None, 1]
-        assert values_of(rows, "y") == [7, 7]
+        rows = retrieval.check(["w.x", "p.y"], make_labels(k=[1, 1], at=[None, hours_after_t0(1)]))
+        assert column_values(rows, "x") == [None, 1]
+        assert column_values(rows, "y") == [7, 7]
 
     def test_keys_of_every_type_match(self, retrieval: RetrievalCheck) -> None:
         keys: dict[pa.DataType, list[Any]] = {
@@ -518,20 +559,20 @@ class ResultConformance(RetrievalFixtures):
             pa.binary(): [b"\x00", b"", b"\xff"],
             pa.bool_(): [True, False, None],
             pa.date32(): [date(2024, 1, 1), date(1969, 12, 31), None],
-            TIMESTAMP: [t0_plus(0), t0_plus(1), None],
+            TIMESTAMP: [hours_after_t0(0), hours_after_t0(1), None],
             pa.decimal128(10, 2): [Decimal("1.10"), Decimal("-2.00"), None],
             pa.uint64(): [2**64 - 1, 2**63, 0],
             pa.uint32(): [2**31, 2**32 - 1, 0],
             pa.int8(): [-128, 127, 0],
         }
-        columns = {"at": pa.array([t0_plus(1)] * 3, TIMESTAMP)}
+        columns = {"at": pa.array([hours_after_t0(1)] * 3, TIMESTAMP)}
         features = []
         expected: dict[str, list[int | None]] = {}
         for number, (kind, values) in enumerate(keys.items()):
             columns[f"k{number}"] = pa.array(values[::-1], kind)
             rows: dict[str, Sequence[Any]] = {
                 f"k{number}": values,
-                "t": [t0_plus(0)] * 3,
+                "t": [hours_after_t0(0)] * 3,
                 "x": [0, 1, 2],
             }
             retrieval.group(
@@ -545,17 +586,17 @@ class ResultConformance(RetrievalFixtures):
             if values[2] is None:
                 expected[f"x{number}"] = [None, 1, 0]
         actual = retrieval.check(features, pa.table(columns), label_time="at")
-        assert {name: values_of(actual, name) for name in expected} == expected
+        assert {name: column_values(actual, name) for name in expected} == expected
 
     def test_integer_keys_of_different_widths_match(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            _table({"k": [1, 2], "t": [t0_plus(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
+            _table({"k": [1, 2], "t": [hours_after_t0(0)] * 2, "x": [1, 2]}, {"k": pa.uint64()}),
             primary_key=("k",),
             event_time="t",
         )
-        labels = _table({"k": [2, -1, 1], "at": [t0_plus(1)] * 3}, {"k": pa.int8()})
-        assert values_of(retrieval.check(["w.x"], labels), "x") == [2, None, 1]
+        labels = _table({"k": [2, -1, 1], "at": [hours_after_t0(1)] * 3}, {"k": pa.int8()})
+        assert column_values(retrieval.check(["w.x"], labels), "x") == [2, None, 1]
 
     @pytest.mark.parametrize("roles", ["plain", "timed", "waits"])
     def test_decimal_and_integer_keys_match_by_value(
@@ -572,60 +613,66 @@ class ResultConformance(RetrievalFixtures):
         values += [Decimal(1), Decimal(300), Decimal(70_000), Decimal(2**64 - 1), Decimal(2) ** 100]
         features, keys_by_feature = [], {}
         for number, kind in enumerate(kinds):
-            group_keys = [value for value in values if _fits(value, kind)]
+            group_keys = [value for value in values if _can_represent(value, kind)]
             rows: dict[str, Sequence[Any]] = {"k": group_keys, "x": list(map(float, group_keys))}
-            rows |= {"t": [t0_plus(0)] * len(group_keys), "t2": [t0_plus(0)] * len(group_keys)}
+            rows |= {
+                "t": [hours_after_t0(0)] * len(group_keys),
+                "t2": [hours_after_t0(0)] * len(group_keys),
+            }
             retrieval.group(f"g{number}", _table(rows, {"k": kind}), **declared)
             features.append(f"g{number}.x as x{number}")
             keys_by_feature[f"x{number}"] = group_keys
         for kind in (*kinds, pa.decimal128(5, 3)):
-            label_keys = [value for value in values if _fits(value, kind)]
-            labels = _table({"k": label_keys, "at": [t0_plus(1)] * len(label_keys)}, {"k": kind})
+            label_keys = [value for value in values if _can_represent(value, kind)]
+            labels = _table(
+                {"k": label_keys, "at": [hours_after_t0(1)] * len(label_keys)}, {"k": kind}
+            )
             actual = retrieval.check(features, labels, label_time="at")
             for name, group_keys in keys_by_feature.items():
                 expected = [float(value) if value in group_keys else None for value in label_keys]
-                assert values_of(actual, name) == expected
+                assert column_values(actual, name) == expected
 
     def test_join_key_maps_label_columns(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"a": [1, 2], "t": [t0_plus(0)] * 2, "x": [1, 2]},
+            {"a": [1, 2], "t": [hours_after_t0(0)] * 2, "x": [1, 2]},
             primary_key=("a",),
             event_time="t",
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(place=[2, 1], at=[t0_plus(1)] * 2), join_key={"place": "a"}
+            ["w.x"], make_labels(place=[2, 1], at=[hours_after_t0(1)] * 2), join_key={"place": "a"}
         )
-        assert values_of(rows, "x") == [2, 1]
+        assert column_values(rows, "x") == [2, 1]
 
     # -- shapes of results ------------------------------------------------------------------
 
     def test_left_join_keeps_and_inner_join_drops_labels(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1], "t": [t0_plus(0)], "x": [None]},
+            {"k": [1], "t": [hours_after_t0(0)], "x": [None]},
             types={"x": pa.int32()},
             primary_key=("k",),
             event_time="t",
             ttl=timedelta(hours=3),
         )
         retrieval.group("p", {"k": [1, 2], "y": [1, 2]}, primary_key=("k",))
-        labels = labels_of(
-            k=[1, 2, 1, 3, 1], at=[t0_plus(1), t0_plus(1), t0_plus(9), t0_plus(1), None]
+        labels = make_labels(
+            k=[1, 2, 1, 3, 1],
+            at=[hours_after_t0(1), hours_after_t0(1), hours_after_t0(9), hours_after_t0(1), None],
         )
         assert len(retrieval.check(["w.x", "p.y"], labels)) == 5
         inner = retrieval.check(["w.x", "p.y"], labels, how="inner")
-        assert values_of(inner, "k") == [1]
-        assert values_of(inner, "at") == [t0_plus(1)]
+        assert column_values(inner, "k") == [1]
+        assert column_values(inner, "at") == [hours_after_t0(1)]
 
     def test_empty_labels_and_groups_are_supported(self, retrieval: RetrievalCheck) -> None:
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
-        retrieval.group("w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, **roles)
-        retrieval.group("e", labels_of(k=[1], t=[t0_plus(0)], y=[1]).slice(0, 0), **roles)
-        retrieval.group("f", labels_of(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
-        labels = labels_of(k=[1], at=[t0_plus(1)])
+        retrieval.group("w", {"k": [1], "t": [hours_after_t0(0)], "x": [1]}, **roles)
+        retrieval.group("e", make_labels(k=[1], t=[hours_after_t0(0)], y=[1]).slice(0, 0), **roles)
+        retrieval.group("f", make_labels(k=[1], z=[1]).slice(0, 0), primary_key=("k",))
+        labels = make_labels(k=[1], at=[hours_after_t0(1)])
         assert retrieval.check(["w.x", "e.y", "f.z"], labels) == [
-            {"k": 1, "at": t0_plus(1), "x": 1, "y": None, "z": None}
+            {"k": 1, "at": hours_after_t0(1), "x": 1, "y": None, "z": None}
         ]
         assert retrieval.check(["w.x", "e.y", "f.z"], labels.slice(0, 0)) == []
 
@@ -633,17 +680,20 @@ class ResultConformance(RetrievalFixtures):
         retrieval.group(
             "p", {"k": [1, 1, 2, None], "x": [1, 2, 3, 4]}, primary_key=("k",), commits=2
         )
-        rows = retrieval.check(["p.x"], labels_of(k=[2, 1, None, 5]))
+        rows = retrieval.check(["p.x"], make_labels(k=[2, 1, None, 5]))
         assert rows[0]["x"] == 3
         assert (rows[2]["x"], rows[3]["x"]) == (None, None)
 
     def test_nan_and_null_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         values = [float("nan"), None, -0.0, float("inf"), 5e-324]
         table = _table(
-            {"k": range(5), "t": [t0_plus(0)] * 5, "x": values, "y": values}, {"y": pa.float32()}
+            {"k": range(5), "t": [hours_after_t0(0)] * 5, "x": values, "y": values},
+            {"y": pa.float32()},
         )
         retrieval.group("w", table, primary_key=("k",), event_time="t", ttl=timedelta(days=1))
-        rows = retrieval.check(["w.x", "w.y"], labels_of(k=list(range(6)), at=[t0_plus(1)] * 6))
+        rows = retrieval.check(
+            ["w.x", "w.y"], make_labels(k=list(range(6)), at=[hours_after_t0(1)] * 6)
+        )
         assert rows[1]["x"] is None
         assert np.isnan(rows[0]["x"])
 
@@ -656,7 +706,7 @@ class ResultConformance(RetrievalFixtures):
         }
         columns: dict[str, Sequence[Any]] = {
             "k": [1, 1, 1, 2],
-            "t": [t0_plus(0), t0_plus(1), t0_plus(1), t0_plus(0)],
+            "t": [hours_after_t0(0), hours_after_t0(1), hours_after_t0(1), hours_after_t0(0)],
             "tags": [["a", None], [], None, ["x"]],
             "image": [[1, 2, 3], [255, 0, 1], None, [0, 0, 0]],
             "place": [
@@ -671,7 +721,12 @@ class ResultConformance(RetrievalFixtures):
         labels = _table(
             {
                 "k": [1, 1, 2, 3],
-                "at": [t0_plus(0.5), t0_plus(2), t0_plus(2), t0_plus(2)],
+                "at": [
+                    hours_after_t0(0.5),
+                    hours_after_t0(2),
+                    hours_after_t0(2),
+                    hours_after_t0(2),
+                ],
                 "y": [[1], None, [], [2, 3]],
             },
             {"y": pa.list_(pa.int64())},
@@ -687,12 +742,16 @@ class ResultConformance(RetrievalFixtures):
             ttl=timedelta(hours=30),
         )
         rows = retrieval.check(
-            ["w.x"], labels_of(k=[1] * 4, at=[t0_plus(-1), t0_plus(0), t0_plus(24), t0_plus(55)])
+            ["w.x"],
+            make_labels(
+                k=[1] * 4,
+                at=[hours_after_t0(-1), hours_after_t0(0), hours_after_t0(24), hours_after_t0(55)],
+            ),
         )
-        assert values_of(rows, "x") == [None, 1, 2, None]
-        days = labels_of(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
+        assert column_values(rows, "x") == [None, 1, 2, None]
+        days = make_labels(k=[1, 1], at=[date(2024, 1, 1), date(2023, 12, 31)])
         rows = retrieval.check(["w.x"], days, label_time="at")
-        assert values_of(rows, "x") == [1, None]
+        assert column_values(rows, "x") == [1, None]
 
     def test_naive_and_zoned_times_are_converted_to_utc(self, retrieval: RetrievalCheck) -> None:
         naive, zoned = pa.timestamp("us"), pa.timestamp("ms", tz="America/New_York")
@@ -705,7 +764,7 @@ class ResultConformance(RetrievalFixtures):
         labels = _ingest(
             _table({"k": [1, 1], "at": pa.array(aware, TIMESTAMP).cast(zoned)}, {"at": zoned})
         )
-        assert values_of(retrieval.check(["w.x"], labels), "x") == [0, 1]
+        assert column_values(retrieval.check(["w.x"], labels), "x") == [0, 1]
         with pytest.warns(NaiveTimeWarning):
             labels = _ingest(_table({"k": [1], "at": [summer]}, {"at": naive}))
         assert retrieval.check(["w.x"], labels)[0]["x"] == 0
@@ -719,17 +778,19 @@ class ResultConformance(RetrievalFixtures):
             event_time="t",
             ttl=timedelta(days=4_000_000),
         )
-        rows = retrieval.check(["w.x"], labels_of(k=[1] * 3, at=[old, t0_plus(0), new]))
-        assert values_of(rows, "x") == [1, 1, 2]
-        assert retrieval.check(["w.x"], labels_of(k=[1]), label_time=t0_plus(0))[0]["x"] == 1
+        rows = retrieval.check(["w.x"], make_labels(k=[1] * 3, at=[old, hours_after_t0(0), new]))
+        assert column_values(rows, "x") == [1, 1, 2]
+        assert (
+            retrieval.check(["w.x"], make_labels(k=[1]), label_time=hours_after_t0(0))[0]["x"] == 1
+        )
 
     def test_label_time_can_be_a_timestamp(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
             {
                 "k": [1, 1, 2],
-                "t": [t0_plus(0), t0_plus(5), t0_plus(5)],
-                "c": [t0_plus(0), t0_plus(6), t0_plus(7)],
+                "t": [hours_after_t0(0), hours_after_t0(5), hours_after_t0(5)],
+                "c": [hours_after_t0(0), hours_after_t0(6), hours_after_t0(7)],
                 "x": [0, 5, 25],
             },
             primary_key=("k",),
@@ -737,24 +798,26 @@ class ResultConformance(RetrievalFixtures):
             created_time="c",
             ttl=timedelta(hours=9),
         )
-        labels = labels_of(k=[1, 2, 3])
-        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(6))
-        assert values_of(rows, "x") == [5, None, None]
-        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(9.5))
-        assert values_of(rows, "x") == [5, 25, None]
-        rows = retrieval.check(["w.x"], labels, label_time=t0_plus(20))
-        assert values_of(rows, "x") == [None, None, None]
+        labels = make_labels(k=[1, 2, 3])
+        rows = retrieval.check(["w.x"], labels, label_time=hours_after_t0(6))
+        assert column_values(rows, "x") == [5, None, None]
+        rows = retrieval.check(["w.x"], labels, label_time=hours_after_t0(9.5))
+        assert column_values(rows, "x") == [5, 25, None]
+        rows = retrieval.check(["w.x"], labels, label_time=hours_after_t0(20))
+        assert column_values(rows, "x") == [None, None, None]
 
     def test_feature_order_does_not_change_values(self, retrieval: RetrievalCheck) -> None:
         for name in ("a", "b", "c"):
             features: dict[str, Sequence[Any]] = {f"{name}x": range(6), f"{name}y": range(6)}
             retrieval.group(
                 name,
-                {"k": [1, 2] * 3, "t": list(map(t0_plus, range(6))), **features},
+                {"k": [1, 2] * 3, "t": list(map(hours_after_t0, range(6))), **features},
                 primary_key=("k",),
                 event_time="t",
             )
-        labels = labels_of(k=[1, 2, 1], at=[t0_plus(3), t0_plus(4), t0_plus(0)])
+        labels = make_labels(
+            k=[1, 2, 1], at=[hours_after_t0(3), hours_after_t0(4), hours_after_t0(0)]
+        )
         first = retrieval.check(["a.ax", "b.bx", "c.cx", "a.ay"], labels)
         second = retrieval.check(["c.cx", "a.ay", "b.bx", "a.ax"], labels)
         assert list(second[0]) == ["k", "at", "cx", "ay", "bx", "ax"]
@@ -763,31 +826,41 @@ class ResultConformance(RetrievalFixtures):
     def test_a_group_as_labels_keeps_all_its_rows(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 2], "t": [t0_plus(0), t0_plus(3)], "x": [1, 2]},
+            {"k": [1, 2], "t": [hours_after_t0(0), hours_after_t0(3)], "x": [1, 2]},
             primary_key=("k",),
             event_time="t",
         )
         retrieval.group(
             "y",
-            {"id": [1, 2, 3], "k": [1, 2, 1], "at": [t0_plus(1)] * 3, "late": [True, False, True]},
+            {
+                "id": [1, 2, 3],
+                "k": [1, 2, 1],
+                "at": [hours_after_t0(1)] * 3,
+                "late": [True, False, True],
+            },
             primary_key=("id",),
             event_time="at",
         )
         rows = retrieval.check(["w.x"], "y")
-        values_by_id = dict(zip(values_of(rows, "id"), values_of(rows, "x"), strict=True))
+        values_by_id = dict(zip(column_values(rows, "id"), column_values(rows, "x"), strict=True))
         assert len(rows) == 3
         assert values_by_id == {1: 1, 2: None, 3: 1}
 
     def test_first_group_without_labels_is_left_side(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "y",
-            {"id": [1, 2, 3], "k": [1, 2, None], "at": [t0_plus(1)] * 3, "z": [1.0, None, 3.0]},
+            {
+                "id": [1, 2, 3],
+                "k": [1, 2, None],
+                "at": [hours_after_t0(1)] * 3,
+                "z": [1.0, None, 3.0],
+            },
             primary_key=("id",),
             event_time="at",
         )
         retrieval.group(
             "w",
-            {"k": [1, 2], "t": [t0_plus(0), t0_plus(3)], "x": [1, 2]},
+            {"k": [1, 2], "t": [hours_after_t0(0), hours_after_t0(3)], "x": [1, 2]},
             primary_key=("k",),
             event_time="t",
         )
@@ -808,46 +881,48 @@ class ResultConformance(RetrievalFixtures):
         roles: dict[str, Any] = {"primary_key": ("a", "b"), "event_time": "t"}
         retrieval.group("w", columns, **roles)
         retrieval.group("corrected", columns, created_time="c", **roles)
-        labels = labels_of(
+        labels = make_labels(
             a=[1, 1, 9, None],
             b=["b1", "b1", "b0", "b0"],
-            at=[t0_plus(9), t0_plus(9), t0_plus(9), t0_plus(9)],
+            at=[hours_after_t0(9), hours_after_t0(9), hours_after_t0(9), hours_after_t0(9)],
         )
         rows = retrieval.check(["w.x", "corrected.x as y"], labels)
         assert rows[0] == rows[1]
 
     def test_label_column_named_as_feature_is_refused(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [t0_plus(0)], "x": [1]}, primary_key=("k",), event_time="t"
+            "w", {"k": [1], "t": [hours_after_t0(0)], "x": [1]}, primary_key=("k",), event_time="t"
         )
         with pytest.raises(ColumnConflict, match="the left side's column 'x'"):
-            retrieval.plan(["w.x"], labels_of(k=[1], at=[t0_plus(1)], x=[5]))
-        rows = retrieval.check(["w.x as w_x"], labels_of(k=[1], at=[t0_plus(1)], x=[5]))
+            retrieval.plan(["w.x"], make_labels(k=[1], at=[hours_after_t0(1)], x=[5]))
+        rows = retrieval.check(["w.x as w_x"], make_labels(k=[1], at=[hours_after_t0(1)], x=[5]))
         assert (rows[0]["x"], rows[0]["w_x"]) == (5, 1)
 
     def test_aliases_distinguish_equal_names(self, retrieval: RetrievalCheck) -> None:
         for name, value in (("w", 1), ("v", 2)):
             retrieval.group(
                 name,
-                {"k": [1], "t": [t0_plus(0)], "x": [value]},
+                {"k": [1], "t": [hours_after_t0(0)], "x": [value]},
                 primary_key=("k",),
                 event_time="t",
             )
         rows = retrieval.check(
-            ["w.x", "v.x as vx", "w.x as again"], labels_of(k=[1], at=[t0_plus(1)])
+            ["w.x", "v.x as vx", "w.x as again"], make_labels(k=[1], at=[hours_after_t0(1)])
         )
-        assert rows == [{"k": 1, "at": t0_plus(1), "x": 1, "vx": 2, "again": 1}]
+        assert rows == [{"k": 1, "at": hours_after_t0(1), "x": 1, "vx": 2, "again": 1}]
 
     def test_two_versions_of_a_group_are_joined(self, retrieval: RetrievalCheck) -> None:
         for version in (1, 2):
             retrieval.group(
                 "w",
-                {"k": [1], "t": [t0_plus(0)], "x": [version]},
+                {"k": [1], "t": [hours_after_t0(0)], "x": [version]},
                 primary_key=("k",),
                 event_time="t",
                 version=version,
             )
-        rows = retrieval.check(["w@v1.x as one", "w.x as two"], labels_of(k=[1], at=[t0_plus(1)]))
+        rows = retrieval.check(
+            ["w@v1.x as one", "w.x as two"], make_labels(k=[1], at=[hours_after_t0(1)])
+        )
         assert (rows[0]["one"], rows[0]["two"]) == (1, 2)
 
     def test_hundreds_of_features_from_ten_groups(self, retrieval: RetrievalCheck) -> None:
@@ -862,7 +937,7 @@ class ResultConformance(RetrievalFixtures):
             retrieval.group(f"g{number}", columns, primary_key=("k",), event_time="t")
             features.append(f"g{number}.*")
         keys = random.integers(0, 4, 20).tolist()
-        rows = retrieval.check(features, labels_of(k=keys, at=_random_times(random, 6, 20)))
+        rows = retrieval.check(features, make_labels(k=keys, at=_random_times(random, 6, 20)))
         assert len(rows[0]) == 302
 
     def test_partitioned_groups_and_columns_added_later(self, retrieval: RetrievalCheck) -> None:
@@ -870,7 +945,7 @@ class ResultConformance(RetrievalFixtures):
             "w",
             {
                 "k": [1, 1, 2],
-                "t": [t0_plus(0), t0_plus(1), t0_plus(0)],
+                "t": [hours_after_t0(0), hours_after_t0(1), hours_after_t0(0)],
                 "x": [1, 2, 3],
                 "day": ["a", "b", "a"],
             },
@@ -878,17 +953,20 @@ class ResultConformance(RetrievalFixtures):
             event_time="t",
             partition_by=("day",),
         )
-        rows = retrieval.check(["w.x", "w.day"], labels_of(k=[1, 2], at=[t0_plus(5)] * 2))
-        assert values_of(rows, "x") == [2, 3]
-        assert values_of(rows, "day") == ["b", "a"]
+        rows = retrieval.check(["w.x", "w.day"], make_labels(k=[1, 2], at=[hours_after_t0(5)] * 2))
+        assert column_values(rows, "x") == [2, 3]
+        assert column_values(rows, "day") == ["b", "a"]
 
     def test_label_columns_named_as_sql_keywords_are_kept(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
-            "w", {"k": [1], "t": [t0_plus(0)], "select": [7]}, primary_key=("k",), event_time="t"
+            "w",
+            {"k": [1], "t": [hours_after_t0(0)], "select": [7]},
+            primary_key=("k",),
+            event_time="t",
         )
-        labels = labels_of(
+        labels = make_labels(
             k=[1],
-            at=[t0_plus(1)],
+            at=[hours_after_t0(1)],
             event=[3],
             since=[4],
             l=[5],
@@ -960,7 +1038,7 @@ __all__ = [
     "RetrievalCheck",
     "RetrievalConformance",
     "RuleConformance",
-    "t0_plus",
+    "hours_after_t0",
     "check_cases",
-    "labels_of",
+    "make_labels",
 ]

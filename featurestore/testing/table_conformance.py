@@ -26,9 +26,9 @@ from featurestore.errors import (
 )
 from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
 from featurestore.storage import files
-from featurestore.testing.relation_conformance import NOON, ids_of, numbered, rows
+from featurestore.testing.relation_conformance import NOON, make_rows, read_ids, rows
 
-SCHEMA = numbered(0).schema
+SCHEMA = make_rows(0).schema
 
 
 def new_table(
@@ -61,12 +61,12 @@ def write(
 
 def ids(engine: Engine, path: str, version: int | None = None) -> list[int]:
     """Return the sorted ids of a table."""
-    return ids_of(engine, engine.read_table(path, version=version, columns=["id"]))
+    return read_ids(engine, engine.read_table(path, version=version, columns=["id"]))
 
 
-def some(*numbers: int, value: float | None = None) -> pa.Table:
+def rows_with_ids(*numbers: int, value: float | None = None) -> pa.Table:
     """Return a table with these ids, with ``value`` in every row if it is not None."""
-    table = numbered(max(numbers) + 1).take(list(numbers))
+    table = make_rows(max(numbers) + 1).take(list(numbers))
     if value is None:
         return table
     return table.set_column(3, "value", pa.array([value] * len(numbers), pa.float64()))
@@ -114,16 +114,16 @@ class TableConformance:
 
     def test_tables_need_no_reader_features(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, numbered(3))
-        write(engine, path, some(1, value=9.0), TableWrite("upsert", key=("id",)))
+        write(engine, path, make_rows(3))
+        write(engine, path, rows_with_ids(1, value=9.0), TableWrite("upsert", key=("id",)))
         engine.delete(path, "id = 2", commit_metadata={})
         protocol = read_snapshot(path).protocol
         assert (protocol.reader, protocol.writer) == (1, 2)
 
     def test_append_keeps_old_versions_readable(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        assert write(engine, path, some(0, 1)) == 1
-        assert write(engine, path, some(2)) == 2
+        assert write(engine, path, rows_with_ids(0, 1)) == 1
+        assert write(engine, path, rows_with_ids(2)) == 2
         assert ids(engine, path) == [0, 1, 2]
         assert ids(engine, path, version=1) == [0, 1]
         assert ids(engine, path, version=0) == []
@@ -135,9 +135,9 @@ class TableConformance:
 
     def test_append_matches_columns_by_name(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1).select(["value", "id", "hour"]))
+        write(engine, path, rows_with_ids(1).select(["value", "id", "hour"]))
         assert rows(engine, engine.read_table(path, schema=SCHEMA)) == [
-            {**some(1).to_pylist()[0], "zone": None}
+            {**rows_with_ids(1).to_pylist()[0], "zone": None}
         ]
 
     def test_append_casts_narrower_types(self, engine: Engine, tmp_path: Path) -> None:
@@ -149,22 +149,22 @@ class TableConformance:
 
     def test_read_table_selects_columns_in_order(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1))
+        write(engine, path, rows_with_ids(1))
         assert rows(engine, engine.read_table(path, schema=SCHEMA, columns=["value", "id"])) == [
             {"value": 0.5, "id": 1}
         ]
 
     def test_overwrite_keeps_only_new_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(0, 1))
-        write(engine, path, some(5), TableWrite("overwrite"))
+        write(engine, path, rows_with_ids(0, 1))
+        write(engine, path, rows_with_ids(5), TableWrite("overwrite"))
         assert ids(engine, path) == [5]
         assert ids(engine, path, version=1) == [0, 1]
 
     def test_overwrite_without_rows_empties_table(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(0, 1))
-        write(engine, path, numbered(0), TableWrite("overwrite"))
+        write(engine, path, rows_with_ids(0, 1))
+        write(engine, path, make_rows(0), TableWrite("overwrite"))
         assert ids(engine, path) == []
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])
@@ -172,16 +172,16 @@ class TableConformance:
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
-        write(engine, path, numbered(10))
+        write(engine, path, make_rows(10))
         version = write(
-            engine, path, some(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
+            engine, path, rows_with_ids(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
         )
         assert version == 2
         actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
         changed = {3: -1.0, 11: -1.0}
         expected = [
             {**row, "value": changed.get(row["id"], row["value"])}
-            for row in numbered(12).to_pylist()
+            for row in make_rows(12).to_pylist()
             if row["id"] != 10
         ]
         assert actual == expected
@@ -191,13 +191,13 @@ class TableConformance:
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
-        write(engine, path, numbered(6))
-        deletes = engine.from_arrow(some(1, 4).select(["id"]).to_reader())
+        write(engine, path, make_rows(6))
+        deletes = engine.from_arrow(rows_with_ids(1, 4).select(["id"]).to_reader())
         offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
         upsert = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
-        assert write(engine, path, some(2, 9, value=-1.0), upsert) == 2
+        assert write(engine, path, rows_with_ids(2, 9, value=-1.0), upsert) == 2
         actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-        values = {row["id"]: row["value"] for row in numbered(6).to_pylist()}
+        values = {row["id"]: row["value"] for row in make_rows(6).to_pylist()}
         expected = {0: values[0], 2: -1.0, 3: values[3], 5: values[5], 9: -1.0}
         assert {row["id"]: row["value"] for row in actual} == expected
         assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
@@ -205,7 +205,7 @@ class TableConformance:
         assert newest.rows_in == 2
         again = TableWrite("upsert", key=("id",), offsets=offsets)
         with pytest.raises(StreamOvertaken):
-            write(engine, path, some(2), again)
+            write(engine, path, rows_with_ids(2), again)
 
     def test_upsert_of_a_null_key_matches_nothing(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("id", pa.int64()), ("value", pa.float64())])
@@ -230,8 +230,8 @@ class TableConformance:
 
     def test_upsert_supports_empty_table_and_input(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1, 2), TableWrite("upsert", key=("id",)))
-        write(engine, path, numbered(0), TableWrite("upsert", key=("id",)))
+        write(engine, path, rows_with_ids(1, 2), TableWrite("upsert", key=("id",)))
+        write(engine, path, make_rows(0), TableWrite("upsert", key=("id",)))
         assert ids(engine, path) == [1, 2]
 
     @pytest.mark.parametrize(
@@ -241,10 +241,12 @@ class TableConformance:
         self, engine: Engine, tmp_path: Path, closed: Any, remaining_ids: list[int]
     ) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(0, 1, 2, 3))
-        write(engine, path, some(4, 5, 6))
+        write(engine, path, rows_with_ids(0, 1, 2, 3))
+        write(engine, path, rows_with_ids(4, 5, 6))
         window = TimeRange("hour", NOON + timedelta(hours=2), NOON + timedelta(hours=5), closed)
-        version = write(engine, path, some(4, value=-1.0), TableWrite("replace", replace=window))
+        version = write(
+            engine, path, rows_with_ids(4, value=-1.0), TableWrite("replace", replace=window)
+        )
         assert version == 3
         assert ids(engine, path) == sorted([*remaining_ids, 4])
         replaced = engine.filter(engine.read_table(path, schema=SCHEMA), "id = 4")
@@ -252,17 +254,17 @@ class TableConformance:
 
     def test_replace_refuses_rows_outside_its_range(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(0, 1))
+        write(engine, path, rows_with_ids(0, 1))
         window = TimeRange("hour", NOON, NOON + timedelta(hours=1))
         with pytest.raises(FeatureStoreError):
-            write(engine, path, some(9), TableWrite("replace", replace=window))
+            write(engine, path, rows_with_ids(9), TableWrite("replace", replace=window))
         assert ids(engine, path) == [0, 1]
 
     def test_replace_without_rows_empties_range(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(0, 1, 2))
+        write(engine, path, rows_with_ids(0, 1, 2))
         window = TimeRange("hour", NOON, NOON + timedelta(hours=2))
-        write(engine, path, numbered(0), TableWrite("replace", replace=window))
+        write(engine, path, make_rows(0), TableWrite("replace", replace=window))
         assert ids(engine, path) == [2]
 
     @pytest.mark.parametrize("partition_by", [(), ("zone",)])
@@ -270,7 +272,7 @@ class TableConformance:
         self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
-        write(engine, path, numbered(10))
+        write(engine, path, make_rows(10))
         assert engine.delete(path, "zone <> 'a' and value < 4", commit_metadata={"run": "r"}) == 2
         assert ids(engine, path) == [0, 4, 5, 8, 9]
         assert engine.delete(path, "id > 100", commit_metadata={}) is None
@@ -278,7 +280,7 @@ class TableConformance:
 
     def test_delete_removes_partition_or_all_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path, partition_by=("zone",))
-        write(engine, path, numbered(10))
+        write(engine, path, make_rows(10))
         engine.delete(path, "zone = 'b'", commit_metadata={})
         assert ids(engine, path) == [0, 2, 3, 4, 5, 7, 8, 9]
         engine.delete(path, "true", commit_metadata={})
@@ -286,16 +288,19 @@ class TableConformance:
 
     def test_added_columns_are_null_in_older_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1))
+        write(engine, path, rows_with_ids(1))
         added = pa.schema([("extra", pa.uint8()), ("vector", pa.list_(pa.float32(), 2))])
-        wider = some(2).append_column("extra", pa.array([200], pa.uint8()))
+        wider = rows_with_ids(2).append_column("extra", pa.array([200], pa.uint8()))
         wider = wider.append_column("vector", pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)))
         write(engine, path, wider, TableWrite("append", add_columns=added))
         schema = wider.schema
-        expected = [{**some(1).to_pylist()[0], "extra": None, "vector": None}, *wider.to_pylist()]
+        expected = [
+            {**rows_with_ids(1).to_pylist()[0], "extra": None, "vector": None},
+            *wider.to_pylist(),
+        ]
         actual = rows(engine, engine.read_table(path, schema=schema), sort_by="id")
         assert repr(actual) == repr(expected)  # also of NaN
-        again = some(1, value=8.0).append_column("extra", pa.array([7], pa.uint8()))
+        again = rows_with_ids(1, value=8.0).append_column("extra", pa.array([7], pa.uint8()))
         write(engine, path, again, TableWrite("upsert", key=("id",), add_columns=added))
         now = engine.stream(engine.read_table(path, schema=schema)).read_all().sort_by("id")
         assert now["extra"].to_pylist() == [7, 200]
@@ -307,15 +312,17 @@ class TableConformance:
         for mode, key in (("append", ()), ("upsert", ("id",)), ("overwrite", ())):
             app = f"app/{mode}"
             table_write = TableWrite(mode, key=key, transaction=(app, 3))  # type: ignore[arg-type]
-            assert write(engine, path, some(1), table_write) is not None
+            assert write(engine, path, rows_with_ids(1), table_write) is not None
             before = read_snapshot(path).version
-            assert write(engine, path, some(1), table_write) is None
+            assert write(engine, path, rows_with_ids(1), table_write) is None
             lower = TableWrite(mode, key=key, transaction=(app, 2))  # type: ignore[arg-type]
-            assert write(engine, path, some(1), lower) is None
+            assert write(engine, path, rows_with_ids(1), lower) is None
             assert read_snapshot(path).version == before
             assert transaction_version(path, app) == 3
         assert (
-            write(engine, path, some(2), TableWrite("append", transaction=("app/append", 4)))
+            write(
+                engine, path, rows_with_ids(2), TableWrite("append", transaction=("app/append", 4))
+            )
             is not None
         )
 
@@ -324,21 +331,21 @@ class TableConformance:
         write(
             engine,
             path,
-            numbered(4),
+            make_rows(4),
             TableWrite("append", commit_metadata={"operation": "append", "run": "r1"}),
         )
         note = {"operation": "upsert", "inputs": {"a": 1}}
         write(
             engine,
             path,
-            some(3, 4, value=1.0),
+            rows_with_ids(3, 4, value=1.0),
             TableWrite("upsert", key=("id",), commit_metadata=note),
         )
         engine.delete(path, "id = 0", commit_metadata={"operation": "delete"})
         write(
             engine,
             path,
-            some(9),
+            rows_with_ids(9),
             TableWrite("overwrite", commit_metadata={"operation": "overwrite"}),
         )
         commits = read_history(path)[-2::-1]
@@ -357,7 +364,7 @@ class TableConformance:
 
     def test_snapshot_counts_rows_and_bytes(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        version = write(engine, path, numbered(4))
+        version = write(engine, path, make_rows(4))
         state = read_snapshot(path)
         assert version is not None
         paths = [file.path for file in state.files]
@@ -366,7 +373,7 @@ class TableConformance:
 
     def test_set_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1))
+        write(engine, path, rows_with_ids(1))
         engine.set_properties(path, {"featurestore.meta": '{"tags": {"a": "ü"}}'})
         state = read_snapshot(path)
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
@@ -416,7 +423,7 @@ class TableConformance:
     def test_compaction_keeps_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
-            write(engine, path, some(each))
+            write(engine, path, rows_with_ids(each))
         assert engine.compact(path) is not None
         assert ids(engine, path) == [0, 1, 2]
         assert len(read_snapshot(path).files) == 1
@@ -427,7 +434,7 @@ class TableConformance:
     def test_vacuum_keeps_pinned_versions(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
-            write(engine, path, some(each), TableWrite("overwrite"))
+            write(engine, path, rows_with_ids(each), TableWrite("overwrite"))
         removed = engine.vacuum(
             path, keep_versions=[2], retain=datetime.now(UTC) + timedelta(seconds=1)
         )
@@ -441,7 +448,7 @@ class TableConformance:
     def test_vacuum_keeps_files_of_recent_versions(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         for each in range(3):
-            write(engine, path, some(each), TableWrite("overwrite"))
+            write(engine, path, rows_with_ids(each), TableWrite("overwrite"))
         assert (
             list(
                 engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC) - timedelta(days=1))
@@ -453,7 +460,7 @@ class TableConformance:
 
     def test_missing_data_file_is_named(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
-        write(engine, path, some(1))
+        write(engine, path, rows_with_ids(1))
         (file,) = read_snapshot(path).files
         files.remove(file.path, below=path)
         with pytest.raises(TableDamaged, match=os.path.basename(file.path)):
@@ -466,7 +473,7 @@ class TableConformance:
         def work(number: int) -> None:
             try:
                 for each in range(2):
-                    write(engine, path, some(number * 2 + each))
+                    write(engine, path, rows_with_ids(number * 2 + each))
             except BaseException as error:
                 failures.append(error)
 
@@ -485,7 +492,7 @@ class TableConformance:
             path, schema=SCHEMA, partition_by=(), properties=often, commit_metadata={}
         )
         for each in range(3):
-            write(engine, path, some(each))
+            write(engine, path, rows_with_ids(each))
         log = files.list_directory(os.path.join(path, "_delta_log"))
         assert [name for name in log if name.endswith("2.checkpoint.parquet")]
         assert ids(engine, path) == list(range(3))
@@ -495,7 +502,7 @@ class TableConformance:
     def test_write_accepts_staged_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         rng = np.random.default_rng(0)
-        table = numbered(1000).take(rng.permutation(1000))
+        table = make_rows(1000).take(rng.permutation(1000))
         staged = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path / "stage"))
         engine.write(path, staged, TableWrite("append"))
         engine.write(path, engine.filter(staged, "id < 5"), TableWrite("upsert", key=("id",)))
@@ -503,5 +510,5 @@ class TableConformance:
         files.remove(str(tmp_path / "stage"), below=str(tmp_path))
         assert (
             rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-            == numbered(1000).to_pylist()
+            == make_rows(1000).to_pylist()
         )

@@ -98,7 +98,7 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
     )
 
 
-def fitted_on(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
+def fit_chains(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
     """Fit transformations on all rows of a table."""
     columns = check_chains(chains, table.schema)
     counts = ValueCounts(tuple(chains))
@@ -114,12 +114,14 @@ def fitted_on(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
     return Transformations("conformance", 1, "train", table.num_rows, tuple(fitted))
 
 
-def everything(*, seed: int = 1, leave_out: Sequence[str] = ()) -> tuple[Transformations, pa.Table]:
+def fit_all_chains(
+    *, seed: int = 1, leave_out: Sequence[str] = ()
+) -> tuple[Transformations, pa.Table]:
     """Return transformations with all chains, fitted on ordinary rows, and strange rows."""
     names = [name for name in CHAINS if name not in leave_out]
     chains = {name: CHAINS[name][1] for name in names}
     usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
-    return fitted_on(_chain_inputs(usual, names), chains), _chain_inputs(strange, names)
+    return fit_chains(_chain_inputs(usual, names), chains), _chain_inputs(strange, names)
 
 
 def _chain_inputs(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -135,12 +137,12 @@ def check_equal(
     for name, array in expected.items():
         actual_array = actual[name]
         same = actual_array.dtype == array.dtype and actual_array.shape == array.shape
-        if not same or not np.array_equal(bits_of(actual_array), bits_of(array)):
+        if not same or not np.array_equal(to_bits(actual_array), to_bits(array)):
             differing.append(name)
     assert not differing
 
 
-def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def to_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the bits of an array, with a single bit pattern for NaN."""
     if array.dtype.kind != "f":
         return array
@@ -148,13 +150,13 @@ def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array.view(f"u{array.dtype.itemsize}")
 
 
-def by_numpy(fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
+def transform_with_numpy(fitted: Transformations, table: pa.Table) -> dict[str, npt.NDArray[Any]]:
     """Transform a table with numpy."""
     batch = table.combine_chunks().to_batches()[0]
-    return arrays_of(pa.Table.from_batches([TransformBatch(fitted)(batch)]))
+    return to_arrays(pa.Table.from_batches([TransformBatch(fitted)(batch)]))
 
 
-def arrays_of(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
+def to_arrays(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
     """Convert table columns to arrays of shape (rows, ...)."""
     result = {}
     for name in table.column_names:
@@ -177,5 +179,5 @@ class TransformConformance:
         raise NotImplementedError
 
     def test_chains_equal_numpy_bit_by_bit(self) -> None:
-        fitted, table = everything()
-        check_equal(self.transformed(fitted, table), by_numpy(fitted, table))
+        fitted, table = fit_all_chains()
+        check_equal(self.transformed(fitted, table), transform_with_numpy(fitted, table))

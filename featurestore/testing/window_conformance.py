@@ -27,8 +27,8 @@ from featurestore.testing.oracle import bits
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalFixtures,
-    labels_of,
-    t0_plus,
+    hours_after_t0,
+    make_labels,
 )
 
 _LENGTHS = [None, "3h", "1d"]
@@ -62,11 +62,11 @@ def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
         "d": [Decimal("1.25"), Decimal("-9.50"), None],
         "s": ["", "a", "zz", None],
         "b": [True, False, None],
-        "u": list(map(t0_plus, range(9))),
+        "u": list(map(hours_after_t0, range(9))),
     }
     rows: dict[str, list[Any]] = {name: [] for name in ("k", *choices, "t", "c")}
     for _ in range(count):
-        event = t0_plus(int(random.integers(0, 40)))
+        event = hours_after_t0(int(random.integers(0, 40)))
         rows["k"].append(int(random.integers(0, 4)))
         rows["t"].append(event)
         rows["c"].append(event + timedelta(hours=int(random.integers(-3, 10))))
@@ -81,12 +81,12 @@ _TYPES = {"d": pa.decimal128(12, 2), "u": TIMESTAMP, "t": TIMESTAMP, "c": TIMEST
 def _labels(random: np.random.Generator, count: int) -> pa.Table:
     keys: list[int | None] = random.integers(0, 5, count).tolist()
     times: list[datetime | None] = [
-        t0_plus(hour) for hour in random.integers(0, 60, count).tolist()
+        hours_after_t0(hour) for hour in random.integers(0, 60, count).tolist()
     ]
     keys[0] = None
     times[1] = None
     texts = [["p", "q"][number] for number in random.integers(0, 2, count).tolist()]
-    return labels_of(k=keys, g=texts, at=times, y=list(range(count)))
+    return make_labels(k=keys, g=texts, at=times, y=list(range(count)))
 
 
 class WindowConformance(RetrievalFixtures):
@@ -165,11 +165,11 @@ class WindowConformance(RetrievalFixtures):
     def test_indistinguishable_events_are_refused(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(
             "w",
-            {"k": [1, 1], "t": [t0_plus(0)] * 2, "x": [1.0, 2.0]},
+            {"k": [1, 1], "t": [hours_after_t0(0)] * 2, "x": [1.0, 2.0]},
             primary_key=("k",),
             event_time="t",
         )
-        labels = labels_of(k=[1], at=[t0_plus(1)])
+        labels = make_labels(k=[1], at=[hours_after_t0(1)])
         plan = self.plan(retrieval, [window("w.x", "sum", over="1d")], labels)
         with pytest.raises(
             Exception, match="several rows with the same key and event time"
@@ -186,7 +186,7 @@ def _expected_columns(
     values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():
         known_rows: list[EventRow] = []
-        label_time = label["at"] or t0_plus(0)
+        label_time = label["at"] or hours_after_t0(0)
         if label["at"] is not None:
             key = tuple(label[label_name] for label_name, _ in join.on)
             known_rows = reference.visible_events(

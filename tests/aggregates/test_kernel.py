@@ -227,7 +227,7 @@ def test_aggregate_results_are_independent_of_batch_boundaries(
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)
 
-        found = features.in_threads(batches(), threads=threads)
+        found = features.compute_in_threads(batches(), threads=threads)
         return pa.Table.from_batches(found).sort_by("row")
 
     whole = answers(count, count)

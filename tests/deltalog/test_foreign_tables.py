@@ -19,7 +19,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import TableDamaged, UnsupportedTable, UnsupportedType, VersionNotFound
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import TableWrite
-from featurestore.testing.table_conformance import new_table, some, write
+from featurestore.testing.table_conformance import new_table, rows_with_ids, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from tests.deltalog.hand_made import add, commit, metadata, protocol, schema_string
 
@@ -179,7 +179,7 @@ def test_unicode_line_separators_in_commits_are_kept(
     engine: DuckDBEngine, tmp_path: Path, separator: str
 ) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1))
+    write(engine, path, rows_with_ids(1))
     file = Path(commit_path(path, 1))
     actions = [json.loads(line) for line in file.read_text().split("\n") if line]
     for action in actions:
@@ -189,15 +189,15 @@ def test_unicode_line_separators_in_commits_are_kept(
             action["add"]["stats"] = json.dumps(stats, ensure_ascii=False)
     lines = [json.dumps(action, ensure_ascii=False) for action in actions]
     file.write_text("\n".join(lines), encoding="utf-8")
-    assert write(engine, path, some(2)) == 2
-    assert write(engine, path, some(2, value=5.0), TableWrite("upsert", key=("id",))) == 3
+    assert write(engine, path, rows_with_ids(2)) == 2
+    assert write(engine, path, rows_with_ids(2, value=5.0), TableWrite("upsert", key=("id",))) == 3
     assert read_snapshot(path).rows == 2
 
 
 def test_log_starting_with_checkpoint_is_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for number in range(10):
-        write(engine, path, some(number))
+        write(engine, path, rows_with_ids(number))
     log = Path(path) / "_delta_log"
     for version in range(11):
         Path(commit_path(path, version)).unlink()
@@ -206,7 +206,7 @@ def test_log_starting_with_checkpoint_is_read(engine: DuckDBEngine, tmp_path: Pa
     assert read_snapshot(path).rows == 10
     assert sorted(read(engine, Path(path))["id"]) == list(range(10))
     assert read_history(path) == ()
-    assert write(engine, path, some(99)) == 11
+    assert write(engine, path, rows_with_ids(99)) == 11
     assert [each.rows for each in read_history(path)] == [11]
     with pytest.raises(VersionNotFound, match="10 to 11"):
         read_snapshot(path, 4)

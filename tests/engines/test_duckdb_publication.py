@@ -21,7 +21,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, PublicationWarning
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage.publication import Publication
-from featurestore.testing.table_conformance import ids, new_table, some, write
+from featurestore.testing.table_conformance import ids, new_table, rows_with_ids, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 HERE = ("duckdb_delta", os.path.join("storage", "publication"))
@@ -66,9 +66,9 @@ def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int
 
 
 WRITES = {
-    "append": lambda engine, path: write(engine, path, some(7)),
+    "append": lambda engine, path: write(engine, path, rows_with_ids(7)),
     "upsert": lambda engine, path: write(
-        engine, path, some(1, 7), TableWrite("upsert", key=("id",))
+        engine, path, rows_with_ids(1, 7), TableWrite("upsert", key=("id",))
     ),
     "compact": lambda engine, path: engine.compact(path),
 }
@@ -82,8 +82,8 @@ def test_interrupt_after_commit_removes_nothing(
     while True:
         folder = tmp_path / str(step)
         path = new_table(engine, folder)
-        write(engine, path, some(0, 1))
-        write(engine, path, some(2))
+        write(engine, path, rows_with_ids(0, 1))
+        write(engine, path, rows_with_ids(2))
         commit = commit_path(path, 3)
         hit = interrupted(
             lambda path=path: WRITES[name](engine, path),
@@ -121,7 +121,7 @@ def test_concurrent_vacuum_keeps_committed_files(
     engine: DuckDBEngine, tmp_path: Path, how: str
 ) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(0))
+    write(engine, path, rows_with_ids(0))
     done = threading.Event()
 
     def work() -> None:
@@ -129,9 +129,9 @@ def test_concurrent_vacuum_keeps_committed_files(
         try:
             for number in range(1, 16):
                 if how == "append":
-                    write(writer, path, some(number))
+                    write(writer, path, rows_with_ids(number))
                 else:
-                    write(writer, path, some(number), TableWrite("upsert", key=("id",)))
+                    write(writer, path, rows_with_ids(number), TableWrite("upsert", key=("id",)))
                     writer.compact(path)
         finally:
             writer.close()
@@ -162,7 +162,7 @@ def test_files_are_synced_before_commit(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "link", linked)
     path = new_table(engine, tmp_path, partition_by=("zone",))
-    write(engine, path, some(0, 1))
+    write(engine, path, rows_with_ids(0, 1))
     files = [file.path for file in read_snapshot(path).files]
     commit = events.index(f"link {commit_path(path, 1)}")
     for file in files:
@@ -181,7 +181,7 @@ def test_fast_durability_leaves_syncing_to_the_system(
     fast = DuckDBEngine(durability="fast")
     monkeypatch.setattr(os, "fsync", refused)
     path = new_table(fast, tmp_path)
-    write(fast, path, some(1))
+    write(fast, path, rows_with_ids(1))
     assert ids(fast, path) == [1]
     fast.close()
     with pytest.raises(InvalidArgument, match="durability='slow'"):
@@ -202,7 +202,7 @@ def test_failed_sync_after_commit_is_a_warning(
 
     monkeypatch.setattr(os, "fsync", failing)
     with pytest.warns(PublicationWarning, match="landed, and then"):
-        assert write(engine, path, some(1)) == 1
+        assert write(engine, path, rows_with_ids(1)) == 1
     assert ids(engine, path) == [1]
 
 

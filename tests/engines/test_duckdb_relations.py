@@ -24,7 +24,7 @@ from featurestore.errors import (
 )
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TableWrite
-from featurestore.testing.relation_conformance import SumAndCount, numbered
+from featurestore.testing.relation_conformance import SumAndCount, make_rows
 from featurestore_connectors.duckdb_delta import DuckDBEngine, failures, shards
 
 
@@ -153,16 +153,16 @@ def test_arrow_types_are_cast_to_feature_types(engine: DuckDBEngine) -> None:
 
 def test_broken_stream_raises_its_own_error(engine: DuckDBEngine) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
-        yield from numbered(3).to_batches()
+        yield from make_rows(3).to_batches()
         raise FileNotFoundError("the source went away")
 
-    reader = pa.RecordBatchReader.from_batches(numbered(0).schema, batches())
+    reader = pa.RecordBatchReader.from_batches(make_rows(0).schema, batches())
     with pytest.raises(FileNotFoundError, match=r"^the source went away$"):
         engine.stream(engine.from_arrow(reader)).read_all()
 
 
 def test_second_read_of_stream_raises(engine: DuckDBEngine) -> None:
-    relation = engine.from_arrow(numbered(3).to_reader())
+    relation = engine.from_arrow(make_rows(3).to_reader())
     assert relation.single_use
     assert engine.filter(relation, "id > 0").single_use
     assert engine.count(relation) == 3
@@ -191,7 +191,7 @@ def test_batches_of_long_bytes_stay_small(engine: DuckDBEngine) -> None:
 
 
 def test_mapped_relation_is_written_and_mapped(engine: DuckDBEngine, tmp_path: Path) -> None:
-    table = numbered(10_000)
+    table = make_rows(10_000)
     mapped = engine.stage(engine.from_arrow(table.to_reader()), str(tmp_path / "a"))
     for _ in range(3):
         mapped = engine.map_batches(mapped, lambda batch: batch, schema=table.schema)
@@ -229,7 +229,7 @@ def test_relations_are_usable_from_many_threads(engine: DuckDBEngine) -> None:
         try:
             for _ in range(10):
                 relation = engine.filter(
-                    engine.from_arrow(numbered(50).to_reader()), f"id >= {number}"
+                    engine.from_arrow(make_rows(50).to_reader()), f"id >= {number}"
                 )
                 assert read(engine, relation).num_rows == 50 - number
         except BaseException as error:
@@ -247,7 +247,7 @@ def test_relations_are_usable_from_many_threads(engine: DuckDBEngine) -> None:
 
 
 def test_columns_and_filters_reach_the_files(engine: DuckDBEngine, tmp_path: Path) -> None:
-    path = table_of(engine, tmp_path / "table", numbered(10))
+    path = table_of(engine, tmp_path / "table", make_rows(10))
     plan = engine.explain(engine.filter(engine.read_table(path, columns=["id", "value"]), "id = 3"))
     assert "zone" not in plan
     assert "Filters" in plan
@@ -255,7 +255,7 @@ def test_columns_and_filters_reach_the_files(engine: DuckDBEngine, tmp_path: Pat
 
 
 def test_filters_on_partitions_leave_files_out(engine: DuckDBEngine, tmp_path: Path) -> None:
-    path = table_of(engine, tmp_path / "table", numbered(10), partition_by=("zone",))
+    path = table_of(engine, tmp_path / "table", make_rows(10), partition_by=("zone",))
     relation = engine.filter(engine.read_table(path), "zone = 'a'")
     for file in read_snapshot(path).files:
         if file.partition["zone"] != "a":
@@ -268,9 +268,9 @@ def test_paths_with_glob_characters_are_taken_literally(
 ) -> None:
     odd = tmp_path / "a[1]*?'b"
     odd.mkdir()
-    path = table_of(engine, odd / "table", numbered(3))
+    path = table_of(engine, odd / "table", make_rows(3))
     assert read(engine, engine.read_table(path)).num_rows == 3
-    staged = engine.stage(engine.from_arrow(numbered(3).to_reader()), str(odd / "stage"))
+    staged = engine.stage(engine.from_arrow(make_rows(3).to_reader()), str(odd / "stage"))
     assert engine.count(staged) == 3
     assert engine.count(engine.read_files([str(odd / "stage")])) == 3
 

@@ -35,8 +35,15 @@ from featurestore.errors import (
 )
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
-from featurestore.testing.relation_conformance import NOON, numbered, rows
-from featurestore.testing.table_conformance import SCHEMA, ids, new_table, prices, some, write
+from featurestore.testing.relation_conformance import NOON, make_rows, rows
+from featurestore.testing.table_conformance import (
+    SCHEMA,
+    ids,
+    new_table,
+    prices,
+    rows_with_ids,
+    write,
+)
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
 from featurestore_connectors.duckdb_delta.commits import Change
 
@@ -57,8 +64,8 @@ def data_files(path: str) -> set[str]:
 
 def test_plain_delta_reads_every_table_state(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
-    write(engine, path, numbered(10))
-    write(engine, path, some(3, value=-1.0), TableWrite("upsert", key=("id",)))
+    write(engine, path, make_rows(10))
+    write(engine, path, rows_with_ids(3, value=-1.0), TableWrite("upsert", key=("id",)))
     engine.delete(path, "id = 4", commit_metadata={})
     engine.compact(path)
     table = DeltaTable(path)
@@ -79,8 +86,8 @@ def test_plain_delta_reads_every_table_state(engine: DuckDBEngine, tmp_path: Pat
 
 def test_plain_delta_skips_files_by_statistics(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(0, 1))
-    write(engine, path, some(8, 9))
+    write(engine, path, rows_with_ids(0, 1))
+    write(engine, path, rows_with_ids(8, 9))
     state = read_snapshot(path)
     bounds = state.bounds("id")
     assert bounds is not None
@@ -91,14 +98,14 @@ def test_plain_delta_skips_files_by_statistics(engine: DuckDBEngine, tmp_path: P
 
 def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
-    write_deltalake(path, numbered(6), partition_by=["zone"])
-    write_deltalake(path, numbered(8).slice(6), mode="append")
-    write(engine, path, some(3, value=-1.0), TableWrite("upsert", key=("id",)))
+    write_deltalake(path, make_rows(6), partition_by=["zone"])
+    write_deltalake(path, make_rows(8).slice(6), mode="append")
+    write(engine, path, rows_with_ids(3, value=-1.0), TableWrite("upsert", key=("id",)))
     found = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
     assert [row["value"] for row in found] == [0.0, 0.5, 1.0, -1.0, 2.0, 2.5, 3.0, 3.5]
-    assert [row["zone"] for row in found] == numbered(8)["zone"].to_pylist()
+    assert [row["zone"] for row in found] == make_rows(8)["zone"].to_pylist()
     merge = DeltaTable(path).merge(
-        some(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old"
+        rows_with_ids(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old"
     )
     merge.when_matched_update_all().execute()
     assert rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")[0]["value"] == 7.0
@@ -106,7 +113,7 @@ def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_
 
 def test_partitions_in_unnamed_folders_are_read(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
-    write(engine, path, numbered(10))
+    write(engine, path, make_rows(10))
     for number, file in enumerate(sorted(data_files(path))):
         os.rename(file, Path(path) / f"moved-{number}.parquet")
     commit = Path(commit_path(path, 1))
@@ -119,7 +126,7 @@ def test_partitions_in_unnamed_folders_are_read(engine: DuckDBEngine, tmp_path: 
     commit.write_text("\n".join(map(json.dumps, actions)))
     assert (
         rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-        == numbered(10).to_pylist()
+        == make_rows(10).to_pylist()
     )
 
 
@@ -170,7 +177,7 @@ def test_tables_of_newer_writers_are_read_only(engine: DuckDBEngine, tmp_path: P
 
 def test_partition_by_empty_text_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path, partition_by=("zone",))
-    table = numbered(2).set_column(2, "zone", pa.array(["", "a"]))
+    table = make_rows(2).set_column(2, "zone", pa.array(["", "a"]))
     with pytest.raises(InvalidArgument, match="'zone'"):
         write(engine, path, table)
     assert data_files(path) == set()
@@ -196,7 +203,7 @@ def test_unknown_columns_are_named(engine: DuckDBEngine, tmp_path: Path) -> None
 def test_upsert_with_duplicate_key_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     with pytest.raises(DuplicateKeys, match="'id': 1"):
-        write(engine, path, some(1, 1), TableWrite("upsert", key=("id",)))
+        write(engine, path, rows_with_ids(1, 1), TableWrite("upsert", key=("id",)))
 
 
 # -- files --------------------------------------------------------------------------------------------------------
@@ -206,7 +213,7 @@ def test_a_failed_write_leaves_no_file(engine: DuckDBEngine, tmp_path: Path) -> 
     path = new_table(engine, tmp_path)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        yield from numbered(1000).to_batches()
+        yield from make_rows(1000).to_batches()
         raise ValueError("broken source")
 
     reader = pa.RecordBatchReader.from_batches(SCHEMA, batches())
@@ -219,7 +226,7 @@ def test_a_failed_write_leaves_no_file(engine: DuckDBEngine, tmp_path: Path) -> 
 
 def test_staged_files_are_linked_into_table(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    staged = engine.stage(engine.from_arrow(numbered(100).to_reader()), str(tmp_path / "stage"))
+    staged = engine.stage(engine.from_arrow(make_rows(100).to_reader()), str(tmp_path / "stage"))
     engine.write(path, staged, TableWrite("append"))
     (file,) = data_files(path)
     assert os.stat(file).st_nlink == 2
@@ -227,10 +234,10 @@ def test_staged_files_are_linked_into_table(engine: DuckDBEngine, tmp_path: Path
 
 def test_upsert_rewrites_only_files_with_keys(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(0, 1))
-    write(engine, path, some(8, 9))
+    write(engine, path, rows_with_ids(0, 1))
+    write(engine, path, rows_with_ids(8, 9))
     before = {file.path for file in read_snapshot(path).files}
-    write(engine, path, some(8, value=-1.0), TableWrite("upsert", key=("id",)))
+    write(engine, path, rows_with_ids(8, value=-1.0), TableWrite("upsert", key=("id",)))
     kept = before & {file.path for file in read_snapshot(path).files}
     assert len(kept) == 1
 
@@ -238,18 +245,18 @@ def test_upsert_rewrites_only_files_with_keys(engine: DuckDBEngine, tmp_path: Pa
 def test_replace_rewrites_only_files_in_range(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for each in (0, 5, 9):
-        write(engine, path, some(each))
+        write(engine, path, rows_with_ids(each))
     other = read_snapshot(path).files[0].path
     Path(other).write_bytes(b"unreadable, and not to be read")
     window = TimeRange("hour", NOON + timedelta(hours=5), NOON + timedelta(hours=9), "right")
-    write(engine, path, numbered(0), TableWrite("replace", replace=window))
+    write(engine, path, make_rows(0), TableWrite("replace", replace=window))
     assert [file.rows for file in read_snapshot(path).files] == [1, 1]
 
 
 def test_folders_with_glob_characters_are_writable(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path / "a[1]*?'b", partition_by=("zone",))
-    write(engine, path, some(0, 1, 2))
-    write(engine, path, some(1, value=-1.0), TableWrite("upsert", key=("id",)))
+    write(engine, path, rows_with_ids(0, 1, 2))
+    write(engine, path, rows_with_ids(1, value=-1.0), TableWrite("upsert", key=("id",)))
     engine.delete(path, "id = 2", commit_metadata={})
     found = rows(
         engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]), sort_by="id"
@@ -269,7 +276,7 @@ def test_rows_keep_the_order_of_writing(engine: DuckDBEngine, tmp_path: Path) ->
 
 def test_vacuum_keeps_files_of_running_writes(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1))
+    write(engine, path, rows_with_ids(1))
     fresh, old = Path(path) / "part-fresh.parquet", Path(path) / "part-old.parquet"
     for file in (fresh, old):
         file.write_bytes(b"x")
@@ -325,14 +332,14 @@ def test_repeated_conflicts_raise_write_conflict(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1))
+    write(engine, path, rows_with_ids(1))
     rival = DuckDBEngine()
     state_of = read_snapshot
 
     def slow(path: str, version: int | None = None) -> Snapshot:
         state = state_of(path, version)
         monkeypatch.setattr(commits, "read_snapshot", state_of)
-        write(rival, path, some(5))
+        write(rival, path, rows_with_ids(5))
         monkeypatch.setattr(commits, "read_snapshot", slow)
         return state
 
@@ -349,14 +356,14 @@ def test_repeated_conflicts_raise_write_conflict(
 def test_append_ignores_concurrent_appends(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     stale = read_snapshot(path)
-    write(engine, path, some(1))
+    write(engine, path, rows_with_ids(1))
     assert commits.commit(stale, Change("WRITE"), Publication()) == 2
 
 
 def test_concurrent_equal_transactions_commit_once(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     stale = read_snapshot(path)
-    write(engine, path, some(1), TableWrite("append", transaction=("app", 1)))
+    write(engine, path, rows_with_ids(1), TableWrite("append", transaction=("app", 1)))
     with pytest.raises(commits.RepeatedError):
         commits.commit(stale, Change("WRITE", transaction=("app", 1)), Publication())
 
@@ -376,8 +383,8 @@ def test_transaction_committed_meanwhile_is_skipped(
         return put(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
-    monkeypatch.setattr(time, "sleep", lambda _: write(other, path, some(1), same))
-    assert write(engine, path, some(1), same) is None
+    monkeypatch.setattr(time, "sleep", lambda _: write(other, path, rows_with_ids(1), same))
+    assert write(engine, path, rows_with_ids(1), same) is None
     assert ids(engine, path) == [1]
     other.close()
 
@@ -449,7 +456,7 @@ def fill(file: Path) -> None:
 
 def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path) -> None:
     path = new_table(engine, small_disk)
-    write(engine, path, some(1, 2))
+    write(engine, path, rows_with_ids(1, 2))
     rng = np.random.default_rng(0)
     big = pa.table(
         {"id": pa.array(rng.integers(0, 2**62, 2_000_000)), "value": rng.normal(size=2_000_000)}
@@ -464,12 +471,12 @@ def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path
         engine.set_properties(path, {"a": "b"})
     assert ids(engine, path) == [1, 2]
     os.unlink(small_disk / "filler")
-    assert write(engine, path, some(3)) == 2
+    assert write(engine, path, rows_with_ids(3)) == 2
 
 
 def test_a_truncated_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1, 2))
+    write(engine, path, rows_with_ids(1, 2))
     (file,) = data_files(path)
     os.truncate(file, 100)
     with pytest.raises(TableDamaged, match=Path(file).name):
@@ -480,7 +487,7 @@ def test_a_truncated_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) ->
 
 def test_damaged_data_file_is_named(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1, 2))
+    write(engine, path, rows_with_ids(1, 2))
     (file,) = data_files(path)
     size = os.stat(file).st_size
     Path(file).write_bytes(b"\x00" * size)
@@ -502,7 +509,7 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
 
 def test_folder_can_have_several_stages(engine: DuckDBEngine, tmp_path: Path) -> None:
     stages = [
-        engine.stage(engine.from_arrow(numbered(each).to_reader()), str(tmp_path))
+        engine.stage(engine.from_arrow(make_rows(each).to_reader()), str(tmp_path))
         for each in (2, 3)
     ]
     assert [engine.count(stage) for stage in stages] == [2, 3]
@@ -511,7 +518,7 @@ def test_folder_can_have_several_stages(engine: DuckDBEngine, tmp_path: Path) ->
 def test_too_many_open_files_is_not_damage(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
     for number in range(40):
-        write(engine, path, some(number))
+        write(engine, path, rows_with_ids(number))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     try:
@@ -526,9 +533,9 @@ def test_too_many_open_files_is_not_damage(engine: DuckDBEngine, tmp_path: Path)
 
 def test_optimize_commits_beside_appends_not_deletes(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    write(engine, path, some(1))
+    write(engine, path, rows_with_ids(1))
     stale = read_snapshot(path)
-    write(engine, path, some(2))
+    write(engine, path, rows_with_ids(2))
     moving = Change("OPTIMIZE", removes=stale.files, data_change=False, reads=True)
     assert commits.commit(stale, moving, Publication()) == 3
     stale = read_snapshot(path)

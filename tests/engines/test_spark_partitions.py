@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from featurestore.testing.retrieval_conformance import RetrievalCheck, t0_plus
+from featurestore.testing.retrieval_conformance import RetrievalCheck, hours_after_t0
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine, shards
 
@@ -30,11 +30,11 @@ def test_join_task_count_grows_with_rows(
     hours = np.random.default_rng(0).permutation(600)
     rows = {
         "k": (hours % 11).tolist(),
-        "t": list(map(t0_plus, hours.tolist())),
+        "t": list(map(hours_after_t0, hours.tolist())),
         "x": hours.tolist(),
     }
     retrieval.group("w", rows, unique=True, primary_key=("k",), event_time="t")
-    asked = {"k": [1, 2, 3, 99, 10] * 70, "asked_at": list(map(t0_plus, range(350)))}
+    asked = {"k": [1, 2, 3, 99, 10] * 70, "asked_at": list(map(hours_after_t0, range(350)))}
     retrieval.group("asked", asked, primary_key=("k",), event_time="asked_at")
     retrieval.check(["w.x"], "asked")
     plan = retrieval.plan(["w.x"], "asked")

@@ -265,7 +265,7 @@ def _misread(store: FeatureStore) -> None:
     from featurestore.jobs.target import declaration
     from featurestore.plugins.source import DecoderRequest, MicroBatch
     from featurestore.registry import jobs
-    from featurestore.streams.micro_batches import Decoding, commit_micro_batch
+    from featurestore.streams.micro_batches import RecordDecoder, commit_micro_batch
     from featurestore_connectors.kafka import decoding
 
     store.add_source("topics", "kafka://127.0.0.1:9")
@@ -292,7 +292,7 @@ def _misread(store: FeatureStore) -> None:
         open_group(store.session, spec.target),
         MicroBatch(records, {0: 0}, {0: 1}),
         previous_offsets={0: None},
-        decoding=Decoding(decode, decoding.decoded_schema(spec.stream)),
+        decoding=RecordDecoder(decode, decoding.decoded_schema(spec.stream)),
         commit_metadata={"job": spec.name, "run": "r", "topic": "t"},
     )
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
-from featurestore.testing.format_conformance import layout_of, write
+from featurestore.testing.format_conformance import build_layout, write
 from featurestore_connectors.csv import CsvFormat
 
 FORMAT = CsvFormat()
@@ -33,7 +33,7 @@ def test_csv_file_follows_rfc_4180(tmp_path: Path) -> None:
             "raw": [b"\x00\xff", b""],
         }
     )
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     assert Path(path).read_bytes().decode() == (
         "n,x,text,gone,at,v,raw\r\n"
         '1,0.5,"say ""x"",\r\nplease",,2024-05-01T12:00:00.000005Z,"[1,2]","AP8="\r\n'
@@ -49,7 +49,7 @@ def test_duckdb_reads_equal_csv_values(tmp_path: Path) -> None:
     table = pa.table(
         {"n": pa.array([1, None, 3]), "x": [0.1, -1e300, 5e-324], "text": ['a "b"', "", "c,d"]}
     )
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     with duckdb.connect() as connection:
         found = connection.sql(f"select n, x, text from read_csv('{path}', header=true)").fetchall()
     assert [(n, x) for n, x, _ in found] == [(1, 0.1), (None, -1e300), (3, 5e-324)]
@@ -58,7 +58,7 @@ def test_duckdb_reads_equal_csv_values(tmp_path: Path) -> None:
 
 def test_csv_index_locates_rows(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000), "text": ["x\r\n" * (row % 5) for row in range(1000)]})
-    path, written = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, written = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     index = np.fromfile(tmp_path / written.sidecars[0].path, "<u8")
     assert index[0] == 1000
     data = Path(path).read_bytes()
@@ -69,7 +69,7 @@ def test_csv_index_locates_rows(tmp_path: Path) -> None:
 
 def test_changed_csv_file_is_refused(tmp_path: Path) -> None:
     table = pa.table({"n": range(200)})
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     whole = Path(path).read_bytes()
     reader = FORMAT.open_shard(path, layout=layout)
@@ -87,7 +87,7 @@ def test_times_outside_iso_8601_are_refused_first() -> None:
     far = pa.array([2**62], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     table = pa.table({"far": far, "day": pa.array([-(10**6)], pa.int32()).cast(pa.date32())})
     with pytest.raises(UnsupportedType, match="far, day"):
-        layout_of(FORMAT, table)
+        build_layout(FORMAT, table)
 
 
 def test_compressed_csv_is_refused_with_hint() -> None:

@@ -8,7 +8,7 @@ import pytest
 from featurestore.errors import UnsupportedType
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.testing.format_cases import example_table, supported
-from featurestore.testing.format_conformance import FormatConformance, layout_of
+from featurestore.testing.format_conformance import FormatConformance, build_layout
 from featurestore_connectors.tfrecord import TFRecordFormat
 
 
@@ -48,7 +48,7 @@ class TestTFRecordOfOneWidth(FormatConformance):
 
     def test_layout_is_fixed_width(self, dataset_format: DatasetFormat) -> None:
         table = example_table(supported(dataset_format))
-        layout = layout_of(dataset_format, table)
+        layout = build_layout(dataset_format, table)
         assert layout["kind"] == "fixed"
         assert dataset_format.record_access(layout) is not None
 

@@ -21,7 +21,7 @@ import pytest
 import featurestore
 from featurestore import _current
 from featurestore.plugins.format import DatasetFormat
-from featurestore.testing.format_conformance import FormatConformance, layout_of, write
+from featurestore.testing.format_conformance import FormatConformance, build_layout, write
 from featurestore_connectors.tfrecord import TFRecordFormat
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -106,7 +106,7 @@ print(dataset.manifest.data_format, sum(dataset.num_rows(split) for split in dat
 def shard(tmp_path: Path) -> tuple[str, Any, pa.Table]:
     texts = ["fifteen letters", "fourteen lettr", None, "thirteen lett"] * 3
     table = pa.table({"n": [1, 2, 3, 4] * 3, "text": texts})
-    layout = layout_of(TFRecordFormat(), table)
+    layout = build_layout(TFRecordFormat(), table)
     return write(TFRecordFormat(), tmp_path, table, layout)[0], layout, table
 
 

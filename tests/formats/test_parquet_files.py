@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
-from featurestore.testing.format_cases import EVERY_TYPE, example_table, manifest_of
-from featurestore.testing.format_conformance import BLOCK_ROWS, layout_of, write
+from featurestore.testing.format_cases import EVERY_TYPE, build_manifest, example_table
+from featurestore.testing.format_conformance import BLOCK_ROWS, build_layout, write
 from featurestore_connectors.parquet import BLOCKS_PER_ROW_GROUP, ParquetFormat
 
 FORMAT = ParquetFormat()
@@ -19,7 +19,7 @@ FORMAT = ParquetFormat()
 
 def test_row_groups_are_multiples_of_the_block(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table), batch_rows=37)
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table), batch_rows=37)
     metadata = pq.read_metadata(path)
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     assert set(sizes[:-1]) == {BLOCKS_PER_ROW_GROUP * BLOCK_ROWS}
@@ -29,7 +29,7 @@ def test_row_groups_are_multiples_of_the_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["SNAPPY", "ZSTD", "GZIP", "NONE"])
 def test_parquet_uses_requested_codec(codec: str, tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
-    layout = layout_of(FORMAT, table, compression=codec)
+    layout = build_layout(FORMAT, table, compression=codec)
     path, _ = write(FORMAT, tmp_path, table, layout)
     found = pq.read_metadata(path).row_group(0).column(0).compression
     assert found == ("UNCOMPRESSED" if codec == "NONE" else codec)
@@ -38,7 +38,7 @@ def test_parquet_uses_requested_codec(codec: str, tmp_path: Path) -> None:
 
 def test_duckdb_reads_every_type(tmp_path: Path) -> None:
     table = example_table(EVERY_TYPE, rows=50)
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     with duckdb.connect() as connection:
         found = connection.sql(
             f"select count(*), count(c4), sum(c4) from read_parquet('{path}')"
@@ -51,7 +51,7 @@ def test_neighboring_reads_decode_row_group_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = pa.table({"n": range(640), "x": range(640)})
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     reader = FORMAT.open_shard(path, layout=layout)
     decoded = []
@@ -70,7 +70,7 @@ def test_neighboring_reads_decode_row_group_once(
 
 def test_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     whole = bytearray(Path(path).read_bytes())
     whole[4:40] = bytes(36)
@@ -91,8 +91,8 @@ def test_only_tfrecord_is_parsed_as_example(name: str, tmp_path: Path) -> None:
 
     chosen = find_format(name)
     table = pa.table({"n": [1]})
-    layout = layout_of(chosen, table)
+    layout = build_layout(chosen, table)
     _, written = write(chosen, tmp_path, table, layout)
     with pytest.raises(InvalidArgument, match="tfrecord"):
-        chosen.feature_spec(manifest_of(chosen, table, layout, [written]))
+        chosen.feature_spec(build_manifest(chosen, table, layout, [written]))
     assert chosen.refuse_reading(layout) is None

@@ -20,8 +20,8 @@ import pytest
 from featurestore import FeatureStore
 from featurestore.errors import MissingExtra, ReaderConfigError, UnsupportedType
 from featurestore.plugins.format import Layout, WrittenFile, WrittenShard
-from featurestore.testing.format_cases import DECIMALS, NUMBERS, TIME, example_table, manifest_of
-from featurestore.testing.format_conformance import layout_of
+from featurestore.testing.format_cases import DECIMALS, NUMBERS, TIME, build_manifest, example_table
+from featurestore.testing.format_conformance import build_layout
 from featurestore_connectors.petastorm import (
     ROW_GROUPS_PER_SHARD,
     WHOLE_POOL,
@@ -48,14 +48,14 @@ def dataset(directory: Path, table: pa.Table, *, shards: int) -> tuple[str, Layo
 
     Return the URL of the split.
     """
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     bounds = [table.num_rows * index // shards for index in range(shards + 1)]
     written = []
     for number, (start, stop) in enumerate(pairwise(bounds)):
         path = f"train/petastorm-{number:05d}-of-{shards:05d}.parquet"
         batches = iter(table.slice(start, stop - start).to_batches())
         written.append(FORMAT.write_shard(str(directory), path, batches, layout=layout))
-    FORMAT.finish(str(directory), manifest_of(FORMAT, table, layout, written))
+    FORMAT.finish(str(directory), build_manifest(FORMAT, table, layout, written))
     return f"file://{directory}/train", layout
 
 
@@ -163,7 +163,7 @@ def test_petastorm_reader_reads_every_row_group(tmp_path: Path) -> None:
     _, layout = dataset(tmp_path, table, shards=2)
     names = [f"train/petastorm-{n:05d}-of-00002.parquet" for n in range(2)]
     shards = [WrittenShard(WrittenFile(name, 0, ""), 480) for name in names]
-    manifest = manifest_of(FORMAT, table, layout, shards)
+    manifest = build_manifest(FORMAT, table, layout, shards)
     for _ in range(5):
         found: Counter[int] = Counter()
         for worker in range(2):
@@ -370,7 +370,7 @@ def test_petastorm_reads_any_storage_location(tmp_path: Path) -> None:
     place = tmp_path / "a b%20c"
     _, layout = dataset(place, table, shards=1)
     shards = [WrittenShard(WrittenFile("train/petastorm-00000-of-00001.parquet", 0, ""), 24)]
-    manifest = manifest_of(FORMAT, table, layout, shards)
+    manifest = build_manifest(FORMAT, table, layout, shards)
     with FORMAT.native_reader(str(place), manifest, split="train", worker=0, workers=1) as reader:
         found = [n for batch in reader for n in batch.n.tolist()]
     assert sorted(found) == list(range(24))

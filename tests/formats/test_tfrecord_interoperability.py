@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.recovery.rebuild import rebuild
-from featurestore.testing.format_cases import manifest_of, supported, tables
-from featurestore.testing.format_conformance import layout_of, write
+from featurestore.testing.format_cases import build_manifest, supported, tables
+from featurestore.testing.format_conformance import build_layout, write
 from featurestore_connectors.tfrecord import TFRecordFormat
 
 pytestmark = pytest.mark.tensorflow
@@ -103,7 +103,7 @@ def test_record_features_are_columns_with_values(
     table = data.draw(tables(supported(FORMAT)))
     compression = data.draw(st.sampled_from([None, "GZIP"]))
     declared = data.draw(st.booleans())
-    layout = layout_of(FORMAT, table, compression=compression, declared=declared)
+    layout = build_layout(FORMAT, table, compression=compression, declared=declared)
     path, _ = write(FORMAT, tmp_path_factory.mktemp("listed"), table, layout)
     examples = examples_of(path, compression=compression)
     assert len(examples) == table.num_rows
@@ -136,12 +136,12 @@ MEANINGS = {
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_documented_types_equal_inferred_types(declared: bool, tmp_path: Path) -> None:
-    layout = layout_of(FORMAT, TABLE, declared=declared)
+    layout = build_layout(FORMAT, TABLE, declared=declared)
     assert layout["kind"] == ("fixed" if declared else "variable")
     path, written = write(FORMAT, tmp_path, TABLE, layout)
     examples = examples_of(path)
     parsed = parsed_types(
-        examples, FORMAT.feature_spec(manifest_of(FORMAT, TABLE, layout, [written]))
+        examples, FORMAT.feature_spec(build_manifest(FORMAT, TABLE, layout, [written]))
     )
     inferred = [parsed, *(rule(examples) for rule in RULES)]
     for columns in inferred:

@@ -18,12 +18,12 @@ from featurestore.arrow.text_values import format_decimals
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,
+    build_manifest,
     is_identical,
-    manifest_of,
     supported,
     tables,
 )
-from featurestore.testing.format_conformance import layout_of, write
+from featurestore.testing.format_conformance import build_layout, write
 from featurestore_connectors.tfrecord import TFRecordFormat
 
 pytest.importorskip("google.protobuf")
@@ -111,7 +111,7 @@ def test_all_parsers_read_equal_values(
     table = data.draw(tables(supported(FORMAT)))
     compression = data.draw(st.sampled_from([None, "GZIP"]))
     declared = data.draw(st.booleans())
-    layout = layout_of(FORMAT, table, compression=compression, declared=declared)
+    layout = build_layout(FORMAT, table, compression=compression, declared=declared)
     path, written = write(FORMAT, tmp_path_factory.mktemp("parsed"), table, layout)
     encodings = FORMAT.encodings(layout)
     records = [
@@ -123,7 +123,7 @@ def test_all_parsers_read_equal_values(
         example = tf.train.Example.FromString(record)
         for name in table.schema.names:
             assert equal(example_values(example, name), expected[name][row])
-    spec = FORMAT.feature_spec(manifest_of(FORMAT, table, layout, [written]))
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
     if records:
         parsed = tf.io.parse_example(records, spec)
         for name, encoding in encodings.items():
@@ -147,7 +147,7 @@ def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
             "many": pa.array([None, [], [0], [1]], pa.list_(pa.int64())),
         }
     )
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, written = write(FORMAT, tmp_path, table, layout)
     records = [each.numpy() for each in tf.data.TFRecordDataset(path)]
     examples = [tf.train.Example.FromString(record) for record in records]
@@ -159,7 +159,7 @@ def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
     ]
     assert [example_values(each, "text") for each in examples] == [None, [b""], [b"0"], [b"nan"]]
     assert [example_values(each, "many") for each in examples] == [None, [], [0], [1]]
-    spec = FORMAT.feature_spec(manifest_of(FORMAT, table, layout, [written]))
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
     assert isinstance(spec["x"], tf.io.VarLenFeature)
     chosen = {**spec, "x": tf.io.FixedLenFeature((), tf.float32, default_value=-7.0)}
     assert (
@@ -172,7 +172,7 @@ def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
 
 def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:
     table = pa.table({"x": [0.1, 1e300, -1e300, 1e-300]})
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     assert FORMAT.encodings(layout)["x"].loss == "float64 to float32"
     path, _ = write(FORMAT, tmp_path, table, layout)
     found = FORMAT.open_shard(path, layout=layout).read(0, 4, ["x"])
@@ -196,7 +196,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
             "digit": digits.target,
         }
     )
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, written = write(FORMAT, tmp_path, table, layout)
     assert layout["kind"] == "fixed"
     access = FORMAT.record_access(layout)
@@ -206,7 +206,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
     assert decoded["image"][0].dtype == np.uint8
     assert (decoded["flat"][0].reshape(-1, 8, 8) == pixels).all()
     assert decoded["png"][0].tolist() == [image.tobytes() for image in pixels]
-    spec = FORMAT.feature_spec(manifest_of(FORMAT, table, layout, [written]))
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
     assert spec["image"] == tf.io.FixedLenFeature((8, 8), tf.int64)
     batch = next(
         iter(
@@ -229,9 +229,9 @@ def test_schema_file_is_tensorflow_metadata_schema(tmp_path: Path) -> None:
             "words": pa.array([["a"], []]),
         }
     )
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     _, written = write(FORMAT, tmp_path, table, layout)
-    (file,) = FORMAT.finish(str(tmp_path), manifest_of(FORMAT, table, layout, [written]))
+    (file,) = FORMAT.finish(str(tmp_path), build_manifest(FORMAT, table, layout, [written]))
     assert file.path == "schema.pbtxt"
     schema = text_format.Parse((tmp_path / file.path).read_text(), metadata_schema())
     found = {each.name: each for each in schema.feature}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import ColumnProfile
 from featurestore.testing.format_cases import SCALARS, example_table, profiles, supported
-from featurestore.testing.format_conformance import layout_of, write
+from featurestore.testing.format_conformance import build_layout, write
 from featurestore_connectors.tfrecord import TFRecordFormat, wire
 
 FORMAT = TFRecordFormat()
@@ -26,7 +26,7 @@ GOLDEN = bytes.fromhex(
 
 def test_golden_record_is_written_byte_for_byte(tmp_path: Path) -> None:
     table = pa.table({"a": pa.array([1]), "b": pa.array([1.0], pa.float32()), "c": pa.array(["x"])})
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     assert Path(path).read_bytes() == GOLDEN
 
 
@@ -58,11 +58,11 @@ def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) 
     signed = pa.array(np.arange(3000).astype(np.int8), mask=mask)
     counts = pa.array(random.integers(0, 128, 3000).astype(np.int8), mask=mask)
     table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
-    path, _ = write(FORMAT, tmp_path, table, layout_of(FORMAT, table))
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
     stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
     assert (stored == wire.payload_checksums(records)).all()
-    shard = FORMAT.open_shard(path, layout=layout_of(FORMAT, table))
+    shard = FORMAT.open_shard(path, layout=build_layout(FORMAT, table))
     found = shard.read(0, table.num_rows, table.schema.names)
     assert pa.Table.from_batches([found]).equals(table.combine_chunks())
     shard.close()
@@ -78,7 +78,7 @@ def test_numbers_of_more_bytes_are_not_truncated(width: int) -> None:
 def test_fixed_width_records_have_regular_offsets(tmp_path: Path) -> None:
     kinds = supported(FORMAT, SCALARS)
     table = example_table(kinds)
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     assert layout["kind"] == "fixed"
     assert layout["reason"] is None
     path, written = write(FORMAT, tmp_path, table, layout)
@@ -95,8 +95,8 @@ def test_fixed_width_records_have_regular_offsets(tmp_path: Path) -> None:
 def test_texts_of_different_lengths_use_variable_layout(tmp_path: Path) -> None:
     even = pa.table({"text": ["x" * (80 + row % 20) for row in range(100)]})
     uneven = pa.table({"n": range(100), "text": ["x" * (row * 10) for row in range(100)]})
-    assert layout_of(FORMAT, even)["kind"] == "fixed"
-    layout = layout_of(FORMAT, uneven)
+    assert build_layout(FORMAT, even)["kind"] == "fixed"
+    layout = build_layout(FORMAT, uneven)
     assert layout["kind"] == "variable"
     assert "%" in layout["reason"]
     assert "'text'" in layout["reason"]
@@ -109,7 +109,7 @@ def test_texts_of_different_lengths_use_variable_layout(tmp_path: Path) -> None:
 
 
 def test_lists_of_any_length_get_the_variable_layout() -> None:
-    layout = layout_of(FORMAT, pa.table({"x": pa.array([[1], [], None], pa.list_(pa.int64()))}))
+    layout = build_layout(FORMAT, pa.table({"x": pa.array([[1], [], None], pa.list_(pa.int64()))}))
     assert layout["kind"] == "variable"
     assert "'x'" in layout["reason"]
 
@@ -129,7 +129,7 @@ def test_declared_lists_have_fixed_width_records(tmp_path: Path) -> None:
             "b": pa.array([["xy"], [], ["z", ""]], pa.list_(pa.string())),
         }
     )
-    layout = layout_of(FORMAT, table, declared=True)
+    layout = build_layout(FORMAT, table, declared=True)
     assert (layout["version"], layout["kind"]) == (3, "fixed")
     path, written = write(FORMAT, tmp_path, table, layout)
     assert Path(path).read_bytes().hex() == GOLDEN_LISTS
@@ -139,7 +139,7 @@ def test_declared_lists_have_fixed_width_records(tmp_path: Path) -> None:
 
 def test_declared_texts_always_have_fixed_width() -> None:
     uneven = pa.table({"n": range(100), "text": ["x" * (row * 10) for row in range(100)]})
-    layout = layout_of(FORMAT, uneven, declared=True)
+    layout = build_layout(FORMAT, uneven, declared=True)
     assert (layout["version"], layout["kind"]) == (1, "fixed")
 
 
@@ -147,7 +147,7 @@ def test_damaged_lists_are_named_and_not_read(tmp_path: Path) -> None:
     texts = pa.array([[f"w{row}"] * (row % 3) for row in range(50)])
     numbers = pa.array([[300] * (row % 3) for row in range(50)])
     table = pa.table({"texts": texts, "numbers": numbers})
-    layout = layout_of(FORMAT, table, declared=True)
+    layout = build_layout(FORMAT, table, declared=True)
     path, _ = write(FORMAT, tmp_path, table, layout)
     sound = Path(path).read_bytes()
     for field in layout["fields"]:
@@ -164,13 +164,13 @@ def test_varint_widths_fit_the_values() -> None:
     table = pa.table(
         {"small": [0, 100], "large": [0, 10**9], "negative": [-1, 1], "flag": [True, False]}
     )
-    widths = {field["name"]: field["width"] for field in layout_of(FORMAT, table)["fields"]}
+    widths = {field["name"]: field["width"] for field in build_layout(FORMAT, table)["fields"]}
     assert widths == {"small": 1, "large": 5, "negative": 10, "flag": 1}
 
 
 def test_pixels_are_encoded_in_two_bytes() -> None:
     image = pa.array([[0, 255, 7, 9]], pa.list_(pa.uint8(), 4))
-    assert layout_of(FORMAT, pa.table({"image": image}))["fields"][0]["width"] == 2
+    assert build_layout(FORMAT, pa.table({"image": image}))["fields"][0]["width"] == 2
 
 
 @pytest.mark.parametrize("bits", [0x7FF0000000000001, 0xFFF4000000000000, 0x7FF8000000000001])
@@ -179,12 +179,12 @@ def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> No
     table = pa.table(
         {"x": pa.array(values), "v": pa.array([values.tolist()] * 2, pa.list_(pa.float64(), 2))}
     )
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     found = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
     assert [repr(each) for each in found["x"].to_pylist()] == ["nan", "0.0"]
     ragged = pa.table({"x": pa.array(values), "r": pa.array([[1.0], []])})
-    assert write(FORMAT, tmp_path / "ragged", ragged, layout_of(FORMAT, ragged))[1].rows == 2
+    assert write(FORMAT, tmp_path / "ragged", ragged, build_layout(FORMAT, ragged))[1].rows == 2
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -198,11 +198,11 @@ def test_numbers_above_int64_are_refused_first() -> None:
         }
     )
     with pytest.raises(UnsupportedType) as caught:
-        layout_of(FORMAT, table)
+        build_layout(FORMAT, table)
     assert "id: 9223372036854775808" in caught.value.message
     assert "ids: 18446744073709551615" in caught.value.message
     fits = pa.table({"id": pa.array([2**63 - 1], pa.uint64())})
-    assert layout_of(FORMAT, fits)["fields"][0]["width"] == 9
+    assert build_layout(FORMAT, fits)["fields"][0]["width"] == 9
 
 
 def test_nulls_inside_lists_are_refused_first() -> None:
@@ -213,7 +213,7 @@ def test_nulls_inside_lists_are_refused_first() -> None:
         }
     )
     with pytest.raises(UnsupportedType) as caught:
-        layout_of(FORMAT, table)
+        build_layout(FORMAT, table)
     assert "a: 1 nulls" in caught.value.message
     assert "b: 1 nulls" in caught.value.message
 
@@ -250,14 +250,14 @@ def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_pat
 def test_rows_differing_from_profile_are_refused(
     counted: pa.Array, written: pa.Array, declared: bool, tmp_path: Path
 ) -> None:
-    layout = layout_of(FORMAT, pa.table({"x": counted}), declared=declared)
+    layout = build_layout(FORMAT, pa.table({"x": counted}), declared=declared)
     with pytest.raises(DatasetDamaged, match="'x' differs from its profile"):
         write(FORMAT, tmp_path, pa.table({"x": written}), layout)
 
 
 def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
     table = pa.table({"x": [1]})
-    layout = {**layout_of(FORMAT, table), "version": 4}
+    layout = {**build_layout(FORMAT, table), "version": 4}
     with pytest.raises(InvalidArgument, match="upgrade featurestore"):
         FORMAT.open_shard(str(tmp_path / "x"), layout=layout)
 
@@ -270,8 +270,8 @@ def test_gzip_shards_contain_same_records(ragged: bool, tmp_path: Path) -> None:
     table = pa.table({"n": range(100), "f": pa.array(range(100), pa.float32())})
     if ragged:
         table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(100)]))
-    plain_path, _ = write(FORMAT, tmp_path / "plain", table, layout_of(FORMAT, table))
-    layout = layout_of(FORMAT, table, compression="GZIP")
+    plain_path, _ = write(FORMAT, tmp_path / "plain", table, build_layout(FORMAT, table))
+    layout = build_layout(FORMAT, table, compression="GZIP")
     path, written = write(FORMAT, tmp_path / "gzip", table, layout)
     assert gzip.decompress(Path(path).read_bytes()) == Path(plain_path).read_bytes()
     assert written.sidecars == ()
@@ -300,7 +300,7 @@ def test_verify_shard_locates_flipped_bit(
     table = pa.table({"n": range(50), "text": [f"row {row % 10}" for row in range(50)]})
     if ragged:
         table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(50)]))
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path_factory.mktemp("flip"), table, layout)
     whole = bytearray(Path(path).read_bytes())
     place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
@@ -316,7 +316,7 @@ def test_verify_shard_locates_flipped_bit(
 
 def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
     table = pa.table({"r": pa.array([[row] * (row % 3) for row in range(50)])})
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     index = Path(path + ".idx")
     offsets = np.fromfile(index, "<u8")
@@ -334,7 +334,7 @@ def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
 
 def test_closed_shard_refuses_reads(tmp_path: Path) -> None:
     for name, table in (("fixed", pa.table({"x": [1]})), ("variable", pa.table({"x": [[1]]}))):
-        layout = layout_of(FORMAT, table)
+        layout = build_layout(FORMAT, table)
         reader = FORMAT.open_shard(write(FORMAT, tmp_path / name, table, layout)[0], layout=layout)
         reader.close()
         with pytest.raises(ValueError, match="closed"):
@@ -343,7 +343,7 @@ def test_closed_shard_refuses_reads(tmp_path: Path) -> None:
 
 def test_bytes_per_row_estimates_written_size(tmp_path: Path) -> None:
     table = example_table(supported(FORMAT), rows=500)
-    layout = layout_of(FORMAT, table)
+    layout = build_layout(FORMAT, table)
     _, written = write(FORMAT, tmp_path, table, layout)
     size = written.file.bytes + sum(each.bytes for each in written.sidecars)
     assert FORMAT.bytes_per_row(layout, profiles(table)) == pytest.approx(size / 500, rel=0.2)

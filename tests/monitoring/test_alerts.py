@@ -374,7 +374,7 @@ def test_incident_and_alert_are_recorded_atomically(quiet: FeatureStore) -> None
 
     def fail() -> None:
         with quiet.session.registry.transaction() as connection:
-            incidents.update(connection, spec, {"drift": ["x"]})
+            incidents.update_incidents(connection, spec, {"drift": ["x"]})
             raise KeyError
 
     with pytest.raises(KeyError):

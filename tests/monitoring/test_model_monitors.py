@@ -18,7 +18,7 @@ from featurestore.errors import FeatureStoreError, JobFailed
 from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
 from featurestore.monitoring.metrics import area_under_curve
 from featurestore.monitoring.profile import Estimate, chance_mean, merge_estimates
-from featurestore.monitoring.rules import metric_findings
+from featurestore.monitoring.rules import check_metrics_in_bounds
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
 from tests.monitoring.receivers import web_server
@@ -258,14 +258,14 @@ def test_model_alarms_ignore_noise_but_detect_change(name: str) -> None:
     for number in range(300):
         rows = sizes[number % 4]
         before = [profile(day, measured(rng, name, rows)) for day in range(8)]
-        finding = metric_findings(
+        finding = check_metrics_in_bounds(
             watched, profile(8, measured(rng, name, rows)), lambda _, known=before: known
         )[0]
         out += finding.out
     assert out <= 6  # and an alarm needs two in a row
     before = [profile(day, measured(rng, name, 400)) for day in range(8)]
     changed = [profile(8, measured(rng, name, 400, worse=True)) for _ in range(20)]
-    assert all(metric_findings(watched, each, lambda _: before)[0].out for each in changed)
+    assert all(check_metrics_in_bounds(watched, each, lambda _: before)[0].out for each in changed)
 
 
 @pytest.mark.parametrize("days_before", [0, 8])
@@ -278,12 +278,12 @@ def test_metric_limits_allow_for_sampling_error(days_before: int) -> None:
     few, many = [], []
     for _ in range(20):
         few.append(
-            metric_findings(
+            check_metrics_in_bounds(
                 watched, profile(9, measured(rng, "auc", 20, worse=True)), lambda _: before
             )[0]
         )
         many.append(
-            metric_findings(
+            check_metrics_in_bounds(
                 watched, profile(9, measured(rng, "auc", 2000, worse=True)), lambda _: before
             )[0]
         )
@@ -299,8 +299,8 @@ def test_change_is_confirmed_only_by_earlier_windows() -> None:
     before = [profile(day, measured(rng, "auc", 400)) for day in range(7)]
     first = profile(7, measured(rng, "auc", 400, worse=True))
     second = profile(8, measured(rng, "auc", 400, worse=True))
-    assert metric_findings(watched, first, lambda _: before)[0].out
-    assert metric_findings(watched, second, lambda _: [*before[1:], first])[0].out
+    assert check_metrics_in_bounds(watched, first, lambda _: before)[0].out
+    assert check_metrics_in_bounds(watched, second, lambda _: [*before[1:], first])[0].out
 
 
 def test_merged_estimates_equal_estimate_of_all_rows() -> None:

@@ -22,8 +22,8 @@ from featurestore.testing.oracle import JoinShape
 from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     check_cases,
-    labels_of,
-    t0_plus,
+    hours_after_t0,
+    make_labels,
 )
 from featurestore_connectors.duckdb_delta import DuckDBEngine, files, late_materialization
 from featurestore_connectors.duckdb_delta.streams import MappedRelation
@@ -86,7 +86,7 @@ def test_late_materialization_joins_several_files(
     hours = random.permutation(400)
     readings = {
         "key": (hours % 7).tolist(),
-        "t": [t0_plus(hour) for hour in hours.tolist()],
+        "t": [hours_after_t0(hour) for hour in hours.tolist()],
         "place": [f"p{hour % 3}" for hour in hours.tolist()],
         "text": [None if hour % 5 == 0 else "x" * (hour % 9) for hour in hours.tolist()],
         "list": [[hour] * (hour % 3) for hour in hours.tolist()],
@@ -95,7 +95,7 @@ def test_late_materialization_joins_several_files(
     retrieval.group("readings", readings, unique=True, commits=3, partition_by=("place",), **roles)
     prices = {
         "shop": random.permutation(20).tolist(),
-        "t": [t0_plus(hour) for hour in random.integers(0, 300, 20).tolist()],
+        "t": [hours_after_t0(hour) for hour in random.integers(0, 300, 20).tolist()],
         "price": random.random(20).tolist(),
     }
     retrieval.group("prices", prices, unique=True, primary_key=("shop",), event_time="t")
@@ -103,7 +103,7 @@ def test_late_materialization_joins_several_files(
         "n": list(range(300)),
         "key": random.integers(0, 9, 300).tolist(),
         "shop": random.integers(0, 25, 300).tolist(),
-        "asked_at": [t0_plus(hour) for hour in random.integers(0, 450, 300).tolist()],
+        "asked_at": [hours_after_t0(hour) for hour in random.integers(0, 450, 300).tolist()],
     }
     retrieval.group("asked", asked, commits=4, primary_key=("n",), event_time="asked_at")
     wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
@@ -114,7 +114,7 @@ def test_late_materialization_joins_several_files(
     found = retrieval.check(every, "asked", how=how)
     assert len(found) == 300 if how == "left" else 0 < len(found) < 300
     in_memory = pa.table({name: asked[name] for name in ("n", "key", "shop")})
-    times = labels_of(asked_at=asked["asked_at"]).column("asked_at")
+    times = make_labels(asked_at=asked["asked_at"]).column("asked_at")
     labels = in_memory.append_column("asked_at", times)
     retrieval.check(wanted, labels, label_time="asked_at", how=how)
 
@@ -122,9 +122,9 @@ def test_late_materialization_joins_several_files(
 def test_abandoned_read_removes_spool_files(
     retrieval: RetrievalCheck, engine: DuckDBEngine, scratch: Path
 ) -> None:
-    rows = {"key": list(range(100)), "t": [t0_plus(0)] * 100, "x": list(range(100))}
+    rows = {"key": list(range(100)), "t": [hours_after_t0(0)] * 100, "x": list(range(100))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(100)), "asked_at": [t0_plus(1)] * 100}
+    asked = {"key": list(range(100)), "asked_at": [hours_after_t0(1)] * 100}
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
     assert isinstance(relation, MappedRelation)
@@ -143,7 +143,7 @@ def test_late_materialization_exports_equal_bytes(
 ) -> None:
     random = np.random.default_rng(1)
     count = 5_000
-    times = labels_of(t=[t0_plus(hour) for hour in range(count)])["t"]
+    times = make_labels(t=[hours_after_t0(hour) for hour in range(count)])["t"]
     rows = {"key": random.integers(0, 50, count), "t": times, "x": random.random(count)}
     asked = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
     found = []
@@ -180,10 +180,10 @@ def test_late_materialization_is_used_beyond_memory(
     for name, value in GIVEN.items():
         monkeypatch.setattr(late_materialization, name, value)
     names = [f"x{number}" for number in range(columns)]
-    given = {"key": [1], "t": [t0_plus(0)], **{name: [0.5] for name in names}}
+    given = {"key": [1], "t": [hours_after_t0(0)], **{name: [0.5] for name in names}}
     source = retrieval.group("rows", given, unique=True, primary_key=("key",), event_time="t")
     retrieval.sources["rows", 1] = replace(source, rows=rows)
-    asked = {"key": [1], "asked_at": [t0_plus(1)]}
+    asked = {"key": [1], "asked_at": [hours_after_t0(1)]}
     labels = retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     retrieval.sources["asked", 1] = replace(labels, rows=500_000)
     plan = retrieval.plan([f"rows.{name}" for name in names], "asked")
@@ -195,9 +195,9 @@ def test_late_materialization_is_used_beyond_memory(
 def test_rows_out_of_file_order_raise(
     retrieval: RetrievalCheck, engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = {"key": list(range(9)), "t": [t0_plus(0)] * 9, "x": list(range(9))}
+    rows = {"key": list(range(9)), "t": [hours_after_t0(0)] * 9, "x": list(range(9))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(9)), "asked_at": [t0_plus(1)] * 9}
+    asked = {"key": list(range(9)), "asked_at": [hours_after_t0(1)] * 9}
     retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
     ascending = files.read_positions
 

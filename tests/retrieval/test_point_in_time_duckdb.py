@@ -24,7 +24,7 @@ from featurestore.testing.retrieval_conformance import (
     RetrievalCheck,
     RetrievalConformance,
     check_cases,
-    t0_plus,
+    hours_after_t0,
 )
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
@@ -69,7 +69,7 @@ _KEY_VALUES: dict[pa.DataType, list[object]] = {
     pa.decimal128(9, 2): [Decimal("0.01"), Decimal("-0.01"), Decimal("1000000.00")],
     pa.decimal128(38, 2): [Decimal("0.01"), Decimal("-0.01"), Decimal(10**30)],
     pa.date32(): [date(1, 1, 1), date(1970, 1, 1), date(9999, 12, 31)],
-    TIMESTAMP: [t0_plus(0), t0_plus(1), t0_plus(-1_000_000)],
+    TIMESTAMP: [hours_after_t0(0), hours_after_t0(1), hours_after_t0(-1_000_000)],
     pa.string(): [
         "",
         "a\x00",
@@ -101,9 +101,9 @@ def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path:
     """Also there for the next DuckDB: the ASOF join of 2.0 loses binary columns behind others."""
     random = np.random.default_rng(7)
     retrieval = RetrievalCheck(engine, tmp_path, engine)
-    times = [t0_plus(hour) for hour in random.permutation(_ROWS).tolist()]
+    times = [hours_after_t0(hour) for hour in random.permutation(_ROWS).tolist()]
     rows = pa.table({**_values(random), "t": pa.array(times, TIMESTAMP), "x": np.arange(_ROWS)})
-    moments = [t0_plus(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
+    moments = [hours_after_t0(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
     labels = pa.table({**_values(random), "at": pa.array(moments, TIMESTAMP)})
     names = labels.column_names[:-1]
     source = retrieval.group("w", rows, unique=True, primary_key=tuple(names), event_time="t")

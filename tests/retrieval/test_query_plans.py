@@ -19,7 +19,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.model.plan import ROW
 from featurestore.plugins.engine import Engine
 from featurestore.testing.oracle import bits
-from featurestore.testing.retrieval_conformance import RetrievalCheck, labels_of, t0_plus
+from featurestore.testing.retrieval_conformance import RetrievalCheck, hours_after_t0, make_labels
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 if TYPE_CHECKING:
@@ -64,15 +64,15 @@ def test_duckdb_aggregates_only_for_created_time_or_ties(writer: Engine, tmp_pat
     retrieval = RetrievalCheck(writer, tmp_path, writer)
     rows = {
         "k": [1, 2],
-        "t": [t0_plus(0), t0_plus(1)],
-        "c": [t0_plus(0), t0_plus(2)],
+        "t": [hours_after_t0(0), hours_after_t0(1)],
+        "c": [hours_after_t0(0), hours_after_t0(2)],
         "x": [1.0, 2.0],
     }
     roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t"}
     retrieval.group("plain", rows, unique=True, **roles)
     retrieval.group("tied", rows, **roles)
     retrieval.group("late", rows, unique=True, created_time="c", **roles)
-    labels = labels_of(k=[1], at=[t0_plus(3)])
+    labels = make_labels(k=[1], at=[hours_after_t0(3)])
     plans = {
         name: physical_plan(retrieval, [f"{name}.x"], labels).lower()
         for name, _ in retrieval.sources
@@ -95,8 +95,8 @@ def test_spark_shuffles_once_per_key(
     for name in ("a", "b"):
         rows = {
             "k": [1, 2],
-            "t": [t0_plus(0), t0_plus(1)],
-            "c": [t0_plus(0), t0_plus(2)],
+            "t": [hours_after_t0(0), hours_after_t0(1)],
+            "c": [hours_after_t0(0), hours_after_t0(2)],
             f"{name}x": [1.0, 2.0],
         }
         spark_retrieval.group(
@@ -104,12 +104,12 @@ def test_spark_shuffles_once_per_key(
         )
     spark_retrieval.group(
         "d",
-        {"place": ["p"], "t": [t0_plus(0)], "y": [1.0]},
+        {"place": ["p"], "t": [hours_after_t0(0)], "y": [1.0]},
         primary_key=("place",),
         event_time="t",
         unique=True,
     )
-    labels = labels_of(k=[1, 2], place=["p", "q"], at=[t0_plus(1), t0_plus(3)])
+    labels = make_labels(k=[1, 2], place=["p", "q"], at=[hours_after_t0(1), hours_after_t0(3)])
     both = physical_plan(spark_retrieval, ["a.ax", "b.bx"], labels)
     assert (count(both, "Window"), count(both, "Union"), plan_shuffles(both)) == (1, 1, 1)
     other = physical_plan(spark_retrieval, ["a.ax", "b.bx", "d.y"], labels)
@@ -126,9 +126,9 @@ def plan_shuffles(plan: str) -> int:
 def test_spark_sorts_by_one_integer_first(
     spark_retrieval: RetrievalCheck,
 ) -> None:
-    rows = {"k": ["a", "b"], "t": [t0_plus(0), t0_plus(1)], "x": [1.0, 2.0]}
+    rows = {"k": ["a", "b"], "t": [hours_after_t0(0), hours_after_t0(1)], "x": [1.0, 2.0]}
     spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
-    plan = physical_plan(spark_retrieval, ["w.x"], labels_of(k=["a"], at=[t0_plus(3)]))
+    plan = physical_plan(spark_retrieval, ["w.x"], make_labels(k=["a"], at=[hours_after_t0(3)]))
     below = re.search(r"\) Sort\nInput [^\n]*\nArguments: \[([^\]]*)\]", plan)
     assert below is not None
     assert below[1].count("ASC") == 1
@@ -142,7 +142,7 @@ def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> No
     rows = {"k": [1] * len(years), "t": moments, "year": years}
     spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
     asked = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
-    found = spark_retrieval.check(["w.year"], labels_of(k=[1] * len(asked), at=asked))
+    found = spark_retrieval.check(["w.year"], make_labels(k=[1] * len(asked), at=asked))
     assert [row["year"] for row in found][:4] == [None, 1800, 1800, 1800]
 
 
@@ -168,9 +168,9 @@ def test_hot_keys_give_equal_results(
     hours = random.integers(0, 2_000, rows)
     columns = {
         "k": keys(rows),
-        "t": [t0_plus(int(hour)) for hour in hours],
+        "t": [hours_after_t0(int(hour)) for hour in hours],
         "c": [
-            t0_plus(int(hour + late))
+            hours_after_t0(int(hour + late))
             for hour, late in zip(hours, random.integers(0, 30, rows), strict=True)
         ],
         "x": random.random(rows).tolist(),
@@ -178,18 +178,18 @@ def test_hot_keys_give_equal_results(
     retrieval.group(
         "w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20)
     )
-    labels = labels_of(
-        k=keys(asked), at=[t0_plus(int(hour)) for hour in random.integers(0, 2_100, asked)]
+    labels = make_labels(
+        k=keys(asked), at=[hours_after_t0(int(hour)) for hour in random.integers(0, 2_100, asked)]
     )
     found = retrieval.check(["w.x"], labels)
     assert sum(row["x"] is not None for row in found) > asked // 2
 
 
 def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> None:
-    times = pa.array([t0_plus(0), t0_plus(1)], TIMESTAMP)
+    times = pa.array([hours_after_t0(0), hours_after_t0(1)], TIMESTAMP)
     rows = pa.table({"k": [1, 2], "seen": times, "wanted": [1.0, 2.0], "unwanted": [3.0, 4.0]})
     store.create_featuregroup(rows, "w", primary_key=["k"], event_time="seen")
-    labels = pa.table({"k": [1], "at": pa.array([t0_plus(2)], TIMESTAMP)})
+    labels = pa.table({"k": [1], "at": pa.array([hours_after_t0(2)], TIMESTAMP)})
     engine = store.session.engine
     both = engine.explain(store.get_features(["w.wanted", "w.unwanted"], labels=labels).relation)
     assert "unwanted" in both

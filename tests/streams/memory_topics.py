@@ -82,7 +82,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch, store: FeatureStore, spec: JobSpec, topics: MemoryTopics
 ) -> Progress:
     """Bring what the topic has into the group of a job."""
-    monkeypatch.setattr(loop, "streams_of", lambda session, stream: topics)
+    monkeypatch.setattr(loop, "open_streams", lambda session, stream: topics)
     declared = StreamTarget(find_target(store.session, spec), declaration(spec))
     stop = threading.Event()
     return consume(store.session, spec, declared, run_id="r", check=lambda: None, stop=stop)

@@ -19,7 +19,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.store import FeatureStore
-from featurestore.streams.opening import differing_columns
+from featurestore.streams.opening import describe_column_changes
 
 pytest.importorskip("confluent_kafka")
 pytest.importorskip("fastavro")
@@ -259,7 +259,7 @@ def test_incompatible_stream_columns_create_next_version(
     changed = job(schema=columns)
     assert changed.stream is not None
     group = open_group(duckdb_store.session, "g").spec
-    assert bool(differing_columns(changed.stream, group)) == (version == 2)
+    assert bool(describe_column_changes(changed.stream, group)) == (version == 2)
     more = b'{"id": 2, "at": "2024-01-02T00:00:00Z", "x": 2}'
     topics = MemoryTopics([[*topics.partitions[0], (b"k", more)]])
     progress = run(monkeypatch, duckdb_store, changed, topics)

@@ -36,7 +36,7 @@ def record(**members: Any) -> Record:
 def registered(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch, spec: JobSpec, topics: MemoryTopics
 ) -> None:
-    monkeypatch.setattr(replays, "streams_of", lambda session, stream: topics)
+    monkeypatch.setattr(replays, "open_streams", lambda session, stream: topics)
     with store.session.registry.transaction() as connection:
         jobs.register(connection, spec, origin="jobs.py", watermark=None)
 

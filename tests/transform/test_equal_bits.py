@@ -87,7 +87,7 @@ class OfFrames(TransformConformance):
         numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
         found = self.store.transform(numbered, fitted).to_arrow()
         order = np.argsort(found.column("row").to_numpy())
-        arrays = conformance.arrays_of(found.drop(["row"]))
+        arrays = conformance.to_arrays(found.drop(["row"]))
         return {name: array[order] for name, array in arrays.items()}
 
 
@@ -114,7 +114,7 @@ def test_saved_keras_model_contains_transformations(framework: str, tmp_path: Pa
 
     few = ("log1p_standardize", "quantile_one_hot", "vocabulary_buckets", "list", "cyclical")
     others = [name for name in conformance.CHAINS if name not in few]
-    fitted, table = conformance.everything(seed=3, leave_out=others)
+    fitted, table = conformance.fit_all_chains(seed=3, leave_out=others)
     arrays = decoded(table)
     inputs = input_layers({n: (a.dtype, a.shape[1:]) for n, a in arrays.items()}, framework)
     model = keras.Model(inputs, preprocessor_layer(fitted, framework)(inputs))
@@ -128,6 +128,6 @@ def test_saved_keras_model_contains_transformations(framework: str, tmp_path: Pa
     served = tf.saved_model.load(path)
     tensors = {name: tf.constant(array) for name, array in arrays.items()}
     from_graph = served.serve(tensors) if framework == "keras" else served(tensors)
-    expected = conformance.by_numpy(fitted, table)
+    expected = conformance.transform_with_numpy(fitted, table)
     for found in (from_graph, again(tensors)):
         conformance.check_equal({name: found[name].numpy() for name in expected}, expected)

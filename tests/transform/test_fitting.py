@@ -26,7 +26,7 @@ from featurestore.errors import (
     TransformationNotKnown,
 )
 from featurestore.store import FeatureStore
-from featurestore.testing.transform_conformance import fitted_on
+from featurestore.testing.transform_conformance import fit_chains
 from featurestore.training import TrainingDataset
 from featurestore.transform.fitted import Transformations
 from featurestore.transform.rules import functions
@@ -242,7 +242,7 @@ TEXTS = pa.table({"s": pa.array(["b", "a", "b", None, ""])})
     ],
 )
 def test_missing_and_infinite_numbers_are_transformed(chain: Any, expected: Any) -> None:
-    found = fitted_on(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
+    found = fit_chains(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
     np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-7)
 
 
@@ -258,7 +258,7 @@ def test_missing_and_infinite_numbers_are_transformed(chain: Any, expected: Any)
     ],
 )
 def test_missing_and_unseen_texts_are_transformed(chain: Any, expected: Any) -> None:
-    found = fitted_on(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
+    found = fit_chains(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
     assert found.tolist() == expected
 
 
@@ -353,8 +353,8 @@ def test_fit_is_independent_of_order_and_batches(
     random.shuffle(shuffled)
     pieces = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
     chunks = [pa.table({"x": pa.array(piece, pa.float64())}) for piece in pieces]
-    one = fitted_on(pa.table({"x": pa.array(values, pa.float64())}), asked)
-    assert fitted_on(pa.concat_tables(chunks), asked).columns == one.columns
+    one = fit_chains(pa.table({"x": pa.array(values, pa.float64())}), asked)
+    assert fit_chains(pa.concat_tables(chunks), asked).columns == one.columns
 
 
 def test_transformations_from_damaged_bytes_raises(duckdb_store: FeatureStore) -> None:

@@ -117,7 +117,7 @@ class _AggregatedLabels(streams.MappedStream):
             bounds = _label_bounds(self._engine, self._side, self._buffered_labels)
         stream = _sorted_union(self._engine, self._side, self._left, self._left.schema, bounds)
         sorted_rows = streams.batches_of(self._database, stream)
-        for batch in self._features.in_threads(sorted_rows, threads=_threads(self._engine)):
+        for batch in self._features.compute_in_threads(sorted_rows, threads=_threads(self._engine)):
             yield cast_batch(batch, self.schema)
 
 
@@ -161,7 +161,7 @@ class _BufferedResult(streams.MappedStream):
         stream = _sorted_union(self._engine, side, labels, carried, bounds)
         features = side.features(carried)
         threads = _threads(self._engine)
-        aggregated = features.in_threads(
+        aggregated = features.compute_in_threads(
             streams.batches_of(self._database, stream), threads=threads
         )
         table = pa.Table.from_batches(aggregated, features.schema)

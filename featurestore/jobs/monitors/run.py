@@ -35,7 +35,7 @@ from featurestore.model.monitor_report import Finding, MonitorReport, sort_by_se
 from featurestore.model.times import Window, from_micros
 from featurestore.monitoring import rules
 from featurestore.monitoring.metrics import Quality
-from featurestore.monitoring.profile import Profile, profile_of
+from featurestore.monitoring.profile import Profile, to_profile
 from featurestore.monitoring.rules import RuleResult
 from featurestore.monitoring.windows import Profiler
 from featurestore.plugins import observers
@@ -87,7 +87,7 @@ def _update_incidents(
             suspects = [str(suspect) for suspect in report.suspects if suspect.kind == family]
             suspects_by_kind[family] = suspects or ["not back within bounds for long enough"]
     confirm = 1 if spec.watched is None else spec.watched.confirm
-    incidents.update(
+    incidents.update_incidents(
         connection,
         spec,
         alarms_by_kind,
@@ -270,7 +270,7 @@ class MonitorEvaluation:
             version=group.spec.version,
             delta_version=group.delta_version,
         )
-        profile = profile_of(statistics, time=spec.event_time, types=_column_types(group))
+        profile = to_profile(statistics, time=spec.event_time, types=_column_types(group))
         return FixedBaseline(profile, profile.newest)
 
     def _dataset_baseline(self, name: str) -> FixedBaseline:
@@ -288,7 +288,7 @@ class MonitorEvaluation:
                 )
                 types = _column_types(group)
                 until = _event_time_bound(group, newest=True)
-        profile = profile_of(statistics, types=types)
+        profile = to_profile(statistics, types=types)
         common = set(profile.columns) & set(self._profiler.features)
         if not common or not statistics.rows:
             raise StatisticsNotFound(
@@ -377,12 +377,14 @@ class MonitorEvaluation:
             )
             if live and self._latest_event_time is not None:
                 age = timestamp - self._latest_event_time
-            findings.append(rules.freshness(watched.freshness, age, subject=_EVENT_TIME))
+            findings.append(rules.check_freshness(watched.freshness, age, subject=_EVENT_TIME))
         if watched.commit_freshness is not None and live:
             last_version = commits.latest_data_version(self._group.path, self._group.delta_version)
             committed = from_micros(commit_time(self._group.path, last_version) * 1000)
             findings.append(
-                rules.freshness(watched.commit_freshness, timestamp - committed, subject=_COMMIT)
+                rules.check_freshness(
+                    watched.commit_freshness, timestamp - committed, subject=_COMMIT
+                )
             )
         return findings
 

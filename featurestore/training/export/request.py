@@ -14,8 +14,8 @@ import pyarrow as pa
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument
-from featurestore.external import LiveSource, live_sources, take_snapshot
-from featurestore.external.groups import external_rows
+from featurestore.external import LiveSource, find_live_sources, take_snapshot
+from featurestore.external.groups import get_external_rows
 from featurestore.ingest import to_relation
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
@@ -274,8 +274,8 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
     if not isinstance(data, FeatureFrame) or data.plan is None:
         return data, []
     snapshots: dict[LiveSource, Source] = {}
-    for live in live_sources(data.plan):
-        if external_rows(live.spec).snapshots == "training":
+    for live in find_live_sources(data.plan):
+        if get_external_rows(live.spec).snapshots == "training":
             path = session.featuregroup_path(live.spec.name, live.spec.version)
             snapshots[live] = pinned_source(path, delta_version=take_snapshot(session, live))
     if not snapshots:
@@ -357,7 +357,7 @@ def _event_time_column(plan: FeaturePlan) -> str | None:
 
 def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | None:
     """Return why a plan may not reproduce its rows, or None if all sources are pinned."""
-    for live in live_sources(plan):
+    for live in find_live_sources(plan):
         return (
             f"feature group {live.spec.name!r} is external and keeps no snapshots "
             f"(snapshots='never'): its rows were read from {live.spec.external}"

@@ -1,7 +1,7 @@
-"""The one write path of feature groups, and the handle FeatureGroup.
+"""Feature groups: the write path and the ``FeatureGroup`` handle.
 
-For jobs: ``create`` and ``insert`` with a ``Write`` that carries run, inputs, transaction and the
-range to replace.
+Jobs call ``create`` and ``insert`` with a ``Write`` that contains the run id, inputs, transaction
+and time range to replace.
 """
 
 from __future__ import annotations

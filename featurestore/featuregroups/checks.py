@@ -1,7 +1,8 @@
-"""Checks of a write in addition to the audit: times, values, duplicate keys, repeated batches.
+"""Write checks that the audit does not cover: time types, values, duplicate keys, repeated batches.
 
-Delta reads an empty string of a partition column back as null, and file systems limit the length of
-names. One pass checks all rules of values; cells have a bound because a batch of rows is in memory.
+Delta reads an empty string in a partition column back as null, and file systems limit the length of
+file names. All value rules are checked in one pass. The size of a value is limited because record
+batches must fit in memory.
 """
 
 from __future__ import annotations
@@ -47,22 +48,22 @@ from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.storage import files
 from featurestore.validation.checks import EARLY_TIMES, FUTURE_TIMES
 
-# Bytes of a file's name, on every usual file system.
-_LONGEST_NAME = 255
-# Characters of a key's value in a message.
-_LONGEST_SHOWN = 60
-_EXAMPLES = 5
-# Reading many large files again would cost more than the write.
-_MOST_BYTES = 256 * 1024 * 1024
+# The maximum length of a file name in bytes on common file systems.
+_MAX_FOLDER_NAME_BYTES = 255
+# The maximum number of characters of a key value in an error message.
+_MAX_KEY_CHARACTERS = 60
+_EXAMPLE_COUNT = 5
+# Above this size, reading the files again would cost more than the write.
+_MAX_COMPARED_BYTES = 256 * 1024 * 1024
 _PEEK_ROWS = 1000
 _NO_ROWS = "no rows"
 
 
 def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
-    """Refuse time columns of numbers or strings.
+    """Reject time columns that contain numbers or strings.
 
-    The hint converts numbers with the unit that their size suggests, in the code of the dataframe's
-    library. ``rows`` may be a stream: it is read only before an error.
+    The hint shows code of the dataframe library that converts numbers, with the time unit inferred
+    from their magnitude. ``rows`` may be a stream: it is read only if an error is raised.
     """
     for name in (declared.event_time, declared.created_time):
         if name is None or name not in rows.schema.names:
@@ -72,7 +73,7 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
             continue
         values: list[float | None] = []
         if can_be_epoch(kind):
-            values = _first(rows, name, engine=engine)
+            values = _read_first_numbers(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
             hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
@@ -82,20 +83,20 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
 def check_time_numbers(
     rows: Relation, spec: FeatureGroupSpec, *, df: object, engine: Engine
 ) -> None:
-    """Refuse numbers for the times of an existing group, with the code that converts them."""
+    """Reject numbers in time columns of an existing group; the hint shows how to convert them."""
     for name in (spec.event_time, spec.created_time):
         if name is None or name not in rows.schema.names:
             continue
         kind = rows.schema.field(name).type
         if can_be_epoch(kind):
-            values = _first(rows, name, engine=engine)
+            values = _read_first_numbers(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
                 hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
             )
 
 
-def _first(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
+def _read_first_numbers(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
     column = engine.select(rows, {name: name})
     table = engine.stream(column, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS).read_all()
     values: list[float | None] = table.column(0).to_pylist()
@@ -104,53 +105,54 @@ def _first(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
 
 @dataclass(frozen=True)
 class ValueRules:
-    """The checked columns: ``folders`` are partition columns of strings, ``times`` contain times.
+    """Rules for values: folder names, the range of times, and the maximum size.
 
-    Cells of the columns ``cells`` have at most ``most_bytes``. Values of ``key`` name a row in
-    messages.
+    ``folders`` are the string partition columns, ``times`` the time columns. Values of the columns
+    ``cells`` have at most ``max_bytes`` bytes. Error messages identify a row by its values in the
+    ``key`` columns.
     """
 
     folders: tuple[str, ...]
     times: tuple[str, ...]
     key: tuple[str, ...]
     cells: tuple[str, ...] = ()
-    most_bytes: int = DEFAULT_CELL_BYTES
+    max_bytes: int = DEFAULT_CELL_BYTES
 
     @classmethod
     def for_group(cls, spec: FeatureGroupSpec, *, has_checked_values: bool) -> ValueRules:
-        """Return the rules of a group, without times and cells if these were checked before."""
+        """Return the rules of a group, without ranges and sizes if the values are already checked."""
         folders = [
             name for name in spec.partition_by if pat.is_string(spec.schema.field(name).type)
         ]
         if has_checked_values:
             return cls(tuple(folders), (), spec.primary_key)
-        most = max_cell_bytes()
-        cells = variable_size_columns(spec.schema, max_bytes=most)
+        max_bytes = max_cell_bytes()
+        cells = variable_size_columns(spec.schema, max_bytes=max_bytes)
         times = time_columns(spec.schema)
-        return cls(tuple(folders), times, spec.primary_key, cells, most)
+        return cls(tuple(folders), times, spec.primary_key, cells, max_bytes)
 
     def columns(self) -> list[str]:
-        """Return the columns that the rules read; empty without rules."""
+        """Return the columns that the rules read; the list is empty without rules."""
         if not self.folders and not self.times and not self.cells:
             return []
         return list(dict.fromkeys([*self.folders, *self.times, *self.cells, *self.key]))
 
     def first_error(self, batch: pa.RecordBatch) -> FeatureStoreError | None:
-        """Return the error of the first unsupported value; None if all are supported."""
+        """Return the error for the first unsupported value, or None if all values are supported."""
         for name in self.cells:
-            array = _column(batch, name)
-            row = find_oversized(array, max_bytes=self.most_bytes)
+            array = _get_column(batch, name)
+            row = find_oversized(array, max_bytes=self.max_bytes)
             if row is not None:
-                shown = self._row_title(batch, row)
+                row_name = self._row_title(batch, row)
                 return oversized_error(
-                    array, row, column=name, row_name=shown, max_bytes=self.most_bytes
+                    array, row, column=name, row_name=row_name, max_bytes=self.max_bytes
                 )
         for name in self.folders:
-            error = _error_of_folders(name, _column(batch, name))
+            error = _find_folder_name_error(name, _get_column(batch, name))
             if error is not None:
                 return error
         for name in self.times:
-            array = _column(batch, name)
+            array = _get_column(batch, name)
             row = find_out_of_range(array)
             if row is not None:
                 return out_of_range_error(
@@ -160,14 +162,18 @@ class ValueRules:
 
     def _row_title(self, batch: pa.RecordBatch, row: int) -> str:
         key_texts = [
-            f"{name}={str(_column(batch, name)[row])[:_LONGEST_SHOWN]}" for name in self.key
+            f"{name}={str(_get_column(batch, name)[row])[:_MAX_KEY_CHARACTERS]}"
+            for name in self.key
         ]
         return f"The row of {', '.join(key_texts)}" if key_texts else "A row"
 
 
 @dataclass(frozen=True)
-class RefuseValues:
-    """The step that raises at the first unsupported value; runs on the engine's workers."""
+class CheckValues:
+    """Batch function that raises an error for the first unsupported value.
+
+    The engine calls it in its workers.
+    """
 
     rules: ValueRules
 
@@ -179,8 +185,8 @@ class RefuseValues:
 
 
 @dataclass(frozen=True)
-class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | None"]):
-    """The error of the first unsupported value, or None, for rows that can be read twice."""
+class FirstErrorAccumulator(Accumulator["FeatureStoreError | None", "FeatureStoreError | None"]):
+    """Accumulator that returns the error for an unsupported value, or None without one."""
 
     rules: ValueRules
 
@@ -201,54 +207,54 @@ class FindRefusal(Accumulator["FeatureStoreError | None", "FeatureStoreError | N
         return state
 
 
-def refuse_while_written(relation: Relation, rules: ValueRules, *, engine: Engine) -> Relation:
-    """Return the rows with a step that raises at an unsupported value during the write."""
+def check_while_writing(relation: Relation, rules: ValueRules, *, engine: Engine) -> Relation:
+    """Return a relation that raises an error for unsupported values while it is written."""
     if not rules.columns():
         return relation
-    return engine.map_batches(relation, RefuseValues(rules), schema=relation.schema)
+    return engine.map_batches(relation, CheckValues(rules), schema=relation.schema)
 
 
-def check_staged(relation: Relation, rules: ValueRules, *, engine: Engine) -> None:
-    """Refuse staged rows with an unsupported value."""
+def check_staged_rows(relation: Relation, rules: ValueRules, *, engine: Engine) -> None:
+    """Raise an error if staged rows contain an unsupported value."""
     columns = rules.columns()
     if not columns:
         return
     selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
-    error = engine.aggregate(selected, FindRefusal(rules))
+    error = engine.aggregate(selected, FirstErrorAccumulator(rules))
     if error is not None:
         raise error
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+def _get_column(batch: pa.RecordBatch, name: str) -> pa.Array:
     return batch.column(batch.schema.get_field_index(name))
 
 
-def _error_of_folders(name: str, texts: pa.Array) -> FeatureStoreError | None:
-    """Return the error of the first string that cannot name a folder."""
-    for text in pc.unique(texts).drop_null().to_pylist():
-        if not text:
+def _find_folder_name_error(name: str, folder_values: pa.Array) -> FeatureStoreError | None:
+    """Return the error for the first string that cannot be used as a folder name, or None."""
+    for folder_value in pc.unique(folder_values).drop_null().to_pylist():
+        if not folder_value:
             return InvalidArgument(
                 f"The partition column {name!r} has empty texts, which Delta would read back as "
                 "null.",
                 hint=f"give them a name, for example 'none', or leave {name!r} out of partition_by",
             )
-        # Folders are named name=value, with percent signs for all bytes but plain ones.
-        length = len(f"{name}={quote(text, safe='')}")
-        if length > _LONGEST_NAME:
+        # Folders are named column=value; all special characters are percent-encoded.
+        length = len(f"{name}={quote(folder_value, safe='')}")
+        if length > _MAX_FOLDER_NAME_BYTES:
             return InvalidArgument(
-                f"The partition column {name!r} has a text of {len(text)} letters, "
-                f"{text[:20]!r}...: the name of its folder would have {length} bytes, and file "
-                f"systems take {_LONGEST_NAME}.",
+                f"The partition column {name!r} has a text of {len(folder_value)} letters, "
+                f"{folder_value[:20]!r}...: the name of its folder would have {length} bytes, and file "
+                f"systems take {_MAX_FOLDER_NAME_BYTES}.",
                 hint=f"shorten the texts, or leave {name!r} out of partition_by",
             )
     return None
 
 
-def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
-    """Refuse rows with duplicate keys, with examples."""
-    count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLES)
+def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Engine) -> None:
+    """Raise an error with examples if rows have duplicate keys."""
+    count, examples = engine.duplicates(relation, spec.upsert_key, limit=_EXAMPLE_COUNT)
     if count:
-        shown = "; ".join(_example(each) for each in examples)
+        shown = "; ".join(_format_key_example(each) for each in examples)
         raise DuplicateKeys(
             f"{count} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for "
             f"{spec.name!r}, for example {shown}.",
@@ -256,7 +262,7 @@ def refuse_duplicates(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
         )
 
 
-def _example(values: dict[str, Any]) -> str:
+def _format_key_example(values: dict[str, Any]) -> str:
     key = dict(values)
     count = key.pop("n", None)
     shown = ", ".join(f"{name}={value!r}" for name, value in key.items())
@@ -265,13 +271,15 @@ def _example(values: dict[str, Any]) -> str:
     return f"({shown}) {count} times"
 
 
-def claim(engine: Engine, batch: Batch, group: OpenGroup, mode: str | None) -> dict[str, Any]:
-    """Return the commit's claim about the uniqueness of primary key and times.
+def uniqueness_metadata(
+    engine: Engine, batch: Batch, group: OpenGroup, mode: str | None
+) -> dict[str, Any]:
+    """Return the commit metadata that states whether primary key and times are unique.
 
-    A claim is made only where it is cheap to prove; ``featurestore.delta.commits`` describes the
-    claims, and the metadata of the version that the writer saw.
+    Uniqueness is stated only if it is cheap to prove. ``featurestore.delta.commits`` describes this
+    metadata, including the fields about the version that the writer read.
     """
-    metadata = dict(group.seen_by_writer())
+    metadata = dict(group.metadata_for_next_commit())
     if batch.unique is False:
         metadata["unique"] = False
     elif batch.unique and group.spec.primary_key:
@@ -279,13 +287,15 @@ def claim(engine: Engine, batch: Batch, group: OpenGroup, mode: str | None) -> d
             metadata["unique"] = "kept"
         elif mode == "overwrite":
             metadata["unique"] = True
-        elif mode == "append" and (group.state.rows == 0 or _is_later(engine, batch, group)):
+        elif mode == "append" and (
+            group.state.rows == 0 or _is_later_than_table(engine, batch, group)
+        ):
             metadata["unique"] = "kept_after"
     return metadata
 
 
-def _is_later(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
-    """Return True if every row of the batch is later than every row of the table."""
+def _is_later_than_table(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
+    """Return True if all event times of the batch are later than those of the table."""
     column = group.spec.event_time
     if column is None:
         return False
@@ -293,15 +303,18 @@ def _is_later(engine: Engine, batch: Batch, group: OpenGroup) -> bool:
     last = None if bounds is None else bounds.maximum()
     if last is None:
         return False
-    first = engine.aggregate(engine.select(batch.relation, {column: column}), Earliest(column))
+    first = engine.aggregate(engine.select(batch.relation, {column: column}), MinimumTime(column))
     if first == _NO_ROWS:
         return True
     return first is not None and first > last
 
 
 @dataclass(frozen=True)
-class Earliest(Accumulator[Any, Any]):
-    """The minimum of a time column as an ordinal of ``featurestore.delta.datafile``; None with nulls."""
+class MinimumTime(Accumulator[Any, Any]):
+    """Accumulator of the minimum of a time column, as an ordinal of ``featurestore.delta.datafile``.
+
+    The result is None if the column contains nulls, and ``_NO_ROWS`` for an empty relation.
+    """
 
     column: str
 
@@ -330,8 +343,8 @@ class Earliest(Accumulator[Any, Any]):
         return state
 
 
-def warn_of_odd_times(report: ValidationReport, spec: FeatureGroupSpec) -> None:
-    """Warn of event times before 1980, which match all labels, and of those in the future."""
+def warn_about_implausible_times(report: ValidationReport, spec: FeatureGroupSpec) -> None:
+    """Warn about event times before 1980, which match every label, and in the future."""
     if spec.event_time is None:
         return
     for result in report.results:
@@ -354,16 +367,16 @@ def warn_of_odd_times(report: ValidationReport, spec: FeatureGroupSpec) -> None:
         )
 
 
-def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
-    """Warn if all files of a commit equal earlier files of the group byte for byte.
+def warn_about_repeated_batch(group: OpenGroup, delta_version: int) -> None:
+    """Warn if every file of a commit is byte-identical to an earlier file of the group.
 
-    Only files of equal size, rows and statistics are read. The rows are committed, so nothing is
-    raised.
+    A file is read only if its size, row count and statistics equal those of an earlier file. No
+    errors are raised, because the rows are already committed.
     """
-    before: dict[tuple[int, int], list[DataFile]] = {}
+    earlier_files: dict[tuple[int, int], list[DataFile]] = {}
     for file in group.state.files:
-        before.setdefault((file.bytes, file.rows), []).append(file)
-    if not before:
+        earlier_files.setdefault((file.bytes, file.rows), []).append(file)
+    if not earlier_files:
         return
     try:
         earlier_paths = {file.path for file in group.state.files}
@@ -372,9 +385,9 @@ def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
             for file in read_snapshot(group.path, delta_version).files
             if file.path not in earlier_paths
         ]
-        if sum(file.bytes for file in added) > _MOST_BYTES:
+        if sum(file.bytes for file in added) > _MAX_COMPARED_BYTES:
             return
-        is_repeat = bool(added) and all(_has_copy(file, before) for file in added)
+        is_repeat = bool(added) and all(_has_identical_file(file, earlier_files) for file in added)
     except (FeatureStoreError, OSError):
         return  # without the files the rows cannot be compared
     rows = sum(file.rows for file in added)
@@ -387,8 +400,10 @@ def warn_of_repeats(group: OpenGroup, delta_version: int) -> None:
         )
 
 
-def _has_copy(file: DataFile, before: dict[tuple[int, int], list[DataFile]]) -> bool:
-    for candidate in before.get((file.bytes, file.rows), ()):
+def _has_identical_file(
+    file: DataFile, earlier_files: dict[tuple[int, int], list[DataFile]]
+) -> bool:
+    for candidate in earlier_files.get((file.bytes, file.rows), ()):
         is_similar = (candidate.statistics, candidate.partition) == (
             file.statistics,
             file.partition,

@@ -1,8 +1,8 @@
 """The second half of a write: stage and audit the rows, commit them, register the commit.
 
-``write.create`` and ``write.insert`` record their intent in the registry and conform the rows before.
-An error before the Delta commit leaves no visible rows. An error after it is a warning, and recovery
-registers the commit later.
+Before, ``write.create`` and ``write.insert`` record an intent in the registry and convert the rows to
+the group's columns. After an error before the Delta commit no rows are visible. An error after the
+Delta commit is reported as a warning, and recovery registers the commit later.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from featurestore.delta.log import cached_listing, is_delta_table, latest_versio
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups import checks
-from featurestore.featuregroups.checks import warn_of_odd_times
+from featurestore.featuregroups.checks import warn_about_implausible_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.quality import count_commit
+from featurestore.featuregroups.quality import store_commit_statistics
 from featurestore.featuregroups.records import prepare_records, ranges_of_positions
 from featurestore.featuregroups.table import OpenGroup, version_title
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -44,20 +44,20 @@ from featurestore.validation.checks import NULL_KEYS
 if TYPE_CHECKING:
     from featurestore.featuregroups.write import Write
 
-# ``Commit.rows`` if the log cannot be read after the commit.
+# The value of ``Commit.rows`` if the log cannot be read after the commit.
 UNKNOWN = -1
 
 
-def prepare(
+def prepare_rows(
     session: Session, batch: Batch, write: Write, run: InFlight, group: OpenGroup | None = None
 ) -> Batch:
-    """Return the rows that may be committed, staged and audited if there are checks.
+    """Stage and audit rows if checks are required, and return the rows to commit.
 
-    ``group`` is that of an insert.
+    ``group`` is the existing group of an insert, None for a new group.
 
     Raises:
-        ValidationFailed: The rows break a rule under "strict".
-        DuplicateKeys: Keys occur more than once, and nothing else is wrong.
+        ValidationFailed: The rows fail a check under the policy "strict".
+        DuplicateKeys: The rows have duplicate keys and pass all other checks.
     """
     validation = write.validation or batch.spec.validation
     if write.order is not None and group is not None:
@@ -71,33 +71,33 @@ def prepare(
     has_rules = bool(spec.primary_key or spec.event_time or spec.expectations)
     is_audited = validation != "off" and has_rules
     is_plain = not is_audited and write.mode != "upsert" and write.on_duplicates != "last"
-    # The reads of a source are known once its rows are staged, before the commit.
+    # All reads of a source are recorded once its rows are staged, which is before the commit.
     is_plain = is_plain and write.reads is None
     rules = checks.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
     if is_plain and not batch.unchecked:
-        relation = checks.refuse_while_written(relation, rules, engine=engine)
+        relation = checks.check_while_writing(relation, rules, engine=engine)
         return replace(batch, relation=relation)
     if write.on_duplicates == "last":
-        # Before staging: a cluster returns files in another order.
+        # This must precede staging, because a cluster returns staged files in a different order.
         relation = engine.last_per_key(relation, spec.upsert_key)
     statistics_state = None
     if not write.staged or batch.unchecked or write.on_duplicates == "last":
         relation, statistics_state = _stage_rows(session, relation, spec, run, write)
-    checks.check_staged(relation, rules, engine=engine)
+    checks.check_staged_rows(relation, rules, engine=engine)
     batch = replace(batch, relation=relation, statistics_state=statistics_state)
     if is_audited:
-        return _audit(session, batch, write, run, validation)
+        return _audit_staged_rows(session, batch, write, run, validation)
     if write.mode == "upsert":
-        checks.refuse_duplicates(relation, spec, engine=engine)
+        checks.check_unique_keys(relation, spec, engine=engine)
     return batch
 
 
 def _stage_rows(
     session: Session, relation: Relation, spec: FeatureGroupSpec, run: InFlight, write: Write
 ) -> tuple[Relation, StatisticsState | None]:
-    """Return staged rows, and their statistics if the engine counts them in the same pass.
+    """Return staged rows, and their statistics if the engine computes them in the same pass.
 
-    After the commit these are merged with the stored ones where possible.
+    After the commit the statistics are merged with the stored ones if possible.
     """
     engine = session.engine
     counts_statistics = spec.statistics and write.mode in ("create", "append", "overwrite")
@@ -110,8 +110,10 @@ def _stage_rows(
     return staged, state
 
 
-def _audit(session: Session, batch: Batch, write: Write, run: InFlight, validation: str) -> Batch:
-    """Audit staged rows; return the rows to commit, and those for the quarantine."""
+def _audit_staged_rows(
+    session: Session, batch: Batch, write: Write, run: InFlight, validation: str
+) -> Batch:
+    """Audit staged rows, and return the rows to commit and the rows to quarantine."""
     spec = batch.spec
     outcome = audit(
         batch.relation,
@@ -130,14 +132,14 @@ def _audit(session: Session, batch: Batch, write: Write, run: InFlight, validati
         for result in outcome.report.results
     )
     is_quarantining = outcome.quarantined is not None
-    warn_of_odd_times(outcome.report, spec)
+    warn_about_implausible_times(outcome.report, spec)
     return replace(
         batch,
         relation=outcome.good,
         report=outcome.report,
         quarantined=outcome.quarantined,
         unique=None if has_null_keys and not is_quarantining else outcome.unique,
-        # The statistics count all staged rows.
+        # Statistics of all staged rows are not usable if some of them are quarantined.
         statistics_state=None if is_quarantining else batch.statistics_state,
     )
 
@@ -145,19 +147,19 @@ def _audit(session: Session, batch: Batch, write: Write, run: InFlight, validati
 def create_table(
     session: Session, spec: FeatureGroupSpec, declared: Declaration, run: InFlight
 ) -> OpenGroup:
-    """Create the table of a new group, without rows, and open it."""
+    """Create the empty table of a new group and open it."""
     path = session.featuregroup_path(spec.name, spec.version)
     session.engine.create_table(
         path,
         schema=spec.schema,
         partition_by=spec.partition_by,
-        properties=commits.properties(spec, _meta(declared)),
+        properties=commits.properties(spec, _declared_metadata(declared)),
         commit_metadata={"operation": "define", "run": run.run_id},
     )
     return OpenGroup(spec, path, read_snapshot(path))
 
 
-def publish(
+def publish_rows(
     session: Session,
     batch: Batch,
     group: OpenGroup,
@@ -165,27 +167,27 @@ def publish(
     run: InFlight,
     declared: Declaration | None = None,
 ) -> Commit:
-    """Commit prepared rows to the table of a group, register the commit and return it.
+    """Commit prepared rows to a group's table, register the commit and return it.
 
-    ``declared`` is the declaration of a new group, whose table has no rows yet.
+    ``declared`` is the declaration of a new group, None for an existing group.
     """
     batch = replace(batch, mode=batch.mode or write.mode)
     mode = "append" if declared is not None else batch.mode
-    claim = checks.claim(session.engine, batch, group, mode)
+    claim = checks.uniqueness_metadata(session.engine, batch, group, mode)
     table_write = TableWrite(
         mode=mode,  # type: ignore[arg-type]
         key=batch.spec.upsert_key if mode == "upsert" else (),
         replace=write.replace,
         add_columns=pa.schema(batch.added) if batch.added else None,
         commit_metadata=_commit_metadata(write, run, batch, claim),
-        transaction=_transaction(write, run, batch),
+        transaction=_choose_transaction(write, run, batch),
         offsets=write.offsets,
         deletes=batch.deletes,
     )
     is_replay = write.order is not None and write.order.written_positions is not None
     if batch.quarantined is not None and not is_replay:
-        # Before the good rows. Both commits have the same transaction, or the same offsets of a
-        # stream, so a repeated write appends to neither table.
+        # Quarantined rows are committed first. Both commits have the same transaction or stream
+        # offsets, so a repeated write appends to neither table.
         add_to_quarantine(session, batch.quarantined, batch.spec, table_write)
     if declared is not None:
         run.check_intent()
@@ -195,13 +197,13 @@ def publish(
         if declared is None:  # the transaction was committed before
             return replace(commits.commit_of(group.path, delta_version), applied=False)
     with cached_listing(group.path):
-        return _register(session, batch, group, delta_version, run, declared)
+        return _register_commit(session, batch, group, delta_version, run, declared)
 
 
 def _commit_metadata(
     write: Write, run: InFlight, batch: Batch, claim: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the commit's metadata: operation, run, job, inputs, window, claims and validation."""
+    """Return the commit metadata: operation, run, job, inputs, window, uniqueness, validation."""
     metadata: dict[str, Any] = {"operation": write.mode, "run": run.run_id, **claim}
     if batch.spec.job is not None:
         metadata["job"] = batch.spec.job
@@ -219,10 +221,10 @@ def _commit_metadata(
     return metadata
 
 
-def _transaction(write: Write, run: InFlight, batch: Batch) -> tuple[str, int] | None:
-    """Return the caller's transaction, or a new one if two tables are written.
+def _choose_transaction(write: Write, run: InFlight, batch: Batch) -> tuple[str, int] | None:
+    """Return the caller's transaction, or a new transaction if two tables are written.
 
-    Offsets of a stream make a new one unnecessary.
+    Writes with stream offsets need no transaction.
     """
     if write.transaction is not None or batch.quarantined is None or write.offsets:
         return write.transaction
@@ -232,10 +234,10 @@ def _transaction(write: Write, run: InFlight, batch: Batch) -> tuple[str, int] |
 def add_to_quarantine(
     session: Session, rows: Relation, spec: FeatureGroupSpec, table_write: TableWrite
 ) -> None:
-    """Append rows to the quarantine table of a group; create the table if it is missing.
+    """Append rows to the quarantine table of a group, and create the table if it is missing.
 
     Raises:
-        StreamOvertaken: Another process quarantined records of these partitions first.
+        StreamOvertaken: Another process has already quarantined records of these partitions.
     """
     path = session.quarantine_path(spec.name, spec.version)
     if not is_delta_table(path):
@@ -252,7 +254,7 @@ def add_to_quarantine(
     if offsets is None:
         return
     if widened_schema(state.schema, rows.schema) != state.schema:
-        # The decimals of the group have got more digits since the quarantine was made.
+        # Decimal columns of the group may have been widened since the quarantine table was created.
         session.engine.widen_columns(path, rows.schema)
     stored_columns = set(state.schema.names)
     new_columns = pa.schema([field for field in rows.schema if field.name not in stored_columns])
@@ -272,9 +274,9 @@ def add_to_quarantine(
 def _write_table(
     session: Session, group: OpenGroup, relation: Relation, table_write: TableWrite, run: InFlight
 ) -> int | None:
-    """Write one commit and return its Delta version; None when its transaction is a repeat.
+    """Write one commit and return its Delta version, or None for a repeated transaction.
 
-    An error after the commit is a warning: the log shows whether the write was committed.
+    After an error the log is checked: if the write was committed, only a warning is issued.
     """
     try:
         run.committed_version = session.engine.write(group.path, relation, table_write)
@@ -288,7 +290,7 @@ def _write_table(
     return run.committed_version
 
 
-def _register(
+def _register_commit(
     session: Session,
     batch: Batch,
     group: OpenGroup,
@@ -296,9 +298,9 @@ def _register(
     run: InFlight,
     declared: Declaration | None,
 ) -> Commit:
-    """Update registry and statistics after a commit, and return it.
+    """Update registry and statistics after a commit, and return the commit.
 
-    The rows are visible by then, so nothing here raises.
+    No errors are raised, because the rows are already visible.
     """
     title = version_title(batch.spec, delta_version)
     try:
@@ -311,7 +313,7 @@ def _register(
         run.registered = True
     if batch.spec.statistics:
         with warn_after_publication(title):
-            count_commit(session, batch, group, commit)
+            store_commit_statistics(session, batch, group, commit)
     return commit
 
 
@@ -322,11 +324,11 @@ def _update_registry(
     commit: Commit,
     declared: Declaration | None,
 ) -> None:
-    """Register the version of a group, its new columns, the lineage and the report of a commit."""
+    """Register the Delta version, new columns, lineage and validation report of a commit."""
     spec, latest, changed_spec = batch.spec, commit.delta_version, None
     if spec.schema != group.spec.schema:
-        # Other writers may have changed columns at the same time, so the current columns of the
-        # table are registered.
+        # Register the current columns of the table, since other writers may have changed columns
+        # concurrently.
         state = read_snapshot(group.path)
         latest, changed_spec = state.version, commits.spec_of(state)
     with session.registry.transaction() as connection:
@@ -343,14 +345,14 @@ def _update_registry(
                 description=declared.description,
                 created=commit.timestamp,
             )
-            groups.describe(connection, spec.name, spec.version, _meta(declared))
+            groups.describe(connection, spec.name, spec.version, _declared_metadata(declared))
         groups.add_lineage(connection, spec, commit)
         if batch.report is not None:
             report = replace(batch.report, delta_version=commit.delta_version)
             reports.add_validation_report(connection, featuregroups.KIND, report.to_json())
 
 
-def _meta(declared: Declaration) -> commits.Meta:
+def _declared_metadata(declared: Declaration) -> commits.Meta:
     return commits.Meta(
         declared.description, dict(declared.tags), dict(declared.descriptions or {})
     )

@@ -1,6 +1,6 @@
-"""Conforming: the columns of a batch become those of a group, by name and without loss.
+"""Conversion of rows to the columns of a group, matched by name and without loss.
 
-Types that do not fit in general are converted value by value (``arrow.fitting``).
+If a type conversion can lose information, each value is checked (``arrow.fitting``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from featurestore.arrow.fitting import (
 from featurestore.arrow.types import array_shape, describe, is_nested
 from featurestore.arrow.untyped import format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
-from featurestore.featuregroups.schema_change import with_value
+from featurestore.featuregroups.schema_change import widen_for_value
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Engine, Relation
@@ -38,19 +38,19 @@ _NEXT_VERSION = "make the next version of the group with create_featuregroup(...
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of one write on their way to the commit.
+    """The rows of one write before they are committed.
 
     Attributes:
         relation: The rows, with exactly the columns of ``spec``.
-        spec: The definition of the group, with the new columns of this write.
+        spec: The definition of the group, including columns that this write adds.
         added: The new columns.
-        unchecked: Whether the rows may have unsupported values: reading them may raise.
-        report: The report of the audit; None without one.
+        unchecked: Whether the rows may contain unsupported values, so that reading may raise.
+        report: The audit report; None without an audit.
         quarantined: The rows that failed the audit, with their reasons.
-        unique: Whether the keys are unique and without nulls; None: not known.
-        statistics_state: The statistics of the rows, if they were counted during staging.
-        mode: The mode of the commit if it is not that of the write.
-        deletes: The keys of stored rows that the same commit deletes.
+        unique: Whether the keys are unique and not null; None if unknown.
+        statistics_state: The statistics of the rows, if they were computed during staging.
+        mode: The mode of the commit, if it differs from the mode of the write.
+        deletes: The keys of stored rows to delete in the same commit.
     """
 
     relation: Relation
@@ -75,11 +75,12 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """The step that converts record batches to the types of a group; runs on the engine's workers.
+class ConvertColumns:
+    """Batch function that converts record batches to the column types of a group.
 
-    Messages name ``group`` and use code of ``library``; ``fallback_hint`` ends their hints.
-    ``can_widen``: the write may widen decimals with ``schema_change="add"``.
+    The engine calls it in its workers. Error messages name ``group``; hints show code for
+    ``library`` and end with ``fallback_hint``. If ``can_widen``, hints suggest
+    ``schema_change="add"`` for decimals that are too narrow.
     """
 
     schema: pa.Schema
@@ -92,12 +93,12 @@ class Fit:
         """Return the batch with the types of ``schema``.
 
         Raises:
-            SchemaMismatch: A value does not fit; names the first of its column.
+            SchemaMismatch: A value does not fit its column; the message names the first one.
         """
-        columns = [self._fitted(batch.column(field.name), field) for field in self.schema]
+        columns = [self._convert_column(batch.column(field.name), field) for field in self.schema]
         return cast_batch(pa.RecordBatch.from_arrays(columns, self.schema.names), self.schema)
 
-    def _fitted(self, column: pa.Array, field: pa.Field) -> pa.Array:
+    def _convert_column(self, column: pa.Array, field: pa.Field) -> pa.Array:
         if can_widen(column.type, field.type):
             return column  # cast with the batch
         try:
@@ -121,12 +122,12 @@ class Fit:
             types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
             fallback = f"make the next version of the group with create_featuregroup(..., {types})"
         suggestions = [line or "cast the column", fallback]
-        if self.can_widen and with_value(misfit.value, field.type) is not None:
+        if self.can_widen and widen_for_value(misfit.value, field.type) is not None:
             suggestions.insert(0, "schema_change='add' widens the column")
         return ", or ".join(suggestions)
 
 
-def conform(
+def convert_to_group_columns(
     relation: Relation,
     spec: FeatureGroupSpec,
     *,
@@ -135,13 +136,13 @@ def conform(
     library: str = "pandas",
     extra_columns: Sequence[pa.Field] = (),
 ) -> Batch:
-    """Return the rows with the columns of the group, in its order and types.
+    """Return the rows with the group's columns, in the group's column order and types.
 
-    ``library`` is the dataframe library of the rows, for the code in hints. ``extra_columns`` stay
-    in the rows, but do not become columns of the group.
+    Hints contain code for ``library``. ``extra_columns`` remain in the rows without becoming
+    columns of the group.
 
     Raises:
-        SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
+        SchemaMismatch: Columns are missing or unknown, or have incompatible types; lists all.
     """
     if schema_change not in (None, "add"):
         raise InvalidArgument(
@@ -150,15 +151,17 @@ def conform(
     extra_names = {field.name for field in extra_columns}
     batch_schema = pa.schema([field for field in relation.schema if field.name not in extra_names])
     added = check_columns(batch_schema, spec, schema_change=schema_change, library=library)
-    wider = spec.with_columns(added)
-    schema = pa.schema([*wider.schema, *extra_columns])
+    extended_spec = spec.with_columns(added)
+    schema = pa.schema([*extended_spec.schema, *extra_columns])
     if relation.schema.names != schema.names:
         relation = engine.select(relation, {name: name for name in schema.names})
     unchecked = not all(map(can_widen, relation.schema.types, schema.types))
-    if not _equal(relation.schema, schema):
-        fit = Fit(schema, _title(spec), library, can_widen=schema_change is None)
-        relation = engine.map_batches(relation, fit, schema=schema)
-    return Batch(relation, wider, tuple(added), unchecked)
+    if not _is_same_schema(relation.schema, schema):
+        converter = ConvertColumns(
+            schema, _group_title(spec), library, can_widen=schema_change is None
+        )
+        relation = engine.map_batches(relation, converter, schema=schema)
+    return Batch(relation, extended_spec, tuple(added), unchecked)
 
 
 def check_columns(
@@ -168,10 +171,10 @@ def check_columns(
     schema_change: str | None,
     library: str = "pandas",
 ) -> list[pa.Field]:
-    """Return the new columns, which ``schema_change="add"`` allows.
+    """Return the new columns of a batch; only ``schema_change="add"`` allows new columns.
 
     Raises:
-        SchemaMismatch: Lists every column that is missing, unknown or of a type that does not fit.
+        SchemaMismatch: Columns are missing or unknown, or have incompatible types; lists all.
     """
     column_types = {field.name: field.type for field in spec.schema}
     new_columns = [field for field in batch_schema if field.name not in column_types]
@@ -188,9 +191,9 @@ def check_columns(
     if problems:
         only_new = has_unknown_columns and len(problems) == 1
         raise SchemaMismatch(
-            f"The rows do not fit {_title(spec)}: {'; '.join(problems)}.",
+            f"The rows do not fit {_group_title(spec)}: {'; '.join(problems)}.",
             hint=_columns_hint(
-                problems, _casts(batch_schema, column_types, library), only_new=only_new
+                problems, _cast_lines(batch_schema, column_types, library), only_new=only_new
             ),
         )
     refuse_untyped(
@@ -200,13 +203,13 @@ def check_columns(
 
 
 def _typing_hint(language: str, columns: pa.Schema) -> str:
-    """Return the code that types new columns without values."""
+    """Return a hint with the code that sets the types of new columns without values."""
     lines = format_typing_lines(language, columns)
     return lines or f"leave {listing(columns.names)} out until a row has a value there"
 
 
 def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType]) -> list[str]:
-    """Return a text for each column that is missing or has a type that does not fit."""
+    """Describe incompatible types, one message for each column, and missing columns."""
     types = {field.name: field.type for field in batch_schema}
     problems, missing_names = [], []
     for name, column_type in column_types.items():
@@ -222,10 +225,10 @@ def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.Data
     return problems
 
 
-def _casts(
+def _cast_lines(
     batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType], library: str
 ) -> list[str]:
-    """Return the lines that cast the columns whose types do not fit."""
+    """Return lines of code that cast the columns with incompatible types."""
     lines = []
     for field in batch_schema:
         column_type = column_types.get(field.name)
@@ -245,7 +248,7 @@ def _casts(
     return lines
 
 
-def _title(spec: FeatureGroupSpec) -> str:
+def _group_title(spec: FeatureGroupSpec) -> str:
     return f"feature group {spec.name!r} version {spec.version}"
 
 
@@ -258,7 +261,7 @@ def _columns_hint(problems: Sequence[str], casts: Sequence[str], *, only_new: bo
 
 
 def _case_conflicts(new_columns: Sequence[pa.Field], names: Sequence[str]) -> list[str]:
-    """Return the pairs of a new and an existing column that differ only in case, as text."""
+    """Describe pairs of a new and an existing column whose names differ only in case."""
     names_by_lower_case = {name.lower(): name for name in names}
     pairs = []
     for field in new_columns:
@@ -268,8 +271,8 @@ def _case_conflicts(new_columns: Sequence[pa.Field], names: Sequence[str]) -> li
     return pairs
 
 
-def _equal(first: pa.Schema, second: pa.Schema) -> bool:
+def _is_same_schema(first: pa.Schema, second: pa.Schema) -> bool:
     if first.names != second.names:
         return False
-    # Equality of nested types ignores the names of list items, but later readers see them.
+    # Arrow ignores list item names when it compares types, but readers of the table see them.
     return list(map(str, first.types)) == list(map(str, second.types))

@@ -1,4 +1,4 @@
-"""Definitions of groups: declarations, declared column types, and differences of two specs."""
+"""Feature group definitions: declarations, declared column types, and comparison of definitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
-from featurestore.featuregroups.conform import Fit
+from featurestore.featuregroups.conform import ConvertColumns
 from featurestore.model.featuregroup import (
     VALIDATION_POLICIES,
     ExternalRows,
@@ -34,7 +34,7 @@ from featurestore.plugins.validator import find_validator
 
 # An Arrow type, or its name such as "decimal(20, 4)".
 TypeName: TypeAlias = str | pa.DataType
-# The fields that must be equal in two definitions, in addition to their columns.
+# The fields that must be equal in two definitions, in addition to the columns.
 _COMPARED_FIELDS = (
     "primary_key",
     "event_time",
@@ -47,16 +47,16 @@ _COMPARED_FIELDS = (
 
 @dataclass(frozen=True)
 class DeclaredTypes:
-    """The declared types of columns by name, and the type of all other decimals."""
+    """Declared column types by name, and the declared type of all other decimal columns."""
 
-    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
+    parse_column_names: Mapping[str, pa.DataType] = field(default_factory=dict)
     decimal: pa.DataType | None = None
 
     def schema(self, batch_schema: pa.Schema, *, library: str) -> pa.Schema:
-        """Return the schema of a dataframe's feature types with the declared types.
+        """Return the schema of a dataframe with the declared types applied.
 
         Raises:
-            InvalidArgument: A name is not a column, or a column cannot have its type.
+            InvalidArgument: A name is not a column, or a column cannot be converted to its type.
         """
         for name in self.columns:
             if name not in batch_schema.names:
@@ -66,35 +66,35 @@ class DeclaredTypes:
                     hint=did_you_mean(name, batch_schema.names, write="dtypes={{{!r}: '...'}}"),
                 )
         fields = []
-        for each in batch_schema:
-            column_type = self.columns.get(each.name)
+        for batch_field in batch_schema:
+            column_type = self.columns.get(batch_field.name)
             if column_type is None:
-                column_type = self._with_decimals(each.type)
-            if not can_fit(each.type, column_type):
-                line = cast_line(library, each.name, each.type, column_type)
+                column_type = self._replace_decimals(batch_field.type)
+            if not can_fit(batch_field.type, column_type):
+                line = cast_line(library, batch_field.name, batch_field.type, column_type)
                 raise InvalidArgument(
-                    f"Column {each.name!r} is {each.type}, of which dtypes= does not make {column_type}: "
+                    f"Column {batch_field.name!r} is {batch_field.type}, of which dtypes= does not make {column_type}: "
                     "values are never parsed or rounded.",
-                    hint=line or f"cast the column {each.name!r}",
+                    hint=line or f"cast the column {batch_field.name!r}",
                 )
-            fields.append(each.with_type(column_type))
+            fields.append(batch_field.with_type(column_type))
         return pa.schema(fields)
 
-    def _with_decimals(self, kind: pa.DataType) -> pa.DataType:
-        """Return a type with its decimals replaced by the declared ones."""
+    def _replace_decimals(self, kind: pa.DataType) -> pa.DataType:
+        """Return the type with decimals replaced by the declared decimal type."""
         if self.decimal is None:
             return kind
         if pat.is_decimal(kind):
             return self.decimal
         if is_nested(kind) and not pat.is_struct(kind):
-            item = pa.field("item", self._with_decimals(kind.value_type))
+            item = pa.field("item", self._replace_decimals(kind.value_type))
             return pa.list_(item, kind.list_size if pat.is_fixed_size_list(kind) else -1)
         return kind
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a group by a caller, without its rows. None means not declared."""
+    """The arguments that define a group, without its rows. None means not declared."""
 
     primary_key: str | Sequence[str] = ()
     event_time: str | None = None
@@ -114,13 +114,13 @@ class Declaration:
     types: DeclaredTypes = field(default_factory=DeclaredTypes)
 
 
-def define(
+def build_spec(
     declared: Declaration, *, name: str, version: int, schema: pa.Schema
 ) -> FeatureGroupSpec:
-    """Return the spec of a declaration over the columns of a dataframe."""
-    check_policy(declared.validation)
+    """Return the group definition for a declaration and a dataframe schema."""
+    check_validation_policy(declared.validation)
     check_tags(declared.tags)
-    check_text(declared.description)
+    check_description(declared.description)
     check_descriptions(declared.descriptions or {}, schema.names)
     tolerance = timedelta(0)
     if declared.event_time_tolerance is not None:
@@ -129,12 +129,12 @@ def define(
         name=name,
         version=version,
         schema=schema,
-        primary_key=columns(declared.primary_key, argument="primary_key"),
+        primary_key=parse_column_names(declared.primary_key, argument="primary_key"),
         event_time=declared.event_time,
         created_time=declared.created_time,
         partition_by=_partition_columns(declared, schema),
         ttl=parse_ttl(declared.ttl),
-        expectations=plain_expectations(declared.expectations),
+        expectations=normalize_expectations(declared.expectations),
         validation=declared.validation,
         statistics=bool(declared.statistics),
         job=declared.job,
@@ -145,7 +145,7 @@ def define(
 
 
 def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
-    names = columns(declared.partition_by, argument="partition_by")
+    names = parse_column_names(declared.partition_by, argument="partition_by")
     types = {column.name: column.type for column in schema}
     for name in names:
         kind = types.get(name)
@@ -159,12 +159,12 @@ def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, .
     return names
 
 
-def check_key(declared: Declaration) -> None:
-    """Refuse a primary key that contains a time of the group.
+def check_primary_key(declared: Declaration) -> None:
+    """Reject a primary key that contains a time column of the group.
 
-    It would be joined by equality, and so match only labels of exactly that time.
+    Key columns are joined by equality, so a row would match only labels of exactly that time.
     """
-    key_columns = columns(declared.primary_key, argument="primary_key")
+    key_columns = parse_column_names(declared.primary_key, argument="primary_key")
     times = [name for name in (declared.event_time, declared.created_time) if name in key_columns]
     if not times:
         return
@@ -180,8 +180,8 @@ def check_key(declared: Declaration) -> None:
     )
 
 
-def columns(argument_value: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
-    """Return the column names of an argument that is a string or a sequence."""
+def parse_column_names(argument_value: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
+    """Return the column names in an argument that is one name or a sequence of names."""
     names: tuple[Any, ...] = (argument_value,)
     if isinstance(argument_value, Iterable) and not isinstance(argument_value, str):
         names = tuple(argument_value)
@@ -193,7 +193,7 @@ def columns(argument_value: str | Sequence[str], *, argument: str) -> tuple[str,
     return names
 
 
-def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
+def normalize_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
     """Convert expectations (dicts, objects or a suite) to dicts with "type" and "kwargs"."""
     if expectations is None:
         return ()
@@ -202,8 +202,8 @@ def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
     return find_validator().normalize(expectations)
 
 
-def check_policy(policy: str | None) -> None:
-    """Refuse an unknown validation policy (None: the group's own)."""
+def check_validation_policy(policy: str | None) -> None:
+    """Reject an unknown validation policy; None stands for the group's policy."""
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={policy!r} is not a policy.",
@@ -212,16 +212,16 @@ def check_policy(policy: str | None) -> None:
         )
 
 
-def check_text(description: object) -> None:
-    """Refuse a description that is not a string."""
+def check_description(description: object) -> None:
+    """Reject a description that is not a string."""
     if not isinstance(description, str):
         raise InvalidArgument(
             f"description={description!r} is not a string.", hint="description='Hourly weather'"
         )
 
 
-def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str, str]:
-    """Return descriptions of features.
+def check_descriptions(descriptions: object, parse_column_names: Sequence[str]) -> dict[str, str]:
+    """Check feature descriptions and return them as a dict.
 
     Raises:
         InvalidArgument: A name is not a column, or a description is not a string.
@@ -232,11 +232,13 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
             hint="descriptions={'temp': 'in F'}",
         )
     for feature, text in descriptions.items():
-        if feature not in columns:
+        if feature not in parse_column_names:
             raise InvalidArgument(
                 f"descriptions names {feature!r}, which is not a column. There are "
-                f"{listing(columns, limit=50)}.",
-                hint=did_you_mean(feature, columns, write="descriptions={{{!r}: '...'}}"),
+                f"{listing(parse_column_names, limit=50)}.",
+                hint=did_you_mean(
+                    feature, parse_column_names, write="descriptions={{{!r}: '...'}}"
+                ),
             )
         if not isinstance(text, str):
             raise InvalidArgument(
@@ -246,18 +248,18 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
     return dict(descriptions)
 
 
-def check_same(
+def check_same_definition(
     declared: Declaration, stored_spec: FeatureGroupSpec, *, batch_schema: pa.Schema
 ) -> None:
-    """Refuse a declaration that differs from the stored definition.
+    """Reject a declaration that differs from the stored definition.
 
-    Columns of the dataframe must be those of the group; tags, description and policy are not
-    compared.
+    The dataframe must have exactly the columns of the group. Tags, descriptions and the validation
+    policy are not compared.
 
     Raises:
-        DefinitionMismatch: Lists every difference.
+        DefinitionMismatch: The definitions differ; the message lists every difference.
     """
-    declared_spec = define(
+    declared_spec = build_spec(
         declared, name=stored_spec.name, version=stored_spec.version, schema=batch_schema
     )
     differences = []
@@ -285,14 +287,16 @@ def _column_differences(
         kind = types_by_name.pop(column.name, None)
         if kind is None:
             differences.append(f"column {column.name!r} ({column.type}) is missing")
-        elif kind != column.type and not _follows_batch(kind, column, declared):
+        elif kind != column.type and not _is_undeclared_decimal(kind, column, declared):
             differences.append(f"column {column.name!r}: stored {column.type}, given {kind}")
     differences += [f"column {name!r} is new" for name in types_by_name]
     return differences
 
 
-def _follows_batch(kind: pa.DataType, stored_column: pa.Field, declared: DeclaredTypes) -> bool:
-    """Return True if a type differs only by the undeclared digits of a batch."""
+def _is_undeclared_decimal(
+    kind: pa.DataType, stored_column: pa.Field, declared: DeclaredTypes
+) -> bool:
+    """Return True if both types are decimals and the caller declared no type for the column."""
     if declared.decimal is not None or stored_column.name in declared.columns:
         return False
     return pat.is_decimal(kind) and pat.is_decimal(stored_column.type)
@@ -309,10 +313,10 @@ def _format_value(value: object) -> str:
 def declared_types(
     dtypes: Mapping[str, TypeName] | None, decimal_type: TypeName | None
 ) -> DeclaredTypes:
-    """Return the types that ``dtypes=`` and ``decimal_type=`` declare.
+    """Return the types declared by the arguments ``dtypes`` and ``decimal_type``.
 
     Raises:
-        UnsupportedType: A type is unknown, or cannot be stored.
+        UnsupportedType: A type is unknown or cannot be stored.
 
     >>> declared_types({"price": "decimal(20, 4)"}, None).columns
     {'price': Decimal128Type(decimal128(20, 4))}
@@ -321,9 +325,9 @@ def declared_types(
         raise InvalidArgument(
             f"dtypes={dtypes!r} is not a mapping.", hint="dtypes={'price': 'decimal(20, 4)'}"
         )
-    columns = {}
+    parse_column_names = {}
     for name, type_name in (dtypes or {}).items():
-        columns[name] = _storable_type(
+        parse_column_names[name] = _storable_type(
             parse_type(type_name, column=name), f"dtypes={{{name!r}: ...}}"
         )
     decimal = None
@@ -334,7 +338,7 @@ def declared_types(
                 f"decimal_type={decimal_type!r} is not a type of decimals.",
                 hint="decimal_type='decimal(20, 4)'",
             )
-    return DeclaredTypes(columns, decimal)
+    return DeclaredTypes(parse_column_names, decimal)
 
 
 def _storable_type(kind: pa.DataType, argument: str) -> Any:
@@ -347,27 +351,27 @@ def _storable_type(kind: pa.DataType, argument: str) -> Any:
     return stored_type
 
 
-def typed_relation(
+def convert_relation(
     rows: Relation, declared: DeclaredTypes, *, name: str, engine: Engine, library: str
 ) -> Relation:
-    """Return rows with the declared types; reading them raises if a value does not fit."""
+    """Convert rows to the declared types; reading raises an error if a value does not fit."""
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
-    return engine.map_batches(rows, _fit(schema, name, library), schema=schema)
+    return engine.map_batches(rows, _type_converter(schema, name, library), schema=schema)
 
 
-def typed_reader(
+def convert_reader(
     rows: pa.RecordBatchReader, declared: DeclaredTypes, *, name: str, library: str
 ) -> pa.RecordBatchReader:
-    """Return a stream with the declared types."""
+    """Convert a stream to the declared types."""
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
-    fit = _fit(schema, name, library)
-    return pa.RecordBatchReader.from_batches(schema, map(fit, rows))
+    converter = _type_converter(schema, name, library)
+    return pa.RecordBatchReader.from_batches(schema, map(converter, rows))
 
 
-def _fit(schema: pa.Schema, name: str, library: str) -> Fit:
+def _type_converter(schema: pa.Schema, name: str, library: str) -> ConvertColumns:
     title = f"the declared types of feature group {name!r}"
-    return Fit(schema, title, library, fallback_hint="declare a wider type in dtypes=")
+    return ConvertColumns(schema, title, library, fallback_hint="declare a wider type in dtypes=")

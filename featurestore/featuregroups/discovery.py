@@ -1,4 +1,4 @@
-"""Discovery of groups and features: search, tags, descriptions, and the provenance of a column."""
+"""Discovery of groups and features: search, tags, descriptions, and column provenance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sqlalchemy.engine import Connection
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.definition import check_descriptions, check_text
-from featurestore.featuregroups.maintenance import advance
+from featurestore.featuregroups.definition import check_description, check_descriptions
+from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model.arguments import check_count
 from featurestore.model.featuregroup import FeatureGroupSpec, check_tags
@@ -31,7 +31,7 @@ from featurestore.registry.overview import SearchFilter, filter_group_names, fil
 from featurestore.registry.tables import check_search_text
 from featurestore.session import Session
 
-# The reference of an aggregate by kind: a feature reference, or a folder below the location.
+# How to reference an aggregate, by kind: as a feature, or by a folder in the store.
 _REFERENCE_FORMATS = {
     featuregroups.KIND: "{name}.{feature}",
     training_datasets.KIND: f"{TRAININGDATASETS}/{{name}}",
@@ -41,10 +41,10 @@ _REFERENCE_FORMATS = {
 
 @dataclass(frozen=True)
 class Match:
-    """One match of a search.
+    """One search result.
 
-    ``where`` is "name", "description", "tag", "feature" or "window": the text of an aggregate in a
-    group, a training dataset or a feature view of that name.
+    ``where`` is the kind of the matched text: "name", "description", "tag", "feature" or "window"
+    (an aggregate of the group, training dataset or feature view that ``group`` names).
     """
 
     group: str
@@ -69,7 +69,7 @@ class Match:
 
 @dataclass(frozen=True)
 class _Search:
-    """The text and filters of a search, and the searched groups; None: all."""
+    """The text and filters of a search, and the groups to search (None for all)."""
 
     connection: Connection
     text: str
@@ -84,7 +84,7 @@ class _Search:
 
 @dataclass(frozen=True)
 class Provenance:
-    """The origin of a column: its group, the job that writes it, the inputs of the last commit."""
+    """The origin of a column: its group, the job that writes it, and inputs of the last commit."""
 
     reference: str
     version: int
@@ -102,9 +102,9 @@ def search(
     kind: str | None = None,
     filters: SearchFilter | None = None,
 ) -> list[Match]:
-    """Return the matches of a text, ignoring case.
+    """Search for a text, ignoring case, and return the matches.
 
-    Names first, then features, tags, descriptions and aggregates over windows.
+    The order is: names, features, tags, descriptions, window aggregates.
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidArgument("search needs a text.", hint="search('weather')")
@@ -115,35 +115,37 @@ def search(
     with session.registry.reading() as connection:
         among = filter_group_names(connection, filters)
         query = _Search(connection, text.strip().casefold(), filters, among)
-        return list(islice(_matches(query, kind), limit))
+        return list(islice(_iterate_matches(query, kind), limit))
 
 
-def _matches(query: _Search, kind: str | None) -> Iterator[Match]:
+def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
     for phase in (
-        _names,
-        _features,
-        _tags,
-        _descriptions,
-        _feature_descriptions,
-        _aggregates,
+        _match_names,
+        _match_features,
+        _match_tags,
+        _match_descriptions,
+        _match_feature_descriptions,
+        _match_aggregates,
     ):
         for match in phase(query):
             if kind is None or match.kind == kind:
                 yield match
 
 
-def _names(query: _Search) -> Iterator[Match]:
+def _match_names(query: _Search) -> Iterator[Match]:
     for name, version in featuregroups.latest_names(query.connection, containing=query.text):
         if query.among is None or name in query.among:
             yield Match(name, version, "name", name, name)
 
 
-def _features(query: _Search) -> Iterator[Match]:
-    for each in featuregroups.search_features(query.connection, query.text, among=query.among):
-        yield Match(each.group, each.version, "feature", each.name, each.reference)
+def _match_features(query: _Search) -> Iterator[Match]:
+    for feature in featuregroups.search_features(
+        query.connection, query.text, among=query.among
+    ):
+        yield Match(feature.group, feature.version, "feature", feature.name, feature.reference)
 
 
-def _tags(query: _Search) -> Iterator[Match]:
+def _match_tags(query: _Search) -> Iterator[Match]:
     for names in query.candidates(search_documents.TAG):
         tags_by_group = artifacts.tags_of_latest_groups(
             query.connection, featuregroups.KIND, names=names
@@ -154,7 +156,7 @@ def _tags(query: _Search) -> Iterator[Match]:
                     yield Match(name, version, "tag", f"{key}={value}", name)
 
 
-def _descriptions(query: _Search) -> Iterator[Match]:
+def _match_descriptions(query: _Search) -> Iterator[Match]:
     for names in query.candidates(search_documents.DESCRIPTION):
         descriptions = featuregroups.latest_descriptions(query.connection, names=names)
         for name, version, description in descriptions:
@@ -162,7 +164,7 @@ def _descriptions(query: _Search) -> Iterator[Match]:
                 yield Match(name, version, "description", description, name)
 
 
-def _feature_descriptions(query: _Search) -> Iterator[Match]:
+def _match_feature_descriptions(query: _Search) -> Iterator[Match]:
     for names in query.candidates(search_documents.FEATURE_DESCRIPTION):
         descriptions = featuregroups.latest_feature_descriptions(query.connection, names=names)
         for name, version, feature, description in descriptions:
@@ -170,7 +172,7 @@ def _feature_descriptions(query: _Search) -> Iterator[Match]:
                 yield Match(name, version, "description", description, f"{name}.{feature}")
 
 
-def _aggregates(query: _Search) -> Iterator[Match]:
+def _match_aggregates(query: _Search) -> Iterator[Match]:
     for kind, reference_format in _REFERENCE_FORMATS.items():
         among = query.among
         if kind != featuregroups.KIND:
@@ -187,8 +189,8 @@ def _aggregates(query: _Search) -> Iterator[Match]:
                     yield Match(name, version, "window", str(aggregate), reference)
 
 
-def features_list(session: Session) -> list[str]:
-    """Return a reference to every feature (no keys, no times) of each group's latest version."""
+def list_feature_references(session: Session) -> list[str]:
+    """Return references to all features of the latest group versions, without keys and times."""
     with session.registry.reading() as connection:
         return [
             each.reference
@@ -207,7 +209,7 @@ def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[
 def add_tag(
     session: Session, name: str, key: str, value: str, *, version: int | None = None
 ) -> None:
-    """Set a tag of a group, in the table and the registry."""
+    """Set a tag of a group in the table and the registry."""
     check_tags({key: value})
     group = open_group(session, name, version)
     _write_tags(session, group, {**commits.meta_of(group.state).tags, key: value})
@@ -217,7 +219,7 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
     """Remove a tag of a group.
 
     Raises:
-        InvalidArgument: No such tag; lists the available ones.
+        InvalidArgument: The tag does not exist; the message lists the existing tags.
     """
     group = open_group(session, name, version)
     remaining_tags = dict(commits.meta_of(group.state).tags)
@@ -230,7 +232,7 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
 
 
 def provenance(session: Session, reference: str) -> Provenance:
-    """Return the origin of a column: ``group.feature`` or ``group@v2.feature``."""
+    """Return the origin of a column, referenced as ``group.feature`` or ``group@v2.feature``."""
     parsed = parse_reference(reference)
     if parsed.group is None:
         raise InvalidArgument(f"{reference!r} names no group.", hint="write 'group.feature'")
@@ -263,14 +265,14 @@ def provenance(session: Session, reference: str) -> Provenance:
 def derived_from(
     session: Session, name: str, *, version: int | None = None
 ) -> list[lineage.LineageEdge]:
-    """Return the groups, training datasets and views that were made from a group."""
+    """Return the groups, training datasets and feature views that were derived from a group."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
         return lineage.results(connection, name, version)
 
 
 def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:
-    write_meta(session, group, replace(commits.meta_of(group.state), tags=values))
+    write_group_metadata(session, group, replace(commits.meta_of(group.state), tags=values))
 
 
 def update(
@@ -281,17 +283,17 @@ def update(
     description: str | None = None,
     descriptions: Mapping[str, str] | None = None,
 ) -> FeatureGroupSpec:
-    """Change the description of a group, and those of some of its features ("" removes one).
+    """Change the description of a group and of features; an empty string removes a description.
 
     Raises:
-        InvalidArgument: Nothing to change, or descriptions of unknown features.
+        InvalidArgument: No description is passed, or a feature does not exist.
     """
     if description is None and not descriptions:
         raise InvalidArgument(
             "update_featuregroup was given nothing to change.",
             hint="description='...', or descriptions={'temp': '...'}",
         )
-    check_text(description or "")
+    check_description(description or "")
     group = open_group(session, name, version)
     meta = commits.meta_of(group.state)
     new_descriptions = check_descriptions(descriptions or {}, group.spec.schema.names)
@@ -302,13 +304,13 @@ def update(
     meta = replace(meta, features=features)
     if description is not None:
         meta = replace(meta, description=description)
-    write_meta(session, group, meta)
+    write_group_metadata(session, group, meta)
     return group.spec
 
 
-def write_meta(session: Session, group: OpenGroup, meta: commits.Meta) -> None:
-    """Write description, descriptions of features and tags into the table, then the registry."""
+def write_group_metadata(session: Session, group: OpenGroup, meta: commits.Meta) -> None:
+    """Write descriptions and tags of a group to the table, then to the registry."""
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         session.engine.set_properties(group.path, {commits.META: meta.to_text()})
-        advance(session, spec, latest_version(group.path), run=run, meta=meta)
+        register_delta_version(session, spec, latest_version(group.path), run=run, meta=meta)

@@ -1,4 +1,4 @@
-"""FeatureGroup: the handle of one version of a group, and its records for lists."""
+"""The ``FeatureGroup`` handle of one group version, and group summaries for listings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featurestore.arrow.types import describe
 from featurestore.delta import commits
 from featurestore.featuregroups import discovery
 from featurestore.featuregroups.discovery import Provenance
-from featurestore.featuregroups.quality import statistics_of
+from featurestore.featuregroups.quality import load_statistics
 from featurestore.featuregroups.table import (
     OpenGroup,
     TableVersion,
@@ -60,7 +60,7 @@ class FeatureGroup:
 
     @classmethod
     def find(cls, session: Session, name: str, version: int | None = None) -> FeatureGroup:
-        """Return the handle of an existing version (None: the latest)."""
+        """Return the handle of an existing version; None selects the latest version."""
         return cls(session, *resolve(session, name, version))
 
     @property
@@ -80,7 +80,7 @@ class FeatureGroup:
 
     @property
     def schema(self) -> pa.Schema:
-        """The feature types of the columns."""
+        """The columns and their feature types."""
         return self.spec.schema
 
     @property
@@ -90,7 +90,7 @@ class FeatureGroup:
 
     @property
     def event_time(self) -> str | None:
-        """The column with the time at which a row was true."""
+        """The column with the time from which the values of a row are valid."""
         return self.spec.event_time
 
     @property
@@ -110,7 +110,7 @@ class FeatureGroup:
 
     @property
     def external(self) -> ExternalRows | None:
-        """The source of an external group's rows; None for a group of the store.
+        """The source of the rows of an external group; None for a group in the store.
 
         >>> group = store.create_external_featuregroup(
         ...     "customers", source="shop", table="orders", primary_key="id"
@@ -128,7 +128,7 @@ class FeatureGroup:
 
     @property
     def descriptions(self) -> dict[str, str]:
-        """The descriptions of those features that have one."""
+        """The feature descriptions by name; features without a description are omitted."""
         return dict(
             commits.meta_of(open_group(self._session, self._name, self._version).state).features
         )
@@ -182,7 +182,7 @@ class FeatureGroup:
         return read_quarantine(self._session, self._name, version=self._version)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
-        """Return commits, newest first: at most ``limit``, before a Delta version.
+        """Return at most ``limit`` commits before a Delta version, newest first.
 
         See ``get_featuregroup_history``.
 
@@ -197,14 +197,14 @@ class FeatureGroup:
         >>> store.featuregroup("weather").statistics().column("wind").maximum
         12.0
         """
-        return statistics_of(
+        return load_statistics(
             self._session, self._name, version=self._version, delta_version=delta_version
         )
 
     def explain(
         self, *, key: Mapping[str, Any] | Any, at: datetime | str | None = None
     ) -> Explanation:
-        """Return which row gives the value of a key at an instant, and which rows lost.
+        """Explain which row provides the values of a key at an instant, and why other rows do not.
 
         >>> found = store.featuregroup("weather").explain(key="JFK", at=hour(6, 30))
         >>> found.row.values["temp"]
@@ -219,9 +219,9 @@ class FeatureGroup:
         key: Mapping[str, Any] | Any,
         at: datetime | str | None = None,
     ) -> WindowExplanation:
-        """Return which rows an aggregate over a window counts, and why it excludes others.
+        """Explain which rows a window aggregate includes, and why it excludes other rows.
 
-        ``key`` names the columns that labels are matched on.
+        ``key`` has the values of the columns on which labels are matched.
 
         >>> found = store.featuregroup("weather").explain_window(
         ...     "weather.temp|max|2h", key={"origin": "JFK"}, at=hour(6, 30)
@@ -234,7 +234,7 @@ class FeatureGroup:
         )
 
     def provenance(self, column: str) -> Provenance:
-        """Return the origin of a column: job, run of the last commit, and its input versions.
+        """Return the origin of a column: the job, and run and input versions of the last commit.
 
         >>> store.featuregroup("weather").provenance("temp").reference
         'weather.temp'
@@ -242,7 +242,7 @@ class FeatureGroup:
         return discovery.provenance(self._session, f"{self._name}@v{self._version}.{column}")
 
     def derived(self) -> list[LineageEdge]:
-        """Return the groups, training datasets and feature views that were made from the group.
+        """Return groups, training datasets and feature views that were derived from the group.
 
         >>> [(edge.kind, edge.name) for edge in store.featuregroup("weather").derived()]
         [('training_dataset', 'late_flights'), ('feature_view', 'late_flights')]
@@ -251,11 +251,11 @@ class FeatureGroup:
 
     def _summary(self) -> dict[str, object]:
 
-        return overview(self)
+        return group_summary(self)
 
     def _details(self) -> dict[str, Any]:
 
-        return details(self)
+        return group_details(self)
 
     def _repr_html_(self) -> str:
         properties = self._details()
@@ -283,15 +283,15 @@ class FeatureGroup:
         return hash((self._session.location, self._name, self._version))
 
 
-def overview(group: FeatureGroup) -> dict[str, Any]:
-    """Return the summary of a group for lists."""
+def group_summary(group: FeatureGroup) -> dict[str, Any]:
+    """Return the summary of a group for listings."""
     table = open_group(group._session, group.name, group.version)
     spec = table.spec
     return {
         "name": spec.name,
         "version": spec.version,
         "delta_version": table.delta_version,
-        "rows": _rows(table),
+        "rows": _row_count(table),
         "features": len(spec.features),
         "primary_key": list(spec.primary_key),
         "event_time": spec.event_time,
@@ -299,8 +299,8 @@ def overview(group: FeatureGroup) -> dict[str, Any]:
     }
 
 
-def details(group: FeatureGroup) -> dict[str, Any]:
-    """Return everything about a group except its rows."""
+def group_details(group: FeatureGroup) -> dict[str, Any]:
+    """Return the complete metadata of a group."""
     table = open_group(group._session, group.name, group.version)
     spec = table.spec
     return {
@@ -309,7 +309,7 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "description": group.description,
         "tags": group.tags,
         "delta_version": table.delta_version,
-        "rows": _rows(table),
+        "rows": _row_count(table),
         "files": len(table.state.files),
         "bytes": table.state.bytes,
         "path": table.path,
@@ -323,13 +323,13 @@ def details(group: FeatureGroup) -> dict[str, Any]:
         "expectations": [dict(each) for each in spec.expectations],
         "statistics": spec.statistics,
         "job": spec.job,
-        **_stream(group, spec),
-        "columns": _columns(spec, commits.meta_of(table.state).features),
+        **_stream_status(group, spec),
+        "columns": _describe_columns(spec, commits.meta_of(table.state).features),
     }
 
 
-def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
-    """Return the status of the stream that writes into a group, if there is one."""
+def _stream_status(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
+    """Return the status of the stream that writes to a group, empty without a stream."""
     if spec.job is None:
         return {}
     with group._session.registry.reading() as connection:
@@ -337,14 +337,16 @@ def _stream(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any]:
     return {} if status is None else {"stream": status.summary()}
 
 
-def _rows(table: OpenGroup) -> int | None:
-    """Return how many rows a group has; None for an external group."""
+def _row_count(table: OpenGroup) -> int | None:
+    """Return the number of rows of a group, or None for an external group."""
     if table.spec.external is not None:
         return None
     return table.state.rows
 
 
-def _columns(spec: FeatureGroupSpec, descriptions: Mapping[str, str]) -> list[dict[str, str]]:
+def _describe_columns(
+    spec: FeatureGroupSpec, descriptions: Mapping[str, str]
+) -> list[dict[str, str]]:
     """Return name, type, role and description of each column."""
     columns = []
     for field in spec.schema:

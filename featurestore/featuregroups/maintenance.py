@@ -1,4 +1,4 @@
-"""Maintenance of a group: compaction, vacuum, deletion, and the feature views that depend on it."""
+"""Maintenance of a group: compaction, vacuum, and deletion of rows or complete versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from featurestore.storage.failures import warn_after_publication
 from featurestore.usersql import fix_clock, predicate
 
 
-def advance(
+def register_delta_version(
     session: Session,
     spec: FeatureGroupSpec,
     delta_version: int,
@@ -40,7 +40,7 @@ def advance(
     run: InFlight,
     meta: commits.Meta | None = None,
 ) -> None:
-    """Register the Delta version of a commit without rows, and the metadata of the group."""
+    """Register the Delta version of a maintenance commit, and the group metadata if it changed."""
     run.committed_version = delta_version
     with warn_after_publication(version_title(spec, delta_version)):
         with session.registry.transaction() as connection:
@@ -51,23 +51,24 @@ def advance(
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
-    """Rewrite small files into large ones, without changing rows; return the last commit."""
+    """Rewrite small files into larger ones without changing rows, and return the latest commit."""
     group = open_group(session, name, version)
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         latest = session.engine.compact(group.path)
         if latest is None:
             latest = group.delta_version
-        advance(session, spec, latest, run=run)
+        register_delta_version(session, spec, latest, run=run)
     return commits.commit_of(group.path, latest)
 
 
 def compact_when_due(
     session: Session, spec: FeatureGroupSpec, path: str, *, run: InFlight
 ) -> int | None:
-    """Merge small files after a write if a group has too many; return the version, or None.
+    """Merge small files after a write if a group has too many of them.
 
-    The write is committed: failures here are warnings, and the next write tries again.
+    Return the new Delta version, or None if nothing was merged. Failures are only warnings, because
+    the write is already committed; the next write tries again.
     """
     if spec.compact is None:
         return None
@@ -78,7 +79,7 @@ def compact_when_due(
             with suppress(WriteConflict):
                 delta_version = session.engine.compact(path, below=below)
     if delta_version is not None:
-        advance(session, spec, delta_version, run=run)
+        register_delta_version(session, spec, delta_version, run=run)
     return delta_version
 
 
@@ -87,7 +88,8 @@ def vacuum(
 ) -> Sequence[str]:
     """Remove data files that no version younger than ``retain`` and no training dataset needs.
 
-    Return their paths. The log entries of pinned versions stay, so that they remain readable.
+    Return the paths of the removed files. Log entries of pinned versions are retained, so that these
+    versions remain readable.
     """
     group = open_group(session, name, version)
     oldest = shift_time(utc_now(), -parse_duration(retain, argument="retain"))
@@ -95,15 +97,15 @@ def vacuum(
     with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
         pinned = pinned_versions(session, spec.name, spec.version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
-        advance(session, spec, latest_version(group.path), run=run)
+        register_delta_version(session, spec, latest_version(group.path), run=run)
     return removed
 
 
-def refuse_used(session: Session, name: str, version: int, *, force: bool) -> None:
-    """Refuse to delete a version that views read; with ``force`` warn that they break.
+def check_unused_by_views(session: Session, name: str, version: int, *, force: bool) -> None:
+    """Raise an error if feature views read a version; with ``force`` only warn.
 
     Raises:
-        UsedByFeatureView: Lists the views.
+        UsedByFeatureView: Feature views read the version; the message lists them.
     """
     with session.registry.reading() as connection:
         reading = feature_views.views_reading(connection, name, version)
@@ -127,9 +129,9 @@ def delete_rows(
     version: int | None = None,
     run_id: str | None = None,
 ) -> Commit:
-    """Delete the rows for which a predicate (DuckDB's SQL) is true.
+    """Delete the rows that match a predicate in DuckDB's SQL dialect.
 
-    Without such rows nothing is committed.
+    If no row matches, nothing is committed.
     """
     group = open_stored(session, name, version, to="delete any")
     if not isinstance(where, str) or not where.strip():
@@ -147,12 +149,12 @@ def delete_rows(
             "run": run.run_id,
             "where": predicate_text,
             "unique": "kept",
-            **group.seen_by_writer(),
+            **group.metadata_for_next_commit(),
         }
         delta_version = session.engine.delete(group.path, condition, commit_metadata=metadata)
         if delta_version is None:
             delta_version = group.delta_version
-        advance(session, spec, delta_version, run=run)
+        register_delta_version(session, spec, delta_version, run=run)
     return commits.commit_of(group.path, delta_version)
 
 
@@ -160,17 +162,17 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     """Delete a version of a group with its data, quarantine and statistics.
 
     Raises:
-        PinnedByTrainingDataset: A training dataset was made from it; ``force=True`` deletes it
-            anyway.
-        UsedByFeatureView: A feature view reads it; ``force=True`` deletes it anyway.
+        PinnedByTrainingDataset: A training dataset was created from the version;
+            ``force=True`` deletes it anyway.
+        UsedByFeatureView: A feature view reads the version; ``force=True`` deletes it anyway.
     """
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
     with in_flight(session, kind=RECLAIM, name=name, version=version) as reclaim_run:
         if not force:
-            _refuse_pinned(session, name, version)
-        refuse_used(session, name, version, force=force)
+            _check_unpinned(session, name, version)
+        check_unused_by_views(session, name, version, force=force)
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
                 groups.forget(connection, name, version)
@@ -183,7 +185,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         reclaim_run.registered = True
 
 
-def _refuse_pinned(session: Session, name: str, version: int) -> None:
+def _check_unpinned(session: Session, name: str, version: int) -> None:
     if pinned_by_exports(session, name, version):
         raise PinnedByTrainingDataset(
             f"A training dataset is being made from feature group {name!r} version {version}.",

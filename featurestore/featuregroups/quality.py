@@ -1,7 +1,7 @@
-"""Quality of the stored rows of a group: statistics and validation reports.
+"""Quality of stored rows: statistics and validation reports of a group.
 
-Statistics are counted at each write, merged for appends, and recounted after other changes; they are
-stored next to the table, in files of ``featurestore.statistics.storage``.
+Statistics are updated at each append and recomputed after other changes. They are stored next to the
+table (``featurestore.statistics.storage``).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from featurestore.delta import commits
 from featurestore.delta.history import added_files
 from featurestore.delta.log import latest_version
 from featurestore.featuregroups.conform import Batch
-from featurestore.featuregroups.definition import plain_expectations
+from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.table import (
     OpenGroup,
     TableVersion,
     live_source,
     open_group,
-    pinned,
+    pinned_source,
+    read_plan_source,
     resolve,
-    rows_of,
 )
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
@@ -43,14 +43,16 @@ from featurestore.validation import audit
 from featurestore.validation.checks import DUPLICATE_KEYS
 
 
-def count_commit(session: Session, batch: Batch, group: OpenGroup, commit: Commit) -> None:
-    """Count the rows of a commit, if this gives the statistics of the complete table.
+def store_commit_statistics(
+    session: Session, batch: Batch, group: OpenGroup, commit: Commit
+) -> None:
+    """Store the statistics of a commit if they can extend the stored statistics of the table.
 
-    Appends store the state of their rows, which is merged on request; an upsert changes rows that
-    were counted, so it stores nothing, and the next request recounts. ``group`` is the group before
-    the commit.
+    An append stores the state of the appended rows; a request for statistics merges the states. An
+    upsert stores nothing, because it changes rows that were counted before; the next request
+    recomputes the statistics. ``group`` is the group before the commit.
     """
-    files = _files(session, batch.spec)
+    files = _statistics_files(session, batch.spec)
     before = commits.latest_data_version(group.path, commit.delta_version - 1)
     replaces_table = batch.mode in ("create", "overwrite")
     is_complete = replaces_table or group.state.rows == 0
@@ -63,21 +65,23 @@ def count_commit(session: Session, batch: Batch, group: OpenGroup, commit: Commi
         return  # another writer was first: the table has more rows than this batch
     state = batch.statistics_state
     if state is None:
-        added_rows = _added_rows(session, batch, group.path, commit.delta_version)
+        added_rows = _read_added_rows(session, batch, group.path, commit.delta_version)
         if added_rows is None:
             return
         state = count_statistics(session.engine, added_rows, batch.spec, rows=commit.rows_in)
-    # The result takes about as long as the write, so it is computed from the state on request.
+    # Only the state is stored: computing the statistics from it takes as long as the write.
     if is_complete:
         files.write(commit.delta_version, state)
     else:
         files.append(commit.delta_version, state, base=before, state_versions=stored_versions)
 
 
-def _added_rows(session: Session, batch: Batch, path: str, delta_version: int) -> Relation | None:
-    """Return the rows that a commit added, read again if they came as a stream.
+def _read_added_rows(
+    session: Session, batch: Batch, path: str, delta_version: int
+) -> Relation | None:
+    """Return the rows that a commit added; rows of a stream are read from the table.
 
-    None if the files do not have all their columns.
+    Return None if the files of the commit lack columns.
     """
     if not batch.relation.single_use:
         return batch.relation
@@ -89,7 +93,7 @@ def _added_rows(session: Session, batch: Batch, path: str, delta_version: int) -
     return session.engine.read_files(added, schema=batch.spec.schema) if added else None
 
 
-def statistics_of(
+def load_statistics(
     session: Session,
     name: str,
     *,
@@ -97,22 +101,22 @@ def statistics_of(
     delta_version: TableVersion | None = None,
     recount: bool = False,
 ) -> Statistics:
-    """Return the statistics of a group at a Delta version; count and store missing ones."""
+    """Return the statistics of a group at a Delta version; compute and store them if missing."""
     group = open_group(session, name, version, as_of=delta_version)
     if group.spec.external is not None and delta_version is None:
         source = {"featuregroup": group.spec.name, "version": group.spec.version}
-        return finish(_count_live(session, group), source=source)
-    files = _files(session, group.spec)
+        return finish(_count_external_rows(session, group), source=source)
+    files = _statistics_files(session, group.spec)
     data_version = commits.latest_data_version(group.path, group.delta_version)
     if recount:
-        return files.write_result(data_version, _count(session, group, data_version))
+        return files.write_result(data_version, _count_rows(session, group, data_version))
     stored_result = files.get(data_version)
     if (
         stored_result is not None
         and [each.name for each in stored_result.columns] == group.spec.schema.names
     ):
         return stored_result
-    return files.result(data_version, _count(session, group, data_version))
+    return files.result(data_version, _count_rows(session, group, data_version))
 
 
 def stored_statistics(
@@ -122,58 +126,58 @@ def stored_statistics(
     version: int | None = None,
     delta_version: TableVersion | None = None,
 ) -> Statistics | None:
-    """Return the stored statistics of a group at a Delta version (None: the newest), or None."""
+    """Return the stored statistics at a Delta version (default: latest), or None if missing."""
     group = open_group(session, name, version, as_of=delta_version)
     data_version = commits.latest_data_version(group.path, group.delta_version)
-    return _files(session, group.spec).get(data_version)
+    return _statistics_files(session, group.spec).get(data_version)
 
 
 def statistics_to_compare(
     session: Session, name: str, compare_with: int | str | None
 ) -> Statistics | None:
-    """Return the statistics of another version of a group (a number), or of another group."""
+    """Return the statistics of another version (an integer) or of another group (a name)."""
     if compare_with is None:
         return None
     if isinstance(compare_with, int):
-        return statistics_of(session, name.partition("@v")[0], version=compare_with)
-    return statistics_of(session, compare_with)
+        return load_statistics(session, name.partition("@v")[0], version=compare_with)
+    return load_statistics(session, compare_with)
 
 
-def state_of(
+def load_statistics_state(
     session: Session,
     name: str,
     *,
     version: int | None = None,
     delta_version: TableVersion | None = None,
 ) -> StatisticsState:
-    """Return the state of the statistics, which contains the sample; count and store if missing."""
+    """Return the state of the statistics, including the sample; compute it if missing."""
     group = open_group(session, name, version, as_of=delta_version)
     if group.spec.external is not None and delta_version is None:
-        return _count_live(session, group)
+        return _count_external_rows(session, group)
     data_version = commits.latest_data_version(group.path, group.delta_version)
-    state = _files(session, group.spec).state(data_version)
+    state = _statistics_files(session, group.spec).state(data_version)
     if state is not None and state.columns == statistics_accumulator(group.spec).columns:
         return state
-    return _count(session, group, data_version)
+    return _count_rows(session, group, data_version)
 
 
-def _count_live(session: Session, group: OpenGroup) -> StatisticsState:
-    """Count the rows of an external group, at its source."""
+def _count_external_rows(session: Session, group: OpenGroup) -> StatisticsState:
+    """Compute the statistics of an external group from its source."""
     live = live_source(session, group)
-    return count_statistics(session.engine, rows_of(session, live), group.spec)
+    return count_statistics(session.engine, read_plan_source(session, live), group.spec)
 
 
-def _count(session: Session, group: OpenGroup, data_version: int) -> StatisticsState:
+def _count_rows(session: Session, group: OpenGroup, data_version: int) -> StatisticsState:
     rows = session.engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema
     )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
     if data_version == commits.latest_data_version(group.path, latest_version(group.path)):
-        _files(session, group.spec).write(data_version, state)
+        _statistics_files(session, group.spec).write(data_version, state)
     return state
 
 
-def _files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
+def _statistics_files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
     source = {"featuregroup": spec.name, "version": spec.version}
     return StatisticsFiles(session.featuregroup_path(spec.name, spec.version), source)
 
@@ -181,17 +185,19 @@ def _files(session: Session, spec: FeatureGroupSpec) -> StatisticsFiles:
 def validate(
     session: Session, name: str, *, version: int | None = None, expectations: object = None
 ) -> ValidationReport:
-    """Audit the rows of a group, store the report with those of its writes, and return it.
+    """Audit the stored rows of a group, store the validation report, and return it.
 
-    Duplicate keys are a warning here: appends may repeat the key of an earlier write, and a
-    retrieval takes the latest.
+    Duplicate keys are only a warning: an append may repeat the key of an earlier write, and a
+    retrieval uses the latest row.
     """
     group = open_group(session, name, version)
-    rules = group.spec.expectations if expectations is None else plain_expectations(expectations)
+    rules = (
+        group.spec.expectations if expectations is None else normalize_expectations(expectations)
+    )
     live = None
     if group.spec.external is not None:
         live = live_source(session, group)  # this reference keeps its rows available
-    rows = rows_of(session, live or pinned(group))
+    rows = read_plan_source(session, live or pinned_source(group))
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
     work.committed_version = group.delta_version
     with observed(work):
@@ -218,7 +224,7 @@ def validate(
 def validation_history(
     session: Session, name: str, *, version: int | None = None, limit: int | None = None
 ) -> list[ValidationReport]:
-    """Return the newest reports of a group's audits, including refused writes, oldest first."""
+    """Return the latest validation reports of a group, oldest first; failed writes are included."""
     name, version = resolve(session, name, version)
     with session.registry.reading() as connection:
         report_records = reports.validation_reports_of(

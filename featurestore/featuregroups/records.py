@@ -1,7 +1,7 @@
-"""Rows of a stream: each row is checked on its own, then at most one row per key is written.
+"""Writes of stream records: each row is checked separately, then one row per key is written.
 
-The order of rows is that of their records: the offset within a partition. Batch boundaries do not
-matter: rows are compared with those of the batch and with those of the table.
+Rows are ordered by partition and offset of their records. The result does not depend on batch
+boundaries, because rows are compared with the other rows of the batch and with the stored rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlglot import exp
 from featurestore.arrow.column_lines import quoted
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.featuregroups import checks
-from featurestore.featuregroups.checks import warn_of_odd_times
+from featurestore.featuregroups.checks import warn_about_implausible_times
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.ingest import open_relation
@@ -34,18 +34,18 @@ from featurestore.validation.quarantine import quarantine_schema
 
 PARTITION, OFFSET = "record_partition", "record_offset"
 REPEATED = "another record has the same key and times"
-_LOST = "__fs_lost"
+_IS_MARKED = "__fs_lost"
 
 
 @dataclass(frozen=True)
 class RecordOrder:
-    """The resolution of several records of one key.
+    """Options for records with duplicate keys, and for records that delete rows.
 
-    ``columns`` are the record columns of the rows in addition to those of the group, including
-    partition and offset. ``on_duplicates`` selects the row of a key to write: "last", "first", or
-    "quarantine": the first one, while the others are quarantined. ``deleted`` has the primary keys
-    that records delete, with partition and offset. ``written_positions`` is for records from the
-    quarantine, which are not quarantined again: it collects the positions of the written ones.
+    ``columns`` are the record columns of the rows, including partition and offset, in addition to
+    the columns of the group. ``on_duplicates`` selects the row that is written for a key: "last",
+    "first", or "quarantine", which writes the first row and quarantines the others. ``deleted`` has
+    the primary keys of delete records, with partition and offset. ``written_positions`` collects the
+    positions of written records when quarantined records are written again.
     """
 
     on_duplicates: str
@@ -55,7 +55,7 @@ class RecordOrder:
 
 
 def ranges_of_positions(positions: pa.Table) -> dict[str, list[list[int]]]:
-    """Return partitions and offsets as a JSON object of ranges, both ends included.
+    """Convert partitions and offsets to a JSON object of inclusive offset ranges by partition.
 
     >>> places = pa.table({"record_partition": [0, 0, 0], "record_offset": [8, 4, 5]})
     >>> ranges_of_positions(places)
@@ -71,7 +71,7 @@ def ranges_of_positions(positions: pa.Table) -> dict[str, list[list[int]]]:
 
 
 def positions_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
-    """Return the partitions and offsets that ``ranges_of_positions`` wrote.
+    """Convert the ranges of ``ranges_of_positions`` back to partitions and offsets.
 
     >>> positions_of_ranges({"0": [[4, 5], [8, 8]]}).column("record_offset").to_pylist()
     [4, 5, 8]
@@ -86,10 +86,10 @@ def positions_of_ranges(ranges: Mapping[str, Any]) -> pa.Table:
     return pa.table(columns, [PARTITION, OFFSET])
 
 
-def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
-    """Return True if a key occurs twice among the rows, or is in the table already.
+def has_repeated_keys(session: Session, rows: object, group: OpenGroup) -> bool:
+    """Return True if the rows have duplicate keys or keys that are already in the table.
 
-    ``rows`` can be read more than once. Without a primary key no key repeats.
+    ``rows`` must be readable more than once. Groups without a primary key have no duplicates.
     """
     spec, engine = group.spec, session.engine
     if not spec.primary_key:
@@ -99,11 +99,11 @@ def needs_order(session: Session, rows: object, group: OpenGroup) -> bool:
         if engine.duplicates(engine.select(relation, keys), spec.upsert_key, limit=1)[0]:
             return True
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
-        stored_keys = _stored_keys(engine, relation, group)
+        stored_keys = _read_stored_keys(engine, relation, group)
     if stored_keys is None:
         return False
     with open_relation(rows, engine=engine, like=spec.schema) as relation:
-        same = _equality("batch", "stored", spec.upsert_key)
+        same = _equality_condition("batch", "stored", spec.upsert_key)
         query = f"SELECT 1 AS n FROM stored WHERE EXISTS (SELECT 1 FROM batch WHERE {same}) LIMIT 1"
         tables = {"batch": engine.select(relation, keys), "stored": stored_keys}
         return engine.count(_run_query(engine, query, tables)) > 0
@@ -118,28 +118,28 @@ def prepare_records(
     validation: str,
     run: InFlight,
 ) -> Batch:
-    """Return the rows that may be committed, and the mode of the commit.
+    """Check records and return the rows to commit, with the mode of the commit.
 
-    Rows that fail checks are quarantined before rows of one key are compared, so that batch
-    boundaries do not matter.
+    Rows that fail a check are quarantined before duplicate keys are resolved, so that the result
+    does not depend on batch boundaries.
 
     Args:
         session: The connection.
         batch: The rows, with the columns of ``order``.
         group: The group before the write.
-        order: The resolution of several records of one key.
-        validation: The policy of the checks.
+        order: The options for duplicate keys.
+        validation: The validation policy.
         run: The write.
 
     Raises:
-        ValidationFailed: Rows do not pass under "strict".
+        ValidationFailed: Rows fail a check under the policy "strict".
     """
     engine, spec = session.engine, batch.spec
-    # Each stage has its own folder: an engine may empty a folder before it reads.
+    # Each stage has its own folder, because an engine may empty the folder before it reads the rows.
     staged = engine.stage(batch.relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
     rules = checks.ValueRules.for_group(spec, has_checked_values=False)
-    checks.check_staged(engine.select(staged, names), rules, engine=engine)
+    checks.check_staged_rows(engine.select(staged, names), rules, engine=engine)
     batch = replace(batch, relation=staged)
     if validation != "off":
         subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)
@@ -156,46 +156,48 @@ def prepare_records(
         batch = replace(
             batch, relation=outcome.good, report=outcome.report, quarantined=outcome.quarantined
         )
-        warn_of_odd_times(outcome.report, spec)
+        warn_about_implausible_times(outcome.report, spec)
     if not spec.primary_key:
         _add_written_positions(engine, batch.relation, order)
         return replace(batch, relation=engine.select(batch.relation, names))
-    return _one_per_key(session, batch, group, order=order, run=run)
+    return _resolve_duplicates(session, batch, group, order=order, run=run)
 
 
-def _one_per_key(
+def _resolve_duplicates(
     session: Session, batch: Batch, group: OpenGroup, *, order: RecordOrder, run: InFlight
 ) -> Batch:
-    """Return the rows that are written, one for each key, and the keys that records delete."""
+    """Return a batch with one row per key, the quarantined duplicates, and the keys to delete."""
     engine, spec, good = session.engine, batch.spec, batch.relation
     key = spec.upsert_key
-    stored_keys = _stored_keys(engine, good, group)
+    stored_keys = _read_stored_keys(engine, good, group)
     tables = {"batch": engine.select(good, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
     if deleted is not None:
-        tables["deleted"] = _typed(engine, deleted, spec, run)
+        tables["deleted"] = _stage_deleted_keys(engine, deleted, spec, run)
     if stored_keys is not None:
         tables["stored"] = stored_keys
     deleted_positions = _Positions()
     if deleted is not None:
-        query = f"SELECT {PARTITION}, {OFFSET} FROM batch WHERE {_is_deleted(spec)}"
+        query = f"SELECT {PARTITION}, {OFFSET} FROM batch WHERE {_deleted_condition(spec)}"
         deleted_positions = _query_positions(engine, query, tables)
-    repeated_positions = _query_positions(engine, _repeated_rows(spec, order, tables), tables)
-    marked = _mark_rows(engine, good, deleted_positions.union(repeated_positions))
+    repeated_positions = _query_positions(
+        engine, _repeated_positions_query(spec, order, tables), tables
+    )
+    marked = _mark_rows(engine, good, deleted_positions.merge(repeated_positions))
     names = {name: name for name in spec.schema.names}
-    written_rows = engine.filter(marked, f"NOT {_LOST}")
+    written_rows = engine.filter(marked, f"NOT {_IS_MARKED}")
     _add_written_positions(engine, written_rows, order)
     rows = engine.stage(engine.select(written_rows, names), os.path.join(run.rows, "written"))
     quarantined = batch.quarantined
     if order.on_duplicates == "quarantine" and repeated_positions.count:
-        copies = engine.filter(_mark_rows(engine, good, repeated_positions), _LOST)
+        copies = engine.filter(_mark_rows(engine, good, repeated_positions), _IS_MARKED)
         copies = engine.map_batches(
-            copies, _WithReason(good.schema), schema=quarantine_schema(good.schema)
+            copies, _AddReason(good.schema), schema=quarantine_schema(good.schema)
         )
-        quarantined = copies if quarantined is None else _union(engine, quarantined, copies)
+        quarantined = copies if quarantined is None else _union_rows(engine, quarantined, copies)
     deleted_keys = None
     if deleted is not None:
-        deleted_keys = _deleted_keys(engine, rows, spec, group, tables["deleted"], run)
+        deleted_keys = _find_deleted_keys(engine, rows, spec, group, tables["deleted"], run)
     replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
     return replace(
         batch,
@@ -217,7 +219,7 @@ class _Positions:
     def count(self) -> int:
         return sum(map(len, self.offsets.values()))
 
-    def union(self, more: _Positions) -> _Positions:
+    def merge(self, more: _Positions) -> _Positions:
         merged = {number: list(offsets) for number, offsets in self.offsets.items()}
         for number, offsets in more.offsets.items():
             merged.setdefault(number, []).extend(offsets)
@@ -225,8 +227,8 @@ class _Positions:
 
 
 @dataclass(frozen=True)
-class _Mark:
-    """The step that marks the rows of some record positions."""
+class _MarkPositions:
+    """Batch function that adds a boolean column, true for rows at the given record positions."""
 
     positions: _Positions
     schema: pa.Schema
@@ -244,8 +246,8 @@ class _Mark:
 
 
 @dataclass(frozen=True)
-class _WithReason:
-    """The step that adds the reason of repeated rows for the quarantine table."""
+class _AddReason:
+    """Batch function that adds the column ``reasons`` to duplicate rows for the quarantine."""
 
     schema: pa.Schema
 
@@ -259,8 +261,11 @@ class _WithReason:
 
 
 @dataclass(frozen=True)
-class _Extremes(Accumulator[Any, Any]):
-    """The first and the last instant of a column in the unit of the log; None without rows."""
+class _TimeRangeAccumulator(Accumulator[Any, Any]):
+    """Accumulator of minimum and maximum of a time column, as integers of the storage type.
+
+    The result is None if the column has no values.
+    """
 
     kind: pa.DataType
 
@@ -286,8 +291,8 @@ class _Extremes(Accumulator[Any, Any]):
         return state
 
 
-def _stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relation | None:
-    """Return the stored keys within the time range of some rows; None without keys."""
+def _read_stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relation | None:
+    """Return the stored keys in the time range of the rows, or None if there are none."""
     state, spec = read_snapshot(group.path), group.spec
     time = spec.event_time
     if not state.rows:
@@ -295,20 +300,22 @@ def _stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relation |
     predicate = None
     if time is not None:
         kind = state.schema.field(time).type
-        extremes = engine.aggregate(engine.select(rows, {time: time}), _Extremes(kind))
+        extremes = engine.aggregate(engine.select(rows, {time: time}), _TimeRangeAccumulator(kind))
         if extremes is None:
             return None
         bounds = state.bounds(time)
         if bounds is not None and not bounds.may_contain(*extremes).any():
             return None
-        predicate = _between(engine, time, kind, extremes)
+        predicate = _time_range_condition(engine, time, kind, extremes)
     stored_rows = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
     stored_rows = engine.select(stored_rows, {name: name for name in spec.upsert_key})
     return stored_rows if predicate is None else engine.filter(stored_rows, predicate)
 
 
-def _between(engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, int]) -> str:
-    """Return the condition for a time between two instants, in the engine's dialect."""
+def _time_range_condition(
+    engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, int]
+) -> str:
+    """Return the SQL condition that a time is between two instants, in the engine's dialect."""
     type_name = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ"
     sides = []
     for number in extremes:
@@ -319,22 +326,22 @@ def _between(engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, 
     return exp.column(time, quoted=True).between(low, high).sql(dialect=engine.dialect)
 
 
-def _repeated_rows(
+def _repeated_positions_query(
     spec: FeatureGroupSpec, order: RecordOrder, tables: Mapping[str, Relation]
 ) -> str:
-    """Return the query for the rows of a key that are not written."""
+    """Return the query for positions of rows that are not written because their key is repeated."""
     keys = ", ".join(map(quoted, spec.upsert_key))
     direction = "DESC" if order.on_duplicates == "last" else "ASC"
     live = "SELECT * FROM batch"
     if "deleted" in tables:
-        live += f" WHERE NOT ({_is_deleted(spec)})"
+        live += f" WHERE NOT ({_deleted_condition(spec)})"
     repeated = (
         f"SELECT {PARTITION}, {OFFSET}, row_number() OVER (PARTITION BY {keys} "
         f"ORDER BY {PARTITION} {direction}, {OFFSET} {direction}) AS n FROM live"
     )
     query = f"SELECT {PARTITION}, {OFFSET} FROM ({repeated}) AS numbered WHERE n > 1"
     if "stored" in tables and order.on_duplicates != "last":
-        same = _equality("live", "stored", spec.upsert_key)
+        same = _equality_condition("live", "stored", spec.upsert_key)
         query += (
             f" UNION SELECT {PARTITION}, {OFFSET} FROM live "
             f"WHERE EXISTS (SELECT 1 FROM stored WHERE {same})"
@@ -342,12 +349,12 @@ def _repeated_rows(
     return f"WITH live AS ({live}) {query}"
 
 
-def _is_deleted(spec: FeatureGroupSpec) -> str:
-    same = _equality("batch", "deleted", (*spec.primary_key, PARTITION))
+def _deleted_condition(spec: FeatureGroupSpec) -> str:
+    same = _equality_condition("batch", "deleted", (*spec.primary_key, PARTITION))
     return f"EXISTS (SELECT 1 FROM deleted WHERE {same} AND deleted.{OFFSET} > batch.{OFFSET})"
 
 
-def _deleted_keys(
+def _find_deleted_keys(
     engine: Engine,
     rows: Relation,
     spec: FeatureGroupSpec,
@@ -355,14 +362,14 @@ def _deleted_keys(
     deleted: Relation,
     run: InFlight,
 ) -> Relation | None:
-    """Return the keys of stored rows that records delete and no row replaces; None without any."""
+    """Return the keys of stored rows that are deleted and not replaced, or None if there are none."""
     stored_rows = engine.read_table(group.path, columns=spec.upsert_key)
     tables = {"stored": stored_rows, "deleted": deleted, "batch": rows}
     keys = ", ".join(map(quoted, spec.upsert_key))
     query = (
         f"SELECT DISTINCT {keys} FROM stored WHERE "
-        f"EXISTS (SELECT 1 FROM deleted WHERE {_equality('stored', 'deleted', spec.primary_key)}) "
-        f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {_equality('stored', 'batch', spec.upsert_key)})"
+        f"EXISTS (SELECT 1 FROM deleted WHERE {_equality_condition('stored', 'deleted', spec.primary_key)}) "
+        f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {_equality_condition('stored', 'batch', spec.upsert_key)})"
     )
     deleted_keys = engine.stage(
         _run_query(engine, query, tables), os.path.join(run.rows, "outgoing")
@@ -373,16 +380,18 @@ def _deleted_keys(
 def _has_matches(
     engine: Engine, rows: Relation, stored_keys: Relation | None, key: Sequence[str]
 ) -> bool:
-    """Return True if the table has a row with the key of one of the rows."""
+    """Return True if a key of the rows is among the stored keys."""
     if stored_keys is None:
         return False
-    same = _equality("batch", "stored", key)
+    same = _equality_condition("batch", "stored", key)
     query = f"SELECT 1 AS n FROM batch WHERE EXISTS (SELECT 1 FROM stored WHERE {same}) LIMIT 1"
     return engine.count(_run_query(engine, query, {"batch": rows, "stored": stored_keys})) > 0
 
 
-def _typed(engine: Engine, deleted: pa.Table, spec: FeatureGroupSpec, run: InFlight) -> Relation:
-    """Stage deleted keys in the types of the group, for several reads."""
+def _stage_deleted_keys(
+    engine: Engine, deleted: pa.Table, spec: FeatureGroupSpec, run: InFlight
+) -> Relation:
+    """Stage deleted keys with the column types of the group, so that they can be read repeatedly."""
     columns = {}
     for name in deleted.schema.names:
         column = deleted.column(name)
@@ -394,7 +403,7 @@ def _typed(engine: Engine, deleted: pa.Table, spec: FeatureGroupSpec, run: InFli
 
 
 def _query_positions(engine: Engine, query: str, tables: Mapping[str, Relation]) -> _Positions:
-    """Return the partitions and offsets in the result of a query."""
+    """Run a query and return the partitions and offsets of its result."""
     position_rows = engine.stream(_run_query(engine, query, tables)).read_all()
     numbers = position_rows.column(0).to_numpy()
     offsets = position_rows.column(1).to_numpy()
@@ -411,23 +420,23 @@ def _add_written_positions(engine: Engine, rows: Relation, order: RecordOrder) -
 
 
 def _mark_rows(engine: Engine, rows: Relation, positions: _Positions) -> Relation:
-    schema = rows.schema.append(pa.field(_LOST, pa.bool_()))
-    return engine.map_batches(rows, _Mark(positions, schema), schema=schema)
+    schema = rows.schema.append(pa.field(_IS_MARKED, pa.bool_()))
+    return engine.map_batches(rows, _MarkPositions(positions, schema), schema=schema)
 
 
-def _union(engine: Engine, first: Relation, second: Relation) -> Relation:
+def _union_rows(engine: Engine, first: Relation, second: Relation) -> Relation:
     names = ", ".join(map(quoted, [*first.schema.names]))
     query = f"SELECT {names} FROM first_rows UNION ALL SELECT {names} FROM second_rows"
     return _run_query(engine, query, {"first_rows": first, "second_rows": second})
 
 
 def _run_query(engine: Engine, query: str, tables: Mapping[str, Relation]) -> Relation:
-    """Return the result of a query that is written in DuckDB's dialect."""
+    """Transpile a query from DuckDB's dialect to the engine's, and return its result."""
     (text,) = sqlglot.transpile(query, read="duckdb", write=engine.dialect)
     used_tables = {name: relation for name, relation in tables.items() if name in query}
     return engine.sql(text, tables=used_tables, parameters={})
 
 
-def _equality(first: str, second: str, names: Sequence[str]) -> str:
+def _equality_condition(first: str, second: str, names: Sequence[str]) -> str:
     pairs = [f"{first}.{quoted(name)} = {second}.{quoted(name)}" for name in names]
     return " AND ".join(pairs)

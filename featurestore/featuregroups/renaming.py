@@ -1,4 +1,4 @@
-"""Renaming of columns: those of a dataframe before a write, and a feature of a group."""
+"""Renaming of dataframe columns before a write, and of a feature in a group."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from featurestore.model.times import format_ttl
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 
-# Arguments of expectations that name columns.
-_NAMING = ("column", "column_A", "column_B", "column_list", "column_set")
+# Expectation arguments that contain column names.
+_COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "column_set")
 
 
-def renamed_frame(df: object, rename: Mapping[str, str] | str | None) -> object:
-    """Return a dataframe argument with other names of columns; the frame itself is not changed.
+def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> object:
+    """Return a copy of a dataframe argument with renamed columns.
 
     Raises:
-        InvalidArgument: A name is not a column, or the frame is one of the store.
+        InvalidArgument: A name is not a column, or the dataframe is a ``FeatureFrame``.
 
-    >>> renamed_frame([{"Country Name": "Peru", "id": 1}], "snake_case")
+    >>> rename_frame_columns([{"Country Name": "Peru", "id": 1}], "snake_case")
     [{'country_name': 'Peru', 'id': 1}]
     """
     text = check_rename(rename)
@@ -46,27 +46,29 @@ def renamed_frame(df: object, rename: Mapping[str, str] | str | None) -> object:
     library = library_name(df)
     frame: Any = df
     if library == "pandas" and hasattr(df, "columns"):
-        return _pandas(df, text)
+        return _rename_pandas_columns(df, text)
     if library == "polars" and hasattr(df, "columns"):
-        return frame.rename(_renames(text, frame.columns))
+        return frame.rename(_resolve_renames(text, frame.columns))
     if library == "pyspark":
-        return frame.withColumnsRenamed(_renames(text, frame.columns))
+        return frame.withColumnsRenamed(_resolve_renames(text, frame.columns))
     if library.endswith("duckdb") and hasattr(df, "project"):
-        renames = _renames(text, frame.columns)
+        renames = _resolve_renames(text, frame.columns)
         columns = [f"{quoted(name)} AS {quoted(renames.get(name, name))}" for name in frame.columns]
         return frame.project(", ".join(columns))
     if isinstance(df, Mapping):
-        renames = _renames(text, list(map(str, df)))
+        renames = _resolve_renames(text, list(map(str, df)))
         return {renames.get(name, name): column for name, column in df.items()}
     if isinstance(df, list | tuple) and all(isinstance(row, Mapping) for row in df):
-        renames = _renames(text, list(dict.fromkeys(str(name) for row in df for name in row)))
+        renames = _resolve_renames(
+            text, list(dict.fromkeys(str(name) for row in df for name in row))
+        )
         return [{renames.get(name, name): value for name, value in row.items()} for row in df]
-    return _stream(open_stream(df), text)
+    return _rename_stream_columns(open_stream(df), text)
 
 
-def _pandas(df: Any, text: str) -> object:
+def _rename_pandas_columns(df: Any, text: str) -> object:
     indexes = [name for name in df.index.names if name is not None]
-    renames = _renames(text, list(map(str, [*indexes, *df.columns])))
+    renames = _resolve_renames(text, list(map(str, [*indexes, *df.columns])))
     frame = df.rename(columns=lambda name: renames.get(str(name), name))
     if indexes:
         frame.index = frame.index.set_names(
@@ -75,27 +77,28 @@ def _pandas(df: Any, text: str) -> object:
     return frame
 
 
-def _stream(reader: pa.RecordBatchReader, text: str) -> pa.RecordBatchReader:
-    renames = _renames(text, reader.schema.names)
+def _rename_stream_columns(reader: pa.RecordBatchReader, text: str) -> pa.RecordBatchReader:
+    renames = _resolve_renames(text, reader.schema.names)
     fields = [field.with_name(renames.get(field.name, field.name)) for field in reader.schema]
     schema = pa.schema(fields)
     batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _renames(text: str, names: Sequence[str]) -> dict[str, str]:
+def _resolve_renames(text: str, names: Sequence[str]) -> dict[str, str]:
     return resolve_renames(text, names, owner="the dataframe")
 
 
 def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:
-    """Create the next version of a group with a renamed column; return its definition.
+    """Create the next version of a group with a renamed column, and return its definition.
 
-    Keys, times, partitions, expectations, tags and descriptions use the new name. All rows are
-    copied in one commit, which records their Delta version; the previous version keeps its history.
+    The new name is applied to keys, times, partitions, expectations and descriptions. All rows are
+    copied in one commit, which records the copied Delta version as its input. The history of the
+    previous version is retained.
 
     Raises:
         FeatureNotFound: The group has no such column.
-        InvalidName: The new name is invalid, or exists already.
+        InvalidName: The new name is invalid or already exists.
     """
     group = open_stored(session, name, to="rename their columns: sql= can")
     spec = group.spec
@@ -115,21 +118,23 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         "version": spec.version,
         "delta_version": group.delta_version,
     }
-    # The rows were checked at their first write.
+    # The rows were already checked when they were first written.
     write = Write(validation="off", inputs=(source,), has_checked_values=True)
     frame = read(session, spec.name, version=spec.version, as_of=group.delta_version)
     new_spec, _ = create(
         session,
-        _renamed_frame(session, frame, old, new),
+        _rename_feature_column(session, frame, old, new),
         spec.name,
-        declared=_declared(group, old, new),
+        declared=_renamed_declaration(group, old, new),
         version=spec.version + 1,
         write=write,
     )
     return new_spec
 
 
-def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) -> FeatureFrame:
+def _rename_feature_column(
+    session: Session, frame: FeatureFrame, old: str, new: str
+) -> FeatureFrame:
     columns = {}
     for column in frame.columns:
         columns[new if column == old else column] = column
@@ -140,19 +145,21 @@ def _renamed_frame(session: Session, frame: FeatureFrame, old: str, new: str) ->
     return FeatureFrame(session, lambda: engine.select(frame.relation, columns), schema=schema)
 
 
-def _declared(group: OpenGroup, old: str, new: str) -> Declaration:
+def _renamed_declaration(group: OpenGroup, old: str, new: str) -> Declaration:
     spec, meta = group.spec, commits.meta_of(group.state)
 
     def new_name(column: str | None) -> str | None:
         return new if column == old else column
 
-    expectations = [_renamed_expectation(each, old, new) for each in spec.expectations]
+    expectations = [
+        _rename_in_expectation(expectation, old, new) for expectation in spec.expectations
+    ]
     descriptions = {str(new_name(column)): text for column, text in meta.features.items()}
     return Declaration(
-        primary_key=_renamed(spec.primary_key, old, new),
+        primary_key=_replace_name(spec.primary_key, old, new),
         event_time=new_name(spec.event_time),
         created_time=new_name(spec.created_time),
-        partition_by=_renamed(spec.partition_by, old, new),
+        partition_by=_replace_name(spec.partition_by, old, new),
         ttl=format_ttl(spec.ttl),
         expectations=expectations,
         validation=spec.validation,
@@ -166,18 +173,18 @@ def _declared(group: OpenGroup, old: str, new: str) -> Declaration:
     )
 
 
-def _renamed(columns: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
+def _replace_name(columns: tuple[str, ...], old: str, new: str) -> tuple[str, ...]:
     return tuple(new if column == old else column for column in columns)
 
 
-def _renamed_expectation(expectation: Mapping[str, Any], old: str, new: str) -> Mapping[str, Any]:
+def _rename_in_expectation(expectation: Mapping[str, Any], old: str, new: str) -> Mapping[str, Any]:
     kwargs = dict(expectation["kwargs"])
-    for argument in _NAMING:
+    for argument in _COLUMN_ARGUMENTS:
         value = kwargs.get(argument)
         if value == old:
             kwargs[argument] = new
         elif isinstance(value, list):
-            kwargs[argument] = list(_renamed(tuple(value), old, new))
+            kwargs[argument] = list(_replace_name(tuple(value), old, new))
     condition = kwargs.get("row_condition")
     if condition is not None and re.search(rf"\b{re.escape(old)}\b", str(condition)):
         raise InvalidArgument(

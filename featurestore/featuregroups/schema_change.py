@@ -1,7 +1,8 @@
-"""Schema changes by a write: new columns, and more digits of decimals.
+"""Schema changes by a write: new columns, and wider decimals.
 
-The digits are those of the values, not of the batch's type: trailing zeros need none. So they are
-counted before the rows are conformed; rows that can be read only once are staged first.
+The required digits depend on the values, not on the column type of the batch: trailing zeros need no
+digits. Digits are counted before the rows are converted, so rows that can be read only once are
+staged first.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage.failures import warn_after_publication
 
-MOST_DIGITS = 38
-# The digits before and behind the point of a column of decimals.
+MAX_DIGITS = 38
+# The number of integer digits and of decimal places of a decimal column.
 Digits = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
-    """The digits that columns need for their values, at least the ``current`` ones."""
+class DigitAccumulator(Accumulator[dict[str, Digits], dict[str, Digits]]):
+    """Accumulator of the digits that columns require, at least the ``current`` digits."""
 
     current: Mapping[str, Digits]
 
@@ -45,7 +46,7 @@ class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
 
     def update(self, state: dict[str, Digits], batch: pa.RecordBatch) -> dict[str, Digits]:
         for name, digits in state.items():
-            state[name] = _digits_of(batch.column(name), digits)
+            state[name] = _required_digits(batch.column(name), digits)
         return state
 
     def merge(self, first: dict[str, Digits], second: dict[str, Digits]) -> dict[str, Digits]:
@@ -57,19 +58,20 @@ class CountDigits(Accumulator[dict[str, Digits], dict[str, Digits]]):
         return state
 
 
-def with_needed_digits(
+def widen_spec_for_rows(
     relation: Relation, spec: FeatureGroupSpec, *, engine: Engine, run: InFlight, is_staged: bool
 ) -> tuple[Relation, FeatureGroupSpec]:
-    """Return rows, and the spec of their group with the digits that they need.
+    """Return the rows, and the group definition with decimals wide enough for them.
 
-    Rows that may need more than the group has are staged, so that they can be read again. The spec
-    stays as it is where 38 digits are not enough: conforming refuses these rows.
+    Rows that may require wider decimals are staged, so that they can be read again. If more than 38
+    digits are required, the definition is returned unchanged and the later conversion raises an
+    error.
     """
     current = {}
     for field in spec.schema:
         if field.name in relation.schema.names:
             batch_type = relation.schema.field(field.name).type
-            if _may_need_more(batch_type, field.type):
+            if _may_require_widening(batch_type, field.type):
                 decimals = _item_type(field.type)
                 current[field.name] = decimals.precision - decimals.scale, decimals.scale
     if not current:
@@ -77,22 +79,22 @@ def with_needed_digits(
     if not is_staged:
         relation = engine.stage(relation, os.path.join(run.rows, "digits"))
     columns = engine.select(relation, {name: name for name in current})
-    needed = engine.aggregate(columns, CountDigits(current))
+    needed = engine.aggregate(columns, DigitAccumulator(current))
     fields = []
     for name, (integers, scale) in needed.items():
-        if integers + scale > MOST_DIGITS:
+        if integers + scale > MAX_DIGITS:
             return relation, spec
-        fields.append(_with_item(spec.schema.field(name), pa.decimal128(integers + scale, scale)))
+        fields.append(_widen_field(spec.schema.field(name), pa.decimal128(integers + scale, scale)))
     return relation, spec.with_wider_decimals(pa.schema(fields))
 
 
-def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
-    """Give the table of a group the digits of a spec, in a commit that changes no row.
+def widen_table(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
+    """Widen the decimal columns of a group's table to a definition, without changing rows.
 
-    A writer that dies after it leaves a group that can hold more.
+    If the writer crashes afterwards, the group only has wider columns than required.
 
     Raises:
-        SchemaMismatch: Another writer has widened a column so that 38 digits do not hold both.
+        SchemaMismatch: Another writer widened a column, and 38 digits cannot represent both types.
     """
     columns = []
     for field in group.spec.schema:
@@ -113,10 +115,10 @@ def widen(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> None:
 
 
 def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field]) -> None:
-    """Add new columns to the definition, one writer after the other.
+    """Add new columns to the definition in the table, under a lock.
 
-    The definition comes first: readers ignore columns that the table does not have yet, so a writer
-    that dies here has changed nothing.
+    The definition is changed before the table schema: readers ignore columns that the table does not
+    have, so a crash in between has no effect.
     """
     if not added:
         return
@@ -132,10 +134,10 @@ def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field
 def _undeclared_columns(
     added: Sequence[pa.Field], declared_spec: FeatureGroupSpec
 ) -> list[pa.Field]:
-    """Return the columns that the definition does not have yet.
+    """Return the new columns that the definition does not contain yet.
 
     Raises:
-        SchemaMismatch: Another writer has declared a column with another type.
+        SchemaMismatch: Another writer has declared a column with a different type.
     """
     types_by_name = {column.name: column.type for column in declared_spec.schema}
     new_columns, conflicts = [], []
@@ -154,53 +156,53 @@ def _undeclared_columns(
     return new_columns
 
 
-def with_value(value: object, kind: pa.DataType) -> pa.DataType | None:
-    """Return the decimals of a type with the digits that one more value needs.
+def widen_for_value(value: object, kind: pa.DataType) -> pa.DataType | None:
+    """Return the decimal type of a column, widened to represent one more value.
 
-    None beyond 38 digits, and for other types.
+    Return None if more than 38 digits are required, and for columns without decimals.
 
-    >>> with_value(10, pa.list_(pa.decimal128(3, 2)))
+    >>> widen_for_value(10, pa.list_(pa.decimal128(3, 2)))
     Decimal128Type(decimal128(4, 2))
     """
     kind = _item_type(kind)
     if not pat.is_decimal(kind):
         return None
-    integers, scale = _digits_of(pa.array([value]), (kind.precision - kind.scale, kind.scale))
-    if integers + scale > MOST_DIGITS:
+    integers, scale = _required_digits(pa.array([value]), (kind.precision - kind.scale, kind.scale))
+    if integers + scale > MAX_DIGITS:
         return None
     return pa.decimal128(integers + scale, scale)
 
 
-def _digits_of(array: pa.Array, least: Digits) -> Digits:
-    """Return the digits that hold all values of an array, inside of lists too."""
+def _required_digits(array: pa.Array, minimum: Digits) -> Digits:
+    """Return the digits required for all values of an array, including items of lists."""
     while is_list_type(array.type):
         array = array.flatten()
     array = pc.drop_null(array)
     if not len(array):
-        return least
+        return minimum
     if pat.is_integer(array.type):
         array = cast_array(array, pa.decimal128(20, 0))
     extremes = pc.min_max(array)
-    greatest = max(abs(int(extremes["min"].as_py())), abs(int(extremes["max"].as_py())))
-    integers = len(str(greatest)) if greatest else 0
-    return max(least[0], integers), max(least[1], _places_of(array, least[1]))
+    largest = max(abs(int(extremes["min"].as_py())), abs(int(extremes["max"].as_py())))
+    integers = len(str(largest)) if largest else 0
+    return max(minimum[0], integers), max(minimum[1], _required_decimal_places(array, minimum[1]))
 
 
-def _places_of(array: pa.Array, least: int) -> int:
-    """Return the digits behind the point of decimals, without zeros at the end, at least some."""
-    for scale in range(least, array.type.scale):
+def _required_decimal_places(array: pa.Array, minimum: int) -> int:
+    """Return the decimal places required without trailing zeros, at least ``least``."""
+    for scale in range(minimum, array.type.scale):
         try:
-            array.cast(pa.decimal128(MOST_DIGITS, scale))
+            array.cast(pa.decimal128(MAX_DIGITS, scale))
             return scale
         except pa.ArrowInvalid:
             continue
-    return max(least, array.type.scale)
+    return max(minimum, array.type.scale)
 
 
-def _may_need_more(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
-    """Return whether exact numbers of a type may have more digits than decimals of a group."""
+def _may_require_widening(batch_type: pa.DataType, column_type: pa.DataType) -> bool:
+    """Return True if values of a batch type may require wider decimals than the column type."""
     if is_list_type(batch_type) and is_list_type(column_type):
-        return _may_need_more(batch_type.value_type, column_type.value_type)
+        return _may_require_widening(batch_type.value_type, column_type.value_type)
     if not (pat.is_decimal(column_type) and is_exact(batch_type)):
         return False
     return not can_widen(batch_type, column_type)
@@ -212,8 +214,8 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _with_item(field: pa.Field, decimals: pa.DataType) -> pa.Field:
-    """Return a column of decimals, or of lists of such, with others."""
+def _widen_field(field: pa.Field, decimals: pa.DataType) -> pa.Field:
+    """Return a column of decimals or of (nested) lists of decimals, widened to a type."""
     kind = field.type
     levels = 0
     while is_list_type(kind):

@@ -1,4 +1,4 @@
-"""Opening and reading of a group: path, Delta version, lazy frames, quarantine and history."""
+"""Opening and reading of a group: versions, lazy frames, quarantine, history and partitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.validation import quarantine_schema
 
-# The argument ``as_of=``: a Delta version, or an instant, for the latest version at that time.
+# The type of ``as_of=``: a Delta version, or an instant that selects the latest version at that time.
 TableVersion = datetime | str | int
 
 
@@ -43,7 +43,7 @@ class OpenGroup:
     spec: FeatureGroupSpec
     path: str
     state: Snapshot
-    # What ``base_metadata`` returns, where the group was opened for a write.
+    # The result of ``base_metadata``, if the group was opened for a write.
     writer_view: Mapping[str, Any] | None = None
 
     @property
@@ -51,27 +51,27 @@ class OpenGroup:
         """The Delta version that was opened."""
         return self.state.version
 
-    def seen_by_writer(self) -> Mapping[str, Any]:
-        """Return the metadata of this version for a commit that follows it."""
+    def metadata_for_next_commit(self) -> Mapping[str, Any]:
+        """Return metadata about this version, for the next commit."""
         if self.writer_view is None:
             return commits.base_metadata(self.path, self.delta_version)
         return self.writer_view
 
 
 def version_title(spec: FeatureGroupSpec, delta_version: int) -> str:
-    """Return the name of a commit in warnings."""
+    """Describe a commit for warnings."""
     return f"Delta version {delta_version} of feature group {spec.name!r} version {spec.version}"
 
 
 def open_group(
     session: Session, name: str, version: int | None = None, *, as_of: TableVersion | None = None
 ) -> OpenGroup:
-    """Return a group at its latest Delta version, or ``as_of`` an instant or Delta version.
+    """Open a group at its latest Delta version, or at the version that ``as_of`` selects.
 
     Raises:
-        FeatureGroupNotFound: No such group or version.
-        VersionNotFound: The group had no data yet, or has no such Delta version.
-        TableDamaged: Its log cannot be read; names the file.
+        FeatureGroupNotFound: The group or version does not exist.
+        VersionNotFound: The Delta version does not exist, or the group had no data at the instant.
+        TableDamaged: The log of the table cannot be read; the message names the file.
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
@@ -80,10 +80,10 @@ def open_group(
 
 
 def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
-    """Return a group whose rows are in the store; ``to`` is the purpose, for the error.
+    """Open a group whose rows are in the store; ``to`` is the purpose, for the error message.
 
     Raises:
-        ExternalRowsError: It is an external group.
+        ExternalRowsError: The group is external.
     """
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
@@ -111,14 +111,14 @@ def _open(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
 
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:
-    """Return name and version of a registered group; ``name@v2`` includes a version."""
+    """Return the name and version of a registered group; the name may be ``name@v2``."""
     name, version_argument = requested_version(name, version)
     with session.registry.reading() as connection:
         return name, featuregroups.get(connection, name, version_argument).version
 
 
 def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
-    """Return the name of a group and the requested version; None: the latest.
+    """Return the group name and the requested version, None for the latest version.
 
     >>> requested_version("weather@v2", None)
     ('weather', 2)
@@ -140,7 +140,7 @@ def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
 
 
 def delta_version(path: str, as_of: TableVersion) -> int:
-    """Return the Delta version of ``as_of=`` for a table; the first with data is 1."""
+    """Return the Delta version that ``as_of`` selects; the first version with data is 1."""
     number = version_as_of(path, as_of)
     if number < 1:
         raise VersionNotFound(
@@ -152,47 +152,47 @@ def delta_version(path: str, as_of: TableVersion) -> int:
 def read(
     session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> FeatureFrame:
-    """Return the data of a group, pinned to the latest Delta version now, or as of an instant."""
+    """Return the rows of a group, pinned to the current Delta version or to ``as_of``."""
     group = open_group(session, name, version, as_of=as_of)
     if group.spec.external is not None:
         return external_frame(session, group, is_pinned=as_of is not None)
-    return frame_of(session, group)
+    return open_frame(session, group)
 
 
 def external_frame(session: Session, group: OpenGroup, *, is_pinned: bool) -> FeatureFrame:
-    """Return the data of an external group: at its source, or of a snapshot in the store.
+    """Return the rows of an external group, from its source or from a snapshot in the store.
 
     Raises:
         VersionNotFound: The snapshot does not exist.
     """
     if is_pinned:
         check_snapshot(group.path, group.spec, group.delta_version)
-        return frame_of(session, group)
+        return open_frame(session, group)
     live = live_source(session, group)
     return FeatureFrame(
         session,
-        lambda: rows_of(session, live),
+        lambda: read_plan_source(session, live),
         schema=group.spec.schema,
         plan=build_group_plan(live),
     )
 
 
 def live_source(session: Session, group: OpenGroup) -> LiveSource:
-    """Return the rows of an external group at its source; none is read yet."""
+    """Return the lazy source of an external group."""
     return LiveSource(
         session, group.spec, table_id=group.state.table_id, defined_at=group.delta_version
     )
 
 
-def rows_of(session: Session, source: Source) -> Relation:
-    """Return all rows of the source of a plan."""
+def read_plan_source(session: Session, source: Source) -> Relation:
+    """Return all rows of a plan source."""
     return session.engine.read_table(
         source.path, version=source.delta_version, schema=source.spec.schema
     )
 
 
-def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
-    """Return the data of an open group; its plan pins the version for reproduction."""
+def open_frame(session: Session, group: OpenGroup) -> FeatureFrame:
+    """Return the rows of an open group; the plan of the frame pins the Delta version."""
     engine, path, schema, delta_version = (
         session.engine,
         group.path,
@@ -203,15 +203,15 @@ def frame_of(session: Session, group: OpenGroup) -> FeatureFrame:
         session,
         lambda: engine.read_table(path, version=delta_version, schema=schema),
         schema=schema,
-        plan=build_group_plan(pinned(group)),
+        plan=build_group_plan(pinned_source(group)),
     )
 
 
 def read_quarantine(session: Session, name: str, *, version: int | None = None) -> FeatureFrame:
-    """Return the quarantined rows of a group, each with its ``reasons``.
+    """Return the quarantined rows of a group, with a column ``reasons``.
 
-    Rows keep the columns that the group had at their write. Those of a stream also have columns
-    for their records: topic, partition, offset, timestamp, key and value.
+    Rows have the columns that the group had when they were written. Rows of a stream also have
+    record columns: topic, partition, offset, timestamp, key and value.
     """
     name, version = resolve(session, name, version)
     spec = open_group(session, name, version).spec
@@ -236,8 +236,8 @@ def read_quarantine(session: Session, name: str, *, version: int | None = None) 
     ).made_of({"featuregroup": spec.name, "version": version})
 
 
-def pinned(group: OpenGroup) -> Source:
-    """Return an open group as the source of a plan."""
+def pinned_source(group: OpenGroup) -> Source:
+    """Return the plan source of an open group, pinned to its Delta version."""
     state = group.state
     return Source(
         group.spec, group.path, state.version, state.table_id, rows=state.rows, bytes=state.bytes
@@ -252,7 +252,7 @@ def history(
     limit: int = 100,
     before: int | None = None,
 ) -> list[Commit]:
-    """Return the last ``limit`` commits of a group's data before a Delta version, newest first."""
+    """Return the last ``limit`` data commits of a group before a Delta version, newest first."""
     check_count(limit, argument="limit", minimum=1)
     if before is not None:
         check_count(before, argument="before", minimum=1)
@@ -261,10 +261,10 @@ def history(
     return Listing(commits.history(path, limit=limit, before=before))
 
 
-def partitions_of(
+def list_partitions(
     session: Session, name: str, *, version: int | None = None, as_of: TableVersion | None = None
 ) -> list[dict[str, Any]]:
-    """Return the values of each partition of a group, sorted; no data file is read."""
+    """Return the partition values of a group, sorted, without reading data files."""
     group = open_group(session, name, version, as_of=as_of)
     columns = group.spec.partition_by
     if not columns:

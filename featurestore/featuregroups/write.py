@@ -1,8 +1,8 @@
-"""The write path: creation of a group, and inserts into it.
+"""The write path of feature groups: creation and inserts.
 
-Both record their intent in the registry, convert the rows to the columns of the group, prepare them
-(staging and audit), and publish them in one Delta commit. A creation also defines the group, and
-creates its table between the last two steps.
+Both operations record an intent in the registry, convert the rows to the group's columns, prepare the
+rows (staging and audit), and publish them in one Delta commit. Creation also defines the group, and
+creates the table before the rows are published.
 """
 
 from __future__ import annotations
@@ -32,21 +32,25 @@ from featurestore.errors import (
 from featurestore.featuregroups.checks import (
     check_time_numbers,
     check_time_types,
-    warn_of_repeats,
+    warn_about_repeated_batch,
 )
-from featurestore.featuregroups.commit import create_table, prepare, publish
-from featurestore.featuregroups.conform import Batch, conform
+from featurestore.featuregroups.commit import create_table, prepare_rows, publish_rows
+from featurestore.featuregroups.conform import Batch, convert_to_group_columns
 from featurestore.featuregroups.definition import (
     Declaration,
-    check_key,
-    check_policy,
-    check_same,
-    define,
-    typed_relation,
+    build_spec,
+    check_primary_key,
+    check_same_definition,
+    check_validation_policy,
+    convert_relation,
 )
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.records import RecordOrder
-from featurestore.featuregroups.schema_change import declare_columns, widen, with_needed_digits
+from featurestore.featuregroups.schema_change import (
+    declare_columns,
+    widen_spec_for_rows,
+    widen_table,
+)
 from featurestore.featuregroups.table import open_group, open_stored
 from featurestore.ingest import (
     can_be_native,
@@ -73,7 +77,7 @@ from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
 
 _POLL_SECONDS = 0.05
-# The names of modes in other libraries.
+# Mode names in other libraries.
 _MODE_ALIASES = {
     "replace": "overwrite",
     "w": "overwrite",
@@ -92,25 +96,25 @@ class Write:
     """The request of one write: an insert, or the first rows of a new group.
 
     Attributes:
-        mode: "append", "upsert", "overwrite", or "replace": empty ``replace`` in the same commit.
-        replace: The time range that a job replaces.
-        schema_change: "add" allows new columns and more digits of decimals.
-        on_duplicates: "error", or "last": keep the last row of each key.
-        transaction: The name and number that make a repeated write a no-op.
-        validation: The policy of the audit; None: that of the group.
-        run_id: The run, in the commit and in logs.
-        inputs: The sources for lineage: objects with ``source`` or ``featuregroup``, ``version``,
+        mode: "append", "upsert", "overwrite", or "replace" to replace the rows of ``replace``.
+        replace: The time range to replace.
+        schema_change: "add" allows new columns and wider decimals.
+        on_duplicates: "error", or "last" to write only the last row of each key.
+        transaction: Name and number that make a repeated write a no-op.
+        validation: The validation policy; None for the group's policy.
+        run_id: The id of the run in commits and logs.
+        inputs: Lineage sources: objects with ``source`` or ``featuregroup``, ``version`` and
             ``delta_version``.
-        window: The windows of a job: ``job``, ``start``, ``end``, ``count``.
-        staged: Whether the rows are in files of the engine already, which the caller removes.
-        reads: The reads of registered sources, complete once the rows were read.
-        offsets: The new offsets of a stream's partitions (``TableWrite``).
-        stream: The records of the rows, for the commit.
-        plan: The retrieval that produced the rows.
+        window: The windows of a job run: ``job``, ``start``, ``end``, ``count``.
+        staged: Whether the rows are already in staged files, which the caller removes.
+        reads: The reads of registered sources, complete after the rows were read.
+        offsets: The new offsets of stream partitions (see ``TableWrite``).
+        stream: Metadata of the stream records, for the commit.
+        plan: The retrieval plan that produced the rows.
         rows: The number of rows, if known before they are read.
-        order: The resolution of several records of one key.
-        has_checked_values: Whether times and cells are known to be within their bounds.
-        library: The dataframe library of the rows, for the code in hints.
+        order: The options for duplicate keys in stream records.
+        has_checked_values: Whether the ranges of times and sizes of values are already checked.
+        library: The dataframe library of the rows, for code in hints.
     """
 
     mode: str = "append"
@@ -142,14 +146,14 @@ def create(
     version: int | None = None,
     write: Write | None = None,
 ) -> tuple[FeatureGroupSpec, Commit]:
-    """Create a new version of a group from rows; return its definition and first commit.
+    """Create a new version of a group from rows, and return its definition and first commit.
 
     Raises:
         FeatureGroupExists: The version exists, or another process is creating it.
-        ValidationFailed: The rows break the expectations; nothing was created.
+        ValidationFailed: The rows do not meet the expectations; nothing was created.
     """
     check_name(name)
-    check_key(declared)
+    check_primary_key(declared)
     if version is not None:
         version = check_version(version)
     write = replace(write or Write(), mode="create", replace=None)
@@ -158,22 +162,22 @@ def create(
         run = _claim_version(stack, session, name, version, write)
         rows = stack.enter_context(open_relation(df, engine=session.engine))
         batch_schema = rows.schema
-        rows = typed_relation(
+        rows = convert_relation(
             rows, declared.types, name=name, engine=session.engine, library=write.library
         )
         check_time_types(rows, declared, df=df, engine=session.engine)
-        spec = define(declared, name=name, version=run.version, schema=rows.schema)
+        spec = build_spec(declared, name=name, version=run.version, schema=rows.schema)
         _warn_views(session, spec)
         batch = Batch(rows, spec, unchecked=rows.schema != batch_schema)
-        batch = prepare(session, batch, write, run)
+        batch = prepare_rows(session, batch, write, run)
         group = create_table(session, spec, declared, run)
-        return spec, publish(session, batch, group, write, run, declared)
+        return spec, publish_rows(session, batch, group, write, run, declared)
 
 
 def _claim_version(
     stack: ExitStack, session: Session, name: str, version: int | None, write: Write
 ) -> InFlight:
-    """Record the intent to create a version; without an explicit one the next that is free."""
+    """Record the intent to create a version, by default the next free one."""
     while True:
         number = version if version is not None else next_version(session, name)
         creation = in_flight(session, kind="create", name=name, version=number, run_id=write.run_id)
@@ -187,12 +191,12 @@ def _claim_version(
 def get_or_create(
     session: Session, df: object, name: str, *, declared: Declaration, version: int | None = None
 ) -> FeatureGroupSpec:
-    """Return an existing group with the same definition, else create it.
+    """Return the definition of an existing group, or create the group.
 
     Rows are written only if the group is created.
 
     Raises:
-        DefinitionMismatch: The group exists with another definition.
+        DefinitionMismatch: The group exists with a different definition.
     """
     check_name(name)
     with session.registry.reading() as connection:
@@ -210,12 +214,12 @@ def get_or_create(
     df, language = peek_language(df)
     batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
     batch_schema = declared.types.schema(batch_schema, library=language)
-    check_same(declared, stored_spec, batch_schema=batch_schema)
+    check_same_definition(declared, stored_spec, batch_schema=batch_schema)
     return stored_spec
 
 
 def _wait_for_creator(session: Session, name: str, version: int) -> bool:
-    """Wait while another process creates a version; return True if one was creating it."""
+    """Wait while another process creates a version; return False if no process was creating it."""
     waited = False
     while True:
         with session.registry.reading() as connection:
@@ -226,13 +230,13 @@ def _wait_for_creator(session: Session, name: str, version: int) -> bool:
 
 
 def _version_to_create(session: Session, name: str) -> int | None:
-    """Return the first version to create, or the one that another process is creating.
+    """Return the next version, or the version that another process is creating.
 
-    None if it exists by now.
+    Return None if a version is already registered.
     """
     number = next_version(session, name, claimed=False)
-    # Read after the folders: the creator of each visible folder is still running or has
-    # registered its version.
+    # The registry is read after the folders: the creator of each listed folder is still running or
+    # has already registered the version.
     with session.registry.reading() as connection:
         if featuregroups.find(connection, name, None) is not None:
             return None
@@ -240,7 +244,7 @@ def _version_to_create(session: Session, name: str) -> int | None:
 
 
 def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
-    """Return the version after the last one in the registry, the folders or running creations."""
+    """Return the version after the last one that is registered, on disk or being created."""
     with session.registry.reading() as connection:
         versions = featuregroups.versions(connection, name)
         if claimed:
@@ -254,10 +258,10 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
 
 
 def _warn_views(session: Session, spec: FeatureGroupSpec) -> None:
-    """Warn of every view that reads features which a new definition does not have.
+    """Warn about feature views that read features which a new definition lacks.
 
-    A view reads a fixed version: a later one without a feature only prevents an update of the view,
-    a recreated version breaks it.
+    A view reads a fixed version of the group. If a later version lacks a feature, the view cannot be
+    updated to it; if the version is recreated without a feature, the view cannot be read.
     """
     with session.registry.reading() as connection:
         reading = feature_views.views_reading(connection, spec.name)
@@ -282,9 +286,9 @@ def insert(
     """Write rows into an existing group and return the commit.
 
     Raises:
-        SchemaMismatch: The columns do not fit; nothing was written.
-        ValidationFailed: The rows break the group's expectations; nothing was written.
-        DuplicateKeys: The batch has duplicate keys.
+        SchemaMismatch: The columns do not fit the group; nothing was written.
+        ValidationFailed: The rows do not meet the group's expectations; nothing was written.
+        DuplicateKeys: The rows have duplicate keys; nothing was written.
         WriteConflict: Every attempt conflicted with other writers; nothing was written.
     """
     group = open_stored(session, name, version, to="write them")
@@ -303,10 +307,10 @@ def insert(
     ):
         check_time_numbers(rows, spec, df=df, engine=session.engine)
         if write.schema_change == "add":
-            rows, spec = with_needed_digits(
+            rows, spec = widen_spec_for_rows(
                 rows, spec, engine=session.engine, run=run, is_staged=write.staged
             )
-        batch = conform(
+        batch = convert_to_group_columns(
             rows,
             spec,
             engine=session.engine,
@@ -315,25 +319,25 @@ def insert(
             extra_columns=record_columns,
         )
         try:
-            batch = prepare(session, batch, write, run, group)
-            widen(session, group, batch.spec)
+            batch = prepare_rows(session, batch, write, run, group)
+            widen_table(session, group, batch.spec)
             declare_columns(session, group, batch.added)
-            commit = publish(session, batch, group, write, run)
+            commit = publish_rows(session, batch, group, write, run)
         except (ValidationFailed, DuplicateKeys) as error:
             _record_failed_validation(session, error)
             raise
         if commit.applied:
             is_idempotent = write.transaction is not None or bool(write.offsets)
             if write.mode == "append" and not spec.primary_key and not is_idempotent:
-                warn_of_repeats(group, commit.delta_version)
+                warn_about_repeated_batch(group, commit.delta_version)
             compact_when_due(session, batch.spec, group.path, run=run)
         return commit
 
 
 def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
-    """Return a dataframe in a form that engines read, and its write with properties of the rows.
+    """Return the dataframe in a form that engines can read, and the write with row properties.
 
-    These are library and number of rows, or the plan and the inputs of a frame of the store.
+    The properties are the library and the number of rows, or plan and inputs of a ``FeatureFrame``.
     """
     if not isinstance(df, FeatureFrame):
         write = replace(write, rows=count_known_rows(df))
@@ -361,7 +365,7 @@ def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
         raise InvalidArgument(
             f"on_duplicates={write.on_duplicates!r} is not known.", hint="'error' or 'last'"
         )
-    check_policy(write.validation)
+    check_validation_policy(write.validation)
     if (write.mode == "upsert" or write.on_duplicates == "last") and not spec.primary_key:
         raise KeyRequired(
             f"Feature group {spec.name!r} version {spec.version} has no primary key, "
@@ -398,6 +402,6 @@ def _check_transaction(transaction: object) -> None:
 def _record_failed_validation(session: Session, error: ValidationFailed | DuplicateKeys) -> None:
     report = getattr(error, "report", None)
     if isinstance(report, ValidationReport):
-        # The caller needs the refusal, not an error about storing the report.
+        # The caller needs the validation error, not an error about storing the report.
         with suppress(RegistryError), session.registry.transaction() as connection:
             reports.add_validation_report(connection, featuregroups.KIND, report.to_json())

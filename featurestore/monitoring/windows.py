@@ -25,7 +25,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.history import read_history
 from featurestore.errors import FeatureNotFound, StorageError, listing
-from featurestore.featuregroups.quality import statistics_of
+from featurestore.featuregroups.quality import load_statistics
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.monitor import MonitorSpec
@@ -245,7 +245,7 @@ class Profiler:
         if delta_version < 1:
             return Profile(None, 0, spec.version, 0, {}, self.types)
         data_version = commits.latest_data_version(self.group.path, delta_version)
-        statistics = statistics_of(
+        statistics = load_statistics(
             self.session, spec.name, version=spec.version, delta_version=data_version
         )
         profile = to_profile(

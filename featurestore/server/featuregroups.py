@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query
 
 from featurestore.errors import LimitExceeded, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
-from featurestore.featuregroups.handle import details
+from featurestore.featuregroups.handle import group_details
 from featurestore.featuregroups.quality import stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.featuregroup import Commit
@@ -76,7 +76,7 @@ def versions(store: FeatureStore, name: str) -> list[int]:
 
 def definition(group: FeatureGroup) -> dict[str, Any]:
     """Return the definition of a group."""
-    return details(group)
+    return group_details(group)
 
 
 def statistics(group: FeatureGroup, table_version: TableVersion | None = None) -> Statistics | None:

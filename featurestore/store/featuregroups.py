@@ -89,7 +89,7 @@ class FeatureGroupCalls(StoreBase):
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, create
         from featurestore.featuregroups.definition import declared_types
-        from featurestore.featuregroups.renaming import renamed_frame
+        from featurestore.featuregroups.renaming import rename_frame_columns
 
         declared = Declaration(
             primary_key=primary_key,
@@ -107,7 +107,7 @@ class FeatureGroupCalls(StoreBase):
             compact=compact,
             types=declared_types(dtypes, decimal_type),
         )
-        df = renamed_frame(df, rename)
+        df = rename_frame_columns(df, rename)
         spec, _ = create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -151,7 +151,7 @@ class FeatureGroupCalls(StoreBase):
         """
         from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
         from featurestore.featuregroups.definition import declared_types
-        from featurestore.featuregroups.renaming import renamed_frame
+        from featurestore.featuregroups.renaming import rename_frame_columns
 
         declared = Declaration(
             primary_key=primary_key,
@@ -169,7 +169,7 @@ class FeatureGroupCalls(StoreBase):
             compact=compact,
             types=declared_types(dtypes, decimal_type),
         )
-        df = renamed_frame(df, rename)
+        df = rename_frame_columns(df, rename)
         spec = get_or_create(self._session, df, name, declared=declared, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -214,7 +214,7 @@ class FeatureGroupCalls(StoreBase):
         ('upsert', 1, 5)
         """
         from featurestore.featuregroups import Write, insert
-        from featurestore.featuregroups.renaming import renamed_frame
+        from featurestore.featuregroups.renaming import rename_frame_columns
 
         write = Write(
             mode=mode,
@@ -223,7 +223,7 @@ class FeatureGroupCalls(StoreBase):
             transaction=transaction,
             validation=validation,
         )
-        df = renamed_frame(df, rename)
+        df = rename_frame_columns(df, rename)
         return insert(self._session, df, name, version=version, write=write)
 
     def delete_from_featuregroup(
@@ -347,9 +347,9 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_featuregroup_partitions("gates")
         [{'origin': 'JFK'}, {'origin': 'LGA'}]
         """
-        from featurestore.featuregroups.table import partitions_of
+        from featurestore.featuregroups.table import list_partitions
 
-        return partitions_of(self._session, name, version=version)
+        return list_partitions(self._session, name, version=version)
 
     def get_features_list(self) -> list[str]:
         """List the references of all features in the latest version of every group.
@@ -357,9 +357,9 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_features_list()
         ['planes.seats', 'questions.late', 'weather.temp', 'weather.wind']
         """
-        from featurestore.featuregroups.discovery import features_list
+        from featurestore.featuregroups.discovery import list_feature_references
 
-        return features_list(self._session)
+        return list_feature_references(self._session)
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
         """Search names, tags and descriptions of groups and features for a string.

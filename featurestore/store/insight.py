@@ -95,9 +95,9 @@ class InsightCalls(StoreBase):
         >>> (statistics.rows, statistics.column("temp").mean)
         (4, 37.625)
         """
-        from featurestore.featuregroups.quality import statistics_of
+        from featurestore.featuregroups.quality import load_statistics
 
-        return statistics_of(self._session, name, version=version, delta_version=delta_version)
+        return load_statistics(self._session, name, version=version, delta_version=delta_version)
 
     def update_featuregroup_statistics(
         self, name: str, *, version: int | None = None
@@ -107,9 +107,9 @@ class InsightCalls(StoreBase):
         >>> store.update_featuregroup_statistics("planes").rows
         2
         """
-        from featurestore.featuregroups.quality import statistics_of
+        from featurestore.featuregroups.quality import load_statistics
 
-        return statistics_of(self._session, name, version=version, recount=True)
+        return load_statistics(self._session, name, version=version, recount=True)
 
     def visualize_featuregroup_correlations(
         self,
@@ -139,10 +139,10 @@ class InsightCalls(StoreBase):
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")
         """
-        from featurestore.featuregroups.quality import statistics_of, statistics_to_compare
+        from featurestore.featuregroups.quality import load_statistics, statistics_to_compare
         from featurestore.statistics import plots
 
-        statistics = statistics_of(self._session, name, version=version)
+        statistics = load_statistics(self._session, name, version=version)
         other_statistics = statistics_to_compare(self._session, name, compare_with)
         figure = plots.correlations(
             statistics,
@@ -170,10 +170,10 @@ class InsightCalls(StoreBase):
         >>> len(figure.axes)
         2
         """
-        from featurestore.featuregroups.quality import statistics_of, statistics_to_compare
+        from featurestore.featuregroups.quality import load_statistics, statistics_to_compare
         from featurestore.statistics import plots
 
-        statistics = statistics_of(self._session, name, version=version)
+        statistics = load_statistics(self._session, name, version=version)
         other_statistics = statistics_to_compare(self._session, name, compare_with)
         figure = plots.distributions(
             statistics, other=other_statistics, columns=columns, figsize=figsize
@@ -195,12 +195,14 @@ class InsightCalls(StoreBase):
 
         >>> figure = store.visualize_featuregroup_clusters("weather", plot=False)
         """
-        from featurestore.featuregroups.quality import state_of, statistics_of
+        from featurestore.featuregroups.quality import load_statistics, load_statistics_state
         from featurestore.statistics import plots
         from featurestore.statistics.clusters import find_clusters
 
-        state = find_clusters(state_of(self._session, name, version=version), clusters=clusters)
-        source = statistics_of(self._session, name, version=version).source
+        state = find_clusters(
+            load_statistics_state(self._session, name, version=version), clusters=clusters
+        )
+        source = load_statistics(self._session, name, version=version).source
         figure = plots.clusters(state, source=source, figsize=figsize)
         return plots.shown(figure, plot=plot)
 
@@ -212,10 +214,10 @@ class InsightCalls(StoreBase):
         >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
         37.625
         """
-        from featurestore.featuregroups.quality import statistics_of
+        from featurestore.featuregroups.quality import load_statistics
         from featurestore.statistics.summary import descriptive_stats
 
-        return descriptive_stats(statistics_of(self._session, name, version=version))
+        return descriptive_stats(load_statistics(self._session, name, version=version))
 
     def visualize_training_dataset_correlations(
         self,

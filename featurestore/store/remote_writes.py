@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore import ingest
-from featurestore.featuregroups.definition import declared_types, typed_reader
-from featurestore.featuregroups.renaming import renamed_frame
+from featurestore.featuregroups.definition import convert_reader, declared_types
+from featurestore.featuregroups.renaming import rename_frame_columns
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration
@@ -30,7 +30,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
 
     def _create(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
         options = dict(declared)
-        df = renamed_frame(df, options.pop("rename", None))
+        df = rename_frame_columns(df, options.pop("rename", None))
         types = declared_types(options.pop("dtypes", None), options.pop("decimal_type", None))
         for argument in ("ttl", "event_time_tolerance"):
             if isinstance(options.get(argument), timedelta):
@@ -48,7 +48,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
             )
         path = f"/featuregroups/{check_name(name)}"
         df, language = ingest.peek_language(df)
-        rows = typed_reader(ingest.to_reader(df), types, name=name, library=language)
+        rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
         record = client_of(self._session).send(path, options, rows)
         return self.featuregroup(record["name"], version=record["version"])
 
@@ -67,7 +67,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
     ) -> Commit:
         group = self.featuregroup(name, version=version)
         return group.insert(
-            renamed_frame(df, rename),
+            rename_frame_columns(df, rename),
             mode=mode,
             schema_change=schema_change,
             on_duplicates=on_duplicates,

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
 from featurestore.featuregroups.commit import add_to_quarantine
-from featurestore.featuregroups.records import OFFSET, PARTITION, RecordOrder, needs_order
+from featurestore.featuregroups.records import OFFSET, PARTITION, RecordOrder, has_repeated_keys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
@@ -133,7 +133,7 @@ def _depends_on_order(
         return True
     if group.spec.expectations and spec.validation != "off":
         return True  # rows are quarantined before rows with the same key are compared
-    return needs_order(session, rows, group)
+    return has_repeated_keys(session, rows, group)
 
 
 def _select_columns(

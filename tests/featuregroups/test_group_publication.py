@@ -113,7 +113,9 @@ def test_insert_error_before_commit_leaves_no_intent(store: FeatureStore) -> Non
     assert open_intents(store) == []
 
 
-@pytest.mark.parametrize("function", ["_checkpoint", "_register", "commit_of", "count_commit"])
+@pytest.mark.parametrize(
+    "function", ["_checkpoint", "_register_commit", "commit_of", "store_commit_statistics"]
+)
 def test_insert_interrupted_after_commit_reports_committed_rows(
     store: FeatureStore, function: str
 ) -> None:

@@ -158,7 +158,9 @@ def test_coverage_explains_event_time_in_key(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     creation = importlib.import_module("featurestore.featuregroups.write")
-    monkeypatch.setattr(creation, "check_key", lambda declared: None)  # as older releases did
+    monkeypatch.setattr(
+        creation, "check_primary_key", lambda declared: None
+    )  # as older releases did
     rows = [{"customer": n, "ts": hours(n), "spend": 1.0 * n} for n in range(5)]
     duckdb_store.create_featuregroup(rows, "spend", primary_key=["customer", "ts"], event_time="ts")
     labels = [{"customer": n, "ts": hours(n + 0.5)} for n in range(5)]

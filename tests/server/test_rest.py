@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 import featurestore
 from featurestore import experiments
-from featurestore.featuregroups.handle import details
+from featurestore.featuregroups.handle import group_details
 from featurestore.server import create_app
 from featurestore.server.rest import to_json_value
 from featurestore.store import FeatureStore
@@ -20,7 +20,7 @@ from featurestore.store import FeatureStore
 def test_rest_groups_equal_library_details(client: TestClient, served_store: FeatureStore) -> None:
     group = served_store.featuregroup("visits", version=1)
     address = "/api/v1/featuregroups/visits/1"
-    assert client.get(address).json() == to_json_value(details(group))
+    assert client.get(address).json() == to_json_value(group_details(group))
     commits = client.get(f"{address}/commits").json()["items"]
     assert commits == [to_json_value(vars(each)) for each in group.history()]
     assert client.get(f"{address}/statistics").json() == to_json_value(group.statistics().to_json())

@@ -64,7 +64,7 @@ def test_group_statistics_on_spark_run_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    counted, written = commit.count_commit, []
+    counted, written = commit.store_commit_statistics, []
 
     def watch(*arguments: object, **named: object) -> None:
         written.append(f"statistics of write {len(written)}")
@@ -76,7 +76,7 @@ def test_group_statistics_on_spark_run_in_one_job(
             counted(*arguments, **named)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
-    monkeypatch.setattr(commit, "count_commit", watch)
+    monkeypatch.setattr(commit, "store_commit_statistics", watch)
     rows = spark.createDataFrame(people(0, 130))  # type: ignore[attr-defined]
     store.create_featuregroup(rows.filter("id < 100"), "people", primary_key=["id"])
     store.insert_into_featuregroup(rows.filter("id >= 100"), "people")
@@ -185,7 +185,7 @@ def test_group_statistics_long_append_chain_is_merged(
 def test_group_statistics_state_contains_sample_for_clusters(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     store.create_featuregroup(people(0, 30), "people", primary_key=["id"])
-    state = quality.state_of(store.session, "people")
+    state = quality.load_statistics_state(store.session, "people")
     assert state.sample.rows().num_rows == 30
 
 

@@ -15,7 +15,7 @@ from featurestore.delta import commits
 from featurestore.delta.history import commit_time
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
-from featurestore.featuregroups.quality import statistics_of
+from featurestore.featuregroups.quality import load_statistics
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, make_read_range
 from featurestore.jobs.monitors.baselines import (
@@ -264,7 +264,7 @@ class MonitorEvaluation:
         group = open_group(
             self._session, spec.name, baseline.version or spec.version, as_of=baseline.as_of
         )
-        statistics = statistics_of(
+        statistics = load_statistics(
             self._session,
             spec.name,
             version=group.spec.version,

@@ -49,7 +49,7 @@ _COMPARED_FIELDS = (
 class DeclaredTypes:
     """Declared column types by name, and the declared type of all other decimal columns."""
 
-    parse_column_names: Mapping[str, pa.DataType] = field(default_factory=dict)
+    columns: Mapping[str, pa.DataType] = field(default_factory=dict)
     decimal: pa.DataType | None = None
 
     def schema(self, batch_schema: pa.Schema, *, library: str) -> pa.Schema:
@@ -220,7 +220,7 @@ def check_description(description: object) -> None:
         )
 
 
-def check_descriptions(descriptions: object, parse_column_names: Sequence[str]) -> dict[str, str]:
+def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str, str]:
     """Check feature descriptions and return them as a dict.
 
     Raises:
@@ -232,13 +232,11 @@ def check_descriptions(descriptions: object, parse_column_names: Sequence[str]) 
             hint="descriptions={'temp': 'in F'}",
         )
     for feature, text in descriptions.items():
-        if feature not in parse_column_names:
+        if feature not in columns:
             raise InvalidArgument(
                 f"descriptions names {feature!r}, which is not a column. There are "
-                f"{listing(parse_column_names, limit=50)}.",
-                hint=did_you_mean(
-                    feature, parse_column_names, write="descriptions={{{!r}: '...'}}"
-                ),
+                f"{listing(columns, limit=50)}.",
+                hint=did_you_mean(feature, columns, write="descriptions={{{!r}: '...'}}"),
             )
         if not isinstance(text, str):
             raise InvalidArgument(
@@ -325,9 +323,9 @@ def declared_types(
         raise InvalidArgument(
             f"dtypes={dtypes!r} is not a mapping.", hint="dtypes={'price': 'decimal(20, 4)'}"
         )
-    parse_column_names = {}
+    columns = {}
     for name, type_name in (dtypes or {}).items():
-        parse_column_names[name] = _storable_type(
+        columns[name] = _storable_type(
             parse_type(type_name, column=name), f"dtypes={{{name!r}: ...}}"
         )
     decimal = None
@@ -338,7 +336,7 @@ def declared_types(
                 f"decimal_type={decimal_type!r} is not a type of decimals.",
                 hint="decimal_type='decimal(20, 4)'",
             )
-    return DeclaredTypes(parse_column_names, decimal)
+    return DeclaredTypes(columns, decimal)
 
 
 def _storable_type(kind: pa.DataType, argument: str) -> Any:

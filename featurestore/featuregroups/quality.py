@@ -20,7 +20,7 @@ from featurestore.featuregroups.table import (
     TableVersion,
     live_source,
     open_group,
-    pinned_source,
+    plan_source,
     read_plan_source,
     resolve,
 )
@@ -197,7 +197,7 @@ def validate(
     live = None
     if group.spec.external is not None:
         live = live_source(session, group)  # this reference keeps its rows available
-    rows = read_plan_source(session, live or pinned_source(group))
+    rows = read_plan_source(session, live or plan_source(group))
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
     work.committed_version = group.delta_version
     with observed(work):

@@ -189,7 +189,7 @@ def _required_digits(array: pa.Array, minimum: Digits) -> Digits:
 
 
 def _required_decimal_places(array: pa.Array, minimum: int) -> int:
-    """Return the decimal places required without trailing zeros, at least ``least``."""
+    """Return the decimal places required without trailing zeros, at least ``minimum``."""
     for scale in range(minimum, array.type.scale):
         try:
             array.cast(pa.decimal128(MAX_DIGITS, scale))

@@ -203,7 +203,7 @@ def open_frame(session: Session, group: OpenGroup) -> FeatureFrame:
         session,
         lambda: engine.read_table(path, version=delta_version, schema=schema),
         schema=schema,
-        plan=build_group_plan(pinned_source(group)),
+        plan=build_group_plan(plan_source(group)),
     )
 
 
@@ -236,7 +236,7 @@ def read_quarantine(session: Session, name: str, *, version: int | None = None) 
     ).made_of({"featuregroup": spec.name, "version": version})
 
 
-def pinned_source(group: OpenGroup) -> Source:
+def plan_source(group: OpenGroup) -> Source:
     """Return the plan source of an open group, pinned to its Delta version."""
     state = group.state
     return Source(

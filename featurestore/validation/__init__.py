@@ -10,12 +10,12 @@ from featurestore.validation.quarantine import REASONS, quarantine_schema
 
 
 def report_to_json(report: ValidationReport) -> dict[str, Any]:
-    """Return a report as the JSON object that is stored."""
+    """Convert a report to the JSON object that is stored."""
     return report.to_json()
 
 
 def report_from_json(data: Mapping[str, Any]) -> ValidationReport:
-    """Return a stored report."""
+    """Create a report from its stored JSON object."""
     return ValidationReport.from_json(data)
 
 

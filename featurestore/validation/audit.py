@@ -1,6 +1,7 @@
 """Write-audit-publish: the audit of staged rows before a commit.
 
-Depending on the policy, failing rows reject the write, are reported, or go to the quarantine.
+Depending on the validation policy, failing rows cause an error, are only reported, or are
+quarantined.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from featurestore.validation.checks import (
     RowCheck,
     RowExpectations,
     Subject,
-    duplicates_result,
+    built_in_row_checks,
+    duplicate_keys_result,
     row_check_result,
-    row_checks,
 )
 from featurestore.validation.quarantine import QuarantineSplit, split_rows
 from featurestore.validation.tables import check_table
@@ -53,9 +54,9 @@ _MAX_SHOWN_SAMPLES = 3
 class AuditOutcome:
     """The outcome of an audit.
 
-    ``good`` are the rows to commit, ``quarantined`` the failing rows with a column ``reasons``
-    (None without failing rows, or under another policy). ``unique`` is True if the keys of the good
-    rows are unique, None without a checked key.
+    ``good`` has the rows to commit. ``quarantined`` has the failing rows with a column ``reasons``;
+    it is None if no row failed or the policy is not "quarantine". ``unique`` states whether the keys
+    of the good rows are unique; it is None if no key was checked.
     """
 
     report: ValidationReport
@@ -65,23 +66,23 @@ class AuditOutcome:
 
 
 @dataclass(frozen=True)
-class _Audit:
-    """The checks of an audit."""
+class _AuditPlan:
+    """The subject, engine and checks of an audit."""
 
     subject: Subject
     engine: Engine
     validator: Validator | None
     checks: tuple[RowCheck, ...]
-    by_row: tuple[Mapping[str, Any], ...]
-    by_table: tuple[Mapping[str, Any], ...]
+    row_expectations: tuple[Mapping[str, Any], ...]
+    table_expectations: tuple[Mapping[str, Any], ...]
 
     def columns(self) -> list[str]:
-        """Return the columns that checks of rows need, in the order of the table."""
+        """Return the columns that row checks read, in table order."""
         needed = set(self.subject.key)
         for check in self.checks:
             needed.update(check.columns)
         if self.validator is not None:
-            for expectation in self.by_row:
+            for expectation in self.row_expectations:
                 needed.update(self.validator.columns(expectation))
         return [name for name in self.subject.schema.names if name in needed]
 
@@ -103,30 +104,30 @@ def audit(
 ) -> AuditOutcome:
     """Audit staged rows before they become visible.
 
-    Built-in checks: null keys and times, duplicate keys, event times in the future (a warning).
-    Row-level expectations are checked by the engine in chunks of the columns that they use; other
-    expectations load these columns to the driver.
+    Built-in checks detect null keys and times, duplicate keys, and implausible event times (only a
+    warning). The engine evaluates row-level expectations on chunks of rows, with only the required
+    columns. Other expectations are evaluated from measures, or from columns loaded to the driver.
 
     Args:
         relation: The staged rows; must be readable more than once.
-        spec: The group (or another subject) that they are for.
+        spec: The group or other table that the rows are written to.
         validation: "strict", "warn", "quarantine" or "off" (no audit).
-        engine: The engine that holds the rows.
-        expectations: Plain dicts; empty: built-in checks only.
-        validator: Evaluates the expectations; None for the validator of the entry points.
-        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert refuses
+        engine: The engine of the relation.
+        expectations: Expectations as plain dicts, in addition to the built-in checks.
+        validator: The validator of the expectations; None for the installed one.
+        mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert rejects
             duplicate keys under every policy.
-        now: The present, for event times in the future.
+        now: The current time, to detect event times in the future.
         event_time_tolerance: How far event times may be in the future.
-        directory: Where marked rows are staged; None computes the marks at each read.
-        run_id: The run that writes the rows, for the report.
-        library: The kind of dataframe that the rows came with, whose words hints use.
+        directory: A directory to stage marked rows; None marks rows again at each read.
+        run_id: The id of the run that writes the rows, for the report.
+        library: The dataframe library of the rows, for code in hints.
 
     Raises:
-        ValidationFailed: Under "strict" something failed; under "quarantine" something about the
-            whole table.
-        DuplicateKeys: Nothing but duplicate keys failed, or an upsert has them.
-        InvalidExpectation: An expectation uses unknown columns or cannot be computed.
+        ValidationFailed: Under "strict" a check failed; under "quarantine" a table-level
+            expectation failed.
+        DuplicateKeys: Only the check for duplicate keys failed, or an upsert has duplicate keys.
+        InvalidExpectation: An expectation uses unknown columns or cannot be evaluated.
     """
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
     if validation not in VALIDATION_POLICIES:
@@ -142,8 +143,8 @@ def audit(
         return AuditOutcome(report, relation)
     if expectations and validator is None:
         validator = find_validator()
-    checks = row_checks(subject, now=now, tolerance=event_time_tolerance)
-    run = _prepare(subject, engine, expectations, validator, checks)
+    checks = built_in_row_checks(subject, now=now, tolerance=event_time_tolerance)
+    run = _prepare_audit(subject, engine, expectations, validator, checks)
     with observed_part("validate", subject.name, version=subject.version) as work:
         outcome = _run_audit(run, relation, report, directory, library=library)
         work.report = outcome.report
@@ -151,49 +152,53 @@ def audit(
 
 
 def _run_audit(
-    run: _Audit,
+    audit_plan: _AuditPlan,
     relation: Relation,
     report: ValidationReport,
     directory: str | None,
     *,
     library: str,
 ) -> AuditOutcome:
-    """Check rows, quarantine or reject failing ones, and return the rows to commit."""
-    results, rows = _check_rows(run, relation)
-    failed = [each for each in results if not each.success and not each.warning]
+    """Run all checks, quarantine or reject failing rows, and return the rows to commit."""
+    results, rows = _check_rows(audit_plan, relation)
+    failed = [result for result in results if not result.success and not result.warning]
     good, quarantined = relation, None
     if report.validation == "quarantine" and failed:
-        split = _split_failed(run, relation, failed, directory)
+        split = _split_failing_rows(audit_plan, relation, failed, directory)
         good, quarantined = split.good, split.quarantined
-    if run.by_table and run.validator is not None:
+    if audit_plan.table_expectations and audit_plan.validator is not None:
         results += check_table(
-            good, run.subject, engine=run.engine, expectations=run.by_table, validator=run.validator
+            good,
+            audit_plan.subject,
+            engine=audit_plan.engine,
+            expectations=audit_plan.table_expectations,
+            validator=audit_plan.validator,
         )
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
-        report = replace(report, rows_quarantined=run.engine.count(quarantined))
+        report = replace(report, rows_quarantined=audit_plan.engine.count(quarantined))
     _raise_if_rejected(report, mode=report.details["mode"], row_failures=failed, library=library)
     unique = None
-    if run.subject.key:
-        # All copies of a key go to the quarantine.
+    if audit_plan.subject.key:
+        # All rows with a duplicate key are quarantined.
         unique = quarantined is not None or _find_result(failed, DUPLICATE_KEYS) is None
     return AuditOutcome(report, good, quarantined, unique)
 
 
-def _prepare(
+def _prepare_audit(
     subject: Subject,
     engine: Engine,
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator | None,
     checks: tuple[RowCheck, ...],
-) -> _Audit:
-    """Normalize the expectations again and return the checks of an audit."""
-    by_row: list[Mapping[str, Any]] = []
-    by_table: list[Mapping[str, Any]] = []
+) -> _AuditPlan:
+    """Normalize the expectations again, and group them by row level and table level."""
+    row_expectations: list[Mapping[str, Any]] = []
+    table_expectations: list[Mapping[str, Any]] = []
     if validator is None:
-        return _Audit(subject, engine, None, checks, (), ())
+        return _AuditPlan(subject, engine, None, checks, (), ())
     schema_names = subject.schema.names
-    # They come from the table's definition, which another program may have written.
+    # The expectations are stored in the table definition, which another program may have written.
     for expectation in validator.normalize(expectations):
         missing_columns = [
             name for name in validator.columns(expectation) if name not in schema_names
@@ -205,35 +210,45 @@ def _prepare(
                 f"it has {listing(schema_names)}."
             )
         if validator.is_row_level(expectation):
-            by_row.append(expectation)
+            row_expectations.append(expectation)
         else:
-            by_table.append(expectation)
-    return _Audit(subject, engine, validator, checks, tuple(by_row), tuple(by_table))
+            table_expectations.append(expectation)
+    return _AuditPlan(
+        subject, engine, validator, checks, tuple(row_expectations), tuple(table_expectations)
+    )
 
 
-def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult], int]:
-    """Return the results of all row checks, and the number of rows."""
-    needed = run.columns()
+def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[ExpectationResult], int]:
+    """Run all row checks, and return their results and the number of rows."""
+    column_names = audit_plan.columns()
     results: list[ExpectationResult] = []
     rule_counts: list[CheckCounts] = []
-    if needed:
-        rules = RowExpectations(run.by_row, run.validator, run.subject.key)
-        columns = run.engine.select(relation, dict(zip(needed, needed, strict=True)))
-        state = run.engine.aggregate(columns, RowAccumulator(run.checks, rules))
+    if column_names:
+        rules = RowExpectations(
+            audit_plan.row_expectations, audit_plan.validator, audit_plan.subject.key
+        )
+        checked_columns = audit_plan.engine.select(
+            relation, dict(zip(column_names, column_names, strict=True))
+        )
+        state = audit_plan.engine.aggregate(
+            checked_columns, RowAccumulator(audit_plan.checks, rules)
+        )
         rows, rule_counts = state.rows, state.rule_counts
-        for check, check_counts in zip(run.checks, state.checks, strict=True):
+        for check, check_counts in zip(audit_plan.checks, state.checks, strict=True):
             if check.is_reported or check_counts.unexpected:
                 results.append(row_check_result(check, check_counts))
     else:
-        rows = run.engine.count(relation)
-    if run.subject.key:
-        duplicated, examples = run.engine.duplicates(relation, run.subject.key)
+        rows = audit_plan.engine.count(relation)
+    if audit_plan.subject.key:
+        duplicated, examples = audit_plan.engine.duplicates(relation, audit_plan.subject.key)
         results.append(
-            duplicates_result(run.subject.key, rows=rows, duplicated=duplicated, samples=examples)
+            duplicate_keys_result(
+                audit_plan.subject.key, rows=rows, duplicated=duplicated, samples=examples
+            )
         )
-    if run.validator is not None:
-        for expectation, row_counts in zip(run.by_row, rule_counts, strict=True):
-            holds = run.validator.holds(
+    if audit_plan.validator is not None:
+        for expectation, row_counts in zip(audit_plan.row_expectations, rule_counts, strict=True):
+            holds = audit_plan.validator.holds(
                 expectation, checked=row_counts.checked, unexpected=row_counts.unexpected
             )
             results.append(
@@ -249,24 +264,27 @@ def _check_rows(run: _Audit, relation: Relation) -> tuple[list[ExpectationResult
     return results, rows
 
 
-def _split_failed(
-    run: _Audit, relation: Relation, failed: Sequence[ExpectationResult], directory: str | None
+def _split_failing_rows(
+    audit_plan: _AuditPlan,
+    relation: Relation,
+    failed: Sequence[ExpectationResult],
+    directory: str | None,
 ) -> QuarantineSplit:
     types = set()
     expectations = []
-    for each in failed:
-        types.add(str(each.expectation["type"]))
-        if each.expectation in run.by_row:
-            expectations.append(each.expectation)
-    checks = [check for check in run.checks if check.type in types]
+    for result in failed:
+        types.add(str(result.expectation["type"]))
+        if result.expectation in audit_plan.row_expectations:
+            expectations.append(result.expectation)
+    checks = [check for check in audit_plan.checks if check.type in types]
     duplicates = _find_result(failed, DUPLICATE_KEYS)
     return split_rows(
         relation,
-        run.subject,
-        engine=run.engine,
+        audit_plan.subject,
+        engine=audit_plan.engine,
         checks=checks,
         expectations=expectations,
-        validator=run.validator,
+        validator=audit_plan.validator,
         duplicates=None if duplicates is None else duplicates.expectation,
         directory=directory,
     )
@@ -279,20 +297,20 @@ def _raise_if_rejected(
     row_failures: Sequence[ExpectationResult],
     library: str,
 ) -> None:
-    """Raise an error if no row may be committed."""
+    """Raise an error if a failed check prevents the commit under the policy of the report."""
     failures = []
-    for each in report.failed:
+    for result in report.failed:
         if report.validation == "strict":
-            failures.append(each)
+            failures.append(result)
         elif report.validation == "quarantine":
-            if each not in row_failures:
-                failures.append(each)
-        elif mode == "upsert" and _has_type(each, DUPLICATE_KEYS):
-            failures.append(each)
+            if result not in row_failures:
+                failures.append(result)
+        elif mode == "upsert" and _has_type(result, DUPLICATE_KEYS):
+            failures.append(result)
     if not failures:
         return
-    message = _message(report, failures)
-    if all(_has_type(each, DUPLICATE_KEYS) for each in failures):
+    message = _format_failures(report, failures)
+    if all(_has_type(result, DUPLICATE_KEYS) for result in failures):
         hint = "on_duplicates='last' keeps the last row of each key"
         if mode == "create":  # which has no such argument
             hint = deduplicate_line(library, failures[0].expectation["kwargs"]["columns"])
@@ -309,8 +327,8 @@ def _raise_if_rejected(
     raise ValidationFailed(message, report=report, hint=hint)
 
 
-def _message(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:
-    """Return the error message: counts and sample rows of each failed check."""
+def _format_failures(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:
+    """Format the error message with counts and sample rows of each failed check."""
     failed_checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
     lines = [
         f"{report.name!r} version {report.version}: {failed_checks} of {len(report.results)} failed; "
@@ -324,10 +342,10 @@ def _message(report: ValidationReport, failures: Sequence[ExpectationResult]) ->
 
 
 def _find_result(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:
-    """Return the first result of a type, None without one."""
-    for each in results:
-        if _has_type(each, kind):
-            return each
+    """Return the first result of an expectation type, or None."""
+    for result in results:
+        if _has_type(result, kind):
+            return result
     return None
 
 

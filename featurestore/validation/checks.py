@@ -1,7 +1,7 @@
-"""Checks of rows: the built-in ones, and the accumulator that also evaluates expectations.
+"""Row-level checks: built-in checks, and the accumulator that also evaluates expectations.
 
-A call of a validator takes tens of milliseconds, so batches are buffered into chunks. A state is
-flushed before it is pickled (as the result of an executor): buffered rows are never sent.
+A validator call takes tens of milliseconds, so batches are buffered into chunks. A state is flushed
+before it is pickled, so executors never send buffered rows.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_future_event_times",
     "no_event_times_before_1980",
 )
-MOST_SAMPLES = 5
+MAX_SAMPLES = 5
 _CHUNK_ROWS = 1 << 20
 _CHUNK_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A table to audit. ``key``: the columns that identify a row, () if rows need not be unique."""
+    """A table to audit; ``key`` has the columns that must be unique, () if none."""
 
     name: str
     version: int
@@ -47,7 +47,7 @@ class Subject:
 
     @classmethod
     def of(cls, spec: FeatureGroupSpec) -> Subject:
-        """Return the subject for a feature group; without a primary key rows need not be unique."""
+        """Create the subject of a feature group; only primary keys must be unique."""
         key: tuple[str, ...] = ()
         if spec.primary_key:
             key = spec.upsert_key
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class RowCheck:
-    """A built-in check of single rows; a warning never refuses them."""
+    """A built-in row-level check."""
 
     type: str
     columns: tuple[str, ...]
@@ -65,17 +65,17 @@ class RowCheck:
 
     @property
     def warning(self) -> bool:
-        """Whether failing rows are only reported."""
+        """Whether failing rows cause only a warning."""
         return self.type in (FUTURE_TIMES, EARLY_TIMES)
 
     @property
     def is_reported(self) -> bool:
-        """Whether a report names it where nothing fails."""
+        """Whether reports include the check if no row fails."""
         return self.type != EARLY_TIMES
 
     @property
     def expectation(self) -> Mapping[str, Any]:
-        """The check in the form of an expectation."""
+        """The check as an expectation dict."""
         if self.type == FUTURE_TIMES:
             kwargs = {"column": self.columns[0], "tolerance": format_duration(self.tolerance)}
             return {"type": self.type, "kwargs": kwargs}
@@ -84,13 +84,13 @@ class RowCheck:
         return {"type": self.type, "kwargs": {"columns": list(self.columns)}}
 
     def failing(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Mark the rows that fail."""
+        """Return a mask of the failing rows."""
         if self.type == FUTURE_TIMES and self.latest is not None:
             times = batch.column(self.columns[0])
-            return _mask(pc.greater(times, _limit(self.latest, times.type)))
+            return _to_numpy_mask(pc.greater(times, _time_scalar(self.latest, times.type)))
         if self.type == EARLY_TIMES:
             times = batch.column(self.columns[0])
-            return _mask(pc.less(times, _limit(PLAUSIBLE_START, times.type)))
+            return _to_numpy_mask(pc.less(times, _time_scalar(PLAUSIBLE_START, times.type)))
         result = np.zeros(batch.num_rows, dtype=np.bool_)
         for name in self.columns:
             column = batch.column(name)
@@ -99,20 +99,20 @@ class RowCheck:
         return result
 
 
-def _limit(time: datetime, kind: pa.DataType) -> pa.Scalar:
+def _time_scalar(time: datetime, kind: pa.DataType) -> pa.Scalar:
     if pat.is_date(kind):
         return pa.scalar(time.date(), kind)
     return pa.scalar(time, kind)
 
 
-def _mask(marked: pa.Array) -> NDArray[np.bool_]:
+def _to_numpy_mask(marked: pa.Array) -> NDArray[np.bool_]:
     mask = pc.fill_null(marked, False)
     return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 @dataclass
 class CheckCounts:
-    """The counts of one check: checked rows, failing rows, and samples of failing rows."""
+    """Counts and samples of one check: all rows, checked rows and failing rows."""
 
     rows: int = 0
     checked: int = 0
@@ -127,11 +127,13 @@ class CheckCounts:
         self.rows += rows
         self.checked += checked
         self.unexpected += unexpected
-        self.samples = [*self.samples, *samples][:MOST_SAMPLES]
+        self.samples = [*self.samples, *samples][:MAX_SAMPLES]
 
 
-def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tuple[RowCheck, ...]:
-    """Return the built-in checks of single rows that a subject needs."""
+def built_in_row_checks(
+    subject: Subject, *, now: datetime, tolerance: timedelta
+) -> tuple[RowCheck, ...]:
+    """Return the built-in row-level checks for a subject."""
     checks = []
     if subject.key:
         checks.append(RowCheck(NULL_KEYS, subject.key))
@@ -146,15 +148,17 @@ def row_checks(subject: Subject, *, now: datetime, tolerance: timedelta) -> tupl
 
 
 def row_check_result(check: RowCheck, counts: CheckCounts) -> ExpectationResult:
-    """Return the result of a built-in check of rows."""
-    shown = ", ".join(check.columns)
+    """Return the result of a built-in row-level check."""
+    column_names = ", ".join(check.columns)
     message = ""
     if counts.unexpected:
-        message = f"{counts.unexpected:,} of {counts.rows:,} rows have nulls in {shown}"
+        message = f"{counts.unexpected:,} of {counts.rows:,} rows have nulls in {column_names}"
     if counts.unexpected and check.type == FUTURE_TIMES:
-        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {shown} in the future"
+        message = (
+            f"{counts.unexpected:,} of {counts.rows:,} rows have a {column_names} in the future"
+        )
     if counts.unexpected and check.type == EARLY_TIMES:
-        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {shown} before 1980"
+        message = f"{counts.unexpected:,} of {counts.rows:,} rows have a {column_names} before 1980"
     return ExpectationResult(
         expectation=check.expectation,
         success=not counts.unexpected,
@@ -166,7 +170,7 @@ def row_check_result(check: RowCheck, counts: CheckCounts) -> ExpectationResult:
     )
 
 
-def duplicates_result(
+def duplicate_keys_result(
     key: tuple[str, ...], *, rows: int, duplicated: int, samples: Sequence[Mapping[str, Any]]
 ) -> ExpectationResult:
     """Return the result of the check for duplicate keys; ``unexpected`` counts keys, not rows."""
@@ -187,21 +191,21 @@ def duplicates_result(
 def sample_rows(
     batch: pa.RecordBatch | pa.Table, failing: NDArray[np.bool_], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return a few of the failing rows as plain dicts of the columns that matter."""
-    first = pa.array(np.flatnonzero(failing)[:MOST_SAMPLES])
-    return to_python_rows(batch.select(list(dict.fromkeys(columns))).take(first))
+    """Return a sample of the failing rows as dicts of the given columns."""
+    row_numbers = pa.array(np.flatnonzero(failing)[:MAX_SAMPLES])
+    return to_python_rows(batch.select(list(dict.fromkeys(columns))).take(row_numbers))
 
 
 @dataclass(frozen=True)
 class RowExpectations:
-    """Row-level expectations, the validator that knows them, and the key that samples show."""
+    """Row-level expectations with their validator, and the key columns shown in samples."""
 
     expectations: tuple[Mapping[str, Any], ...]
     validator: Validator | None
     key: tuple[str, ...] = ()
 
     def columns(self, expectation: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the columns that samples of an expectation show."""
+        """Return the columns shown in samples of an expectation."""
         if self.validator is None:
             return self.key
         return tuple(dict.fromkeys([*self.key, *self.validator.columns(expectation)]))
@@ -209,7 +213,7 @@ class RowExpectations:
 
 @dataclass
 class RowState:
-    """Counts of all checks so far, and the buffered batches."""
+    """The state of ``RowAccumulator``: counts of all checks, and buffered batches."""
 
     rules: RowExpectations
     rows: int = 0
@@ -219,8 +223,8 @@ class RowState:
     buffered_rows: int = 0
     buffered_bytes: int = 0
 
-    def gather(self, batch: pa.RecordBatch) -> None:
-        """Buffer a batch until a chunk is full."""
+    def buffer_batch(self, batch: pa.RecordBatch) -> None:
+        """Buffer a batch, and evaluate the expectations if a chunk is complete."""
         self.buffered.append(batch)
         self.buffered_rows += batch.num_rows
         self.buffered_bytes += batch.nbytes
@@ -228,7 +232,7 @@ class RowState:
             self.flush()
 
     def flush(self) -> None:
-        """Check the buffered batches."""
+        """Evaluate the expectations on the buffered batches."""
         if not self.buffered or self.rules.validator is None:
             return
         table = pa.Table.from_batches(self.buffered)
@@ -256,13 +260,13 @@ class RowAccumulator(Accumulator[RowState, RowState]):
     rules: RowExpectations
 
     def start(self) -> RowState:
-        """Return the state of no rows."""
+        """Return an empty state."""
         check_counts = [CheckCounts() for _ in self.checks]
         rule_counts = [CheckCounts() for _ in self.rules.expectations]
         return RowState(self.rules, 0, check_counts, rule_counts)
 
     def update(self, state: RowState, batch: pa.RecordBatch) -> RowState:
-        """Run built-in checks on a batch and buffer it for the expectations."""
+        """Run the built-in checks on a batch, and buffer the batch for the expectations."""
         state.rows += batch.num_rows
         for check, counts in zip(self.checks, state.checks, strict=True):
             failing = check.failing(batch)
@@ -272,11 +276,11 @@ class RowAccumulator(Accumulator[RowState, RowState]):
                 samples = sample_rows(batch, failing, (*self.rules.key, *check.columns))
             counts.add(batch.num_rows, batch.num_rows, unexpected, samples)
         if self.rules.expectations and batch.num_rows:
-            state.gather(batch)
+            state.buffer_batch(batch)
         return state
 
     def merge(self, first: RowState, second: RowState) -> RowState:
-        """Add the second state to the first one in place."""
+        """Merge the second state into the first state and return it."""
         first.flush()
         second.flush()
         first.rows += second.rows
@@ -288,6 +292,6 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         return first
 
     def finish(self, state: RowState) -> RowState:
-        """Check the buffered rows and return the state."""
+        """Evaluate the expectations on buffered rows and return the state."""
         state.flush()
         return state

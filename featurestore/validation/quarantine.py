@@ -1,4 +1,4 @@
-"""Quarantine: splits rows into good and failing ones, with the reasons of each failing row."""
+"""Quarantine: the split of rows into good rows, and failing rows with reasons."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _GOOD, _COPIES = "__fs_good", "__fs_copies"
 
 @dataclass(frozen=True)
 class QuarantineSplit:
-    """Good rows with their columns, failing rows with an additional column ``reasons``."""
+    """Good rows, and failing rows with an additional column ``reasons``."""
 
     good: Relation
     quarantined: Relation
 
 
 @dataclass(frozen=True)
-class MarkReasons:
-    """Adds ``reasons`` and whether there are none to a batch."""
+class AddReasons:
+    """Batch function that adds ``reasons`` and a boolean column that is true for good rows."""
 
     schema: pa.Schema
     checks: tuple[RowCheck, ...]
@@ -40,7 +40,7 @@ class MarkReasons:
     duplicate_reason: str | None
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with its reasons."""
+        """Return the batch with the added columns."""
         marks: list[tuple[str, NDArray[np.bool_]]] = [
             (describe(check.expectation), check.failing(batch)) for check in self.checks
         ]
@@ -71,12 +71,12 @@ class MarkReasons:
 
 
 def marked_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of marked rows."""
+    """Return the schema of rows marked by ``AddReasons``."""
     return quarantine_schema(schema).append(pa.field(_GOOD, pa.bool_()))
 
 
 def quarantine_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of a quarantine table: the columns of the group, then ``reasons``."""
+    """Return the schema of a quarantine table: the group's columns and ``reasons``."""
     return schema.append(pa.field(REASONS, pa.list_(pa.field("item", pa.string()))))
 
 
@@ -91,23 +91,23 @@ def split_rows(
     duplicates: Mapping[str, Any] | None,
     directory: str | None,
 ) -> QuarantineSplit:
-    """Return good and failing rows of a relation that can be read again.
+    """Split rows into good and failing rows.
 
     Args:
-        relation: The staged rows.
-        subject: The table of the rows.
+        relation: The staged rows; must be readable more than once.
+        subject: The audited table.
         engine: The engine of the relation.
-        checks: Built-in checks that some row failed.
-        expectations: Row-level expectations that did not hold.
-        validator: Knows the expectations.
-        duplicates: The check for duplicate keys as an expectation, when some key is there twice.
-        directory: Where to stage the marked rows; without it they are marked anew at each read.
+        checks: The built-in checks with failing rows.
+        expectations: The failed row-level expectations.
+        validator: The validator of the expectations.
+        duplicates: The check for duplicate keys as an expectation, if the rows have duplicate keys.
+        directory: A directory to stage marked rows; None marks rows again at each read.
     """
     source, duplicate_reason = relation, None
     if duplicates is not None:
-        source = _count_copies(relation, subject.key, engine)
+        source = _add_copy_count(relation, subject.key, engine)
         duplicate_reason = describe(duplicates)
-    mark = MarkReasons(
+    mark = AddReasons(
         relation.schema, tuple(checks), tuple(expectations), validator, duplicate_reason
     )
     marked = engine.map_batches(source, mark, schema=marked_schema(relation.schema))
@@ -122,8 +122,8 @@ def split_rows(
     )
 
 
-def _count_copies(relation: Relation, key: Sequence[str], engine: Engine) -> Relation:
-    """Add the number of rows with the same key; keys with nulls count as unique."""
+def _add_copy_count(relation: Relation, key: Sequence[str], engine: Engine) -> Relation:
+    """Add a column with the number of rows with the same key; keys with nulls are unique."""
     from sqlglot import exp
 
     columns = []

@@ -1,4 +1,4 @@
-"""Table-level expectations, from measures of the engine or else from the loaded columns."""
+"""Table-level expectations, evaluated from measures of the engine or from loaded columns."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from featurestore.plugins.engine import Engine, Relation
 
-# The square of more leaves float64 before long.
+# Squares of larger values, and their sums, may overflow float64.
 _MAX_SQUARABLE = "1e150"
 
 
-def measure(
+def compute_measures(
     relation: Relation, measures: Iterable[Measure], *, engine: Engine
 ) -> dict[Measure, Any]:
-    """Return the value of each measure.
+    """Compute measures with the engine, and return their values.
 
-    Integers are returned as int, and None for a measure of no values.
+    Integral results are of type int. The value is None if a column has no values.
     """
     from sqlglot import exp
 
@@ -39,25 +39,25 @@ def measure(
     values: dict[Measure, Any] = {}
     for each in distinct_measures:
         if each.kind == "repeated":
-            query = _repeated_query(each.columns, relation.schema)
+            query = _repeated_rows_query(each.columns, relation.schema)
             values[each] = int(_query_row(relation, query, engine=engine)["n"])
         else:
             aggregated.append(each)
             expressions += _measure_expressions(each, relation.schema)
     if aggregated:
-        query = exp.select(*expressions).from_(_rows())
+        query = exp.select(*expressions).from_(_rows_table())
         row = _query_row(relation, query, engine=engine)
         for each in aggregated:
-            values[each] = _measured_value(each, row)
+            values[each] = _read_measured_value(each, row)
     return values
 
 
-def distinct_rows(relation: Relation, columns: Sequence[str], *, engine: Engine) -> Relation:
-    """Return the distinct rows of some columns."""
+def select_distinct(relation: Relation, columns: Sequence[str], *, engine: Engine) -> Relation:
+    """Return the distinct combinations of values in some columns."""
     from sqlglot import exp
 
     names = [exp.column(name, quoted=True) for name in columns]
-    query = exp.select(*names).distinct().from_(_rows())
+    query = exp.select(*names).distinct().from_(_rows_table())
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})
 
 
@@ -67,32 +67,34 @@ def _query_row(relation: Relation, query: exp.Select, *, engine: Engine) -> Mapp
     return rows[0]
 
 
-def _rows() -> exp.Table:
+def _rows_table() -> exp.Table:
     from sqlglot import exp
 
     return exp.to_table("rows", quoted=True)
 
 
 def _measure_expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
-    """Return the SQL expressions of a measure, aliased by its name."""
+    """Return the SQL expressions of a measure, with the measure name as alias."""
     from sqlglot import exp
 
     name = _measure_name(measure)
     if measure.kind == "rows":
         return [exp.alias_(exp.Count(this=exp.Star()), name, quoted=True)]
     if measure.kind == "present":
-        present_rows = exp.Case().when(_any_present(measure.columns, schema), exp.Literal.number(1))
+        present_rows = exp.Case().when(
+            _any_value_condition(measure.columns, schema), exp.Literal.number(1)
+        )
         return [exp.alias_(exp.Count(this=present_rows), name, quoted=True)]
     column = measure.columns[0]
     kind = schema.field(column).type
     value = _nan_as_null(column, kind)
     if measure.kind == "std":
-        return _deviation(exp.cast(value, "double"), name)
-    return [exp.alias_(_aggregate(measure.kind, value, kind), name, quoted=True)]
+        return _deviation_expressions(exp.cast(value, "double"), name)
+    return [exp.alias_(_aggregate_expression(measure.kind, value, kind), name, quoted=True)]
 
 
-def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
-    """Return an aggregate of one column."""
+def _aggregate_expression(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
+    """Return the SQL aggregate of one column."""
     from sqlglot import exp
 
     if measure == "distinct":
@@ -107,15 +109,15 @@ def _aggregate(measure: str, value: exp.Expr, kind: pa.DataType) -> exp.Expr:
         return exp.Median(this=exp.cast(value, "double"))
     if pat.is_floating(kind):
         return exp.Sum(this=value)
-    # Sums of 64-bit integers leave 64 bits.
+    # Sums of 64-bit integers may overflow 64 bits.
     scale = decimal_places(kind)
     return exp.Sum(this=exp.cast(value, f"decimal(38, {scale})"))
 
 
-def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
-    """Return the deviation and the number of values whose square overflows.
+def _deviation_expressions(number: exp.Expr, name: str) -> list[exp.Expr]:
+    """Return SQL for the standard deviation, and for the number of values that are too large.
 
-    Engines raise errors for such values and for infinities.
+    Such values, and infinities, are excluded, because engines raise errors if squares overflow.
     """
     from sqlglot import exp
 
@@ -130,7 +132,7 @@ def _deviation(number: exp.Expr, name: str) -> list[exp.Expr]:
 
 
 def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
-    """Return a column with NaN as null."""
+    """Return the SQL expression of a column with NaN replaced by null."""
     from sqlglot import exp
 
     column = exp.column(name, quoted=True)
@@ -139,8 +141,8 @@ def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
     return column
 
 
-def _any_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
-    """Return the condition that one of the columns has a value."""
+def _any_value_condition(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
+    """Return the SQL condition that at least one of the columns has a value."""
     from sqlglot import exp
 
     conditions = []
@@ -150,8 +152,8 @@ def _any_present(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
     return exp.or_(*conditions)
 
 
-def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
-    """Return the query that counts rows whose values are not unique, excluding all-null rows."""
+def _repeated_rows_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
+    """Return the query that counts rows with repeated values; all-null rows are excluded."""
     from sqlglot import exp
 
     values, keys, conditions = [], [], []
@@ -160,7 +162,7 @@ def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
         values.append(exp.alias_(value, key, quoted=True))
         keys.append(exp.column(key, quoted=True))
         conditions.append(exp.column(key, quoted=True).is_(exp.null()).not_())
-    inner = exp.select(*values).from_(_rows()).subquery("present")
+    inner = exp.select(*values).from_(_rows_table()).subquery("present")
     is_repeated = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
     copies = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
     grouped = copies.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
@@ -170,7 +172,7 @@ def _repeated_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
     return exp.select(exp.alias_(total, "n", quoted=True)).from_(grouped.subquery("grouped"))
 
 
-def _measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
+def _read_measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
     name = _measure_name(measure)
     if row.get(f"{name} huge"):
         return None
@@ -194,15 +196,15 @@ def check_table(
     engine: Engine,
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator,
-    most_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> list[ExpectationResult]:
-    """Return the results of expectations on all rows of a table.
+    """Evaluate table-level expectations and return their results.
 
-    The engine computes measures (a mean, a number of values) if these are sufficient. For other
-    expectations their columns are loaded, as distinct rows if copies do not matter.
+    The engine computes measures, for example a mean, if they are sufficient. For other expectations
+    the columns are loaded, only as distinct rows if duplicates are irrelevant.
 
     Raises:
-        InvalidExpectation: The columns take more than ``most_bytes``.
+        InvalidExpectation: The size of the columns exceeds ``max_bytes``.
     """
     results = _evaluate_measures(
         relation, engine=engine, expectations=expectations, validator=validator
@@ -213,15 +215,15 @@ def check_table(
             columns = tuple(sorted(validator.columns(expectation)))
             needs = columns, validator.needs_copies(expectation)
             groups.setdefault(needs, []).append(index)
-    for (columns, copies), members in groups.items():
+    for (columns, needs_copies), members in groups.items():
         selected = [expectations[index] for index in members]
         if columns:
-            source = relation if copies else distinct_rows(relation, columns, engine=engine)
-            table = _load(
-                source, columns, engine=engine, most_bytes=most_bytes, expectations=selected
+            source = relation if needs_copies else select_distinct(relation, columns, engine=engine)
+            table = _load_columns(
+                source, columns, engine=engine, max_bytes=max_bytes, expectations=selected
             )
         else:
-            # A table without rows, for expectations about column names.
+            # Expectations about column names require only an empty table.
             table = pa.table({name: pa.nulls(0) for name in subject.schema.names})
         for index, outcome in zip(members, validator.check(table, selected), strict=True):
             results[index] = outcome.result
@@ -235,7 +237,7 @@ def _evaluate_measures(
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator,
 ) -> dict[int, ExpectationResult]:
-    """Return the results, by index, of the expectations that measures determine."""
+    """Evaluate expectations that require only measures, and return the results by index."""
     measurable: list[int] = []
     measured: list[Measure] = []
     for index, expectation in enumerate(expectations):
@@ -245,19 +247,19 @@ def _evaluate_measures(
             measured += measures
     if not measurable:
         return {}
-    values = measure(relation, measured, engine=engine)
+    values = compute_measures(relation, measured, engine=engine)
     results = {}
     for index in measurable:
         results[index] = validator.evaluate(expectations[index], relation.schema, measured=values)
     return results
 
 
-def _load(
+def _load_columns(
     relation: Relation,
     columns: tuple[str, ...],
     *,
     engine: Engine,
-    most_bytes: int,
+    max_bytes: int,
     expectations: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
     selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
@@ -265,10 +267,10 @@ def _load(
     for batch in engine.stream(selected):
         batches.append(batch)
         size += batch.nbytes
-        if size > most_bytes:
+        if size > max_bytes:
             raise InvalidExpectation(
                 f"{describe(expectations[0])} needs all values of {', '.join(columns)} at once, "
-                f"and these take more than {most_bytes >> 20} MiB.",
+                f"and these take more than {max_bytes >> 20} MiB.",
                 hint="expectations about single rows are checked in chunks, and mean, sum, "
                 "deviation, median, minimum, "
                 "maximum, uniqueness and numbers of values are left to the engine",

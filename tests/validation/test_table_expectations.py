@@ -218,7 +218,7 @@ def test_check_table_large_columns_are_aggregated_by_engine(
         engine=engine,
         expectations=validator.normalize(MEASURED),
         validator=validator,
-        most_bytes=1_000,
+        max_bytes=1_000,
     )
     assert all(each.success for each in found)
     assert engine.rows < 20, "rows were loaded"
@@ -242,7 +242,7 @@ def test_check_table_unsupported_aggregate_over_bound_raises(
             engine=engine,
             expectations=rules,
             validator=validator,
-            most_bytes=1_000,
+            max_bytes=1_000,
         )
     assert "left to the engine" in str(caught.value.hint)
     assert check_table(relation, subject, engine=engine, expectations=rules, validator=validator)[

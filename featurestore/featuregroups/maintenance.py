@@ -24,7 +24,12 @@ from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import parse_duration, shift_time, utc_now
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.pins import RECLAIM, pinned_by, pinned_by_exports, pinned_versions
+from featurestore.recovery.pins import (
+    RECLAIM,
+    find_pinning_datasets,
+    pinned_versions,
+    versions_pinned_by_exports,
+)
 from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
@@ -175,7 +180,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
         check_unused_by_views(session, name, version, force=force)
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
-                groups.forget(connection, name, version)
+                groups.unregister(connection, name, version)
             record_deletion(session.featuregroup_path(name, version))
             with warn_after_publication(
                 f"The deletion of feature group {name!r} version {version}"
@@ -186,12 +191,12 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
 
 
 def _check_unpinned(session: Session, name: str, version: int) -> None:
-    if pinned_by_exports(session, name, version):
+    if versions_pinned_by_exports(session, name, version):
         raise PinnedByTrainingDataset(
             f"A training dataset is being made from feature group {name!r} version {version}.",
             hint="wait for it, or force=True: then it fails",
         )
-    users = pinned_by(session, name, version)
+    users = find_pinning_datasets(session, name, version)
     if users:
         dataset_names = [f"{each.dataset} version {each.dataset_version}" for each in users]
         raise PinnedByTrainingDataset(

@@ -1,11 +1,12 @@
-"""Claims of versions in an object store that several registries share.
+"""Version claims in an object store that is shared by several registries.
 
-Processes that share a registry exclude one another through it. Several registries may use one
-location in an object store, for example one SQLite file on each machine. There a version belongs to
-the registry that writes its claim object first, and only this registry removes incomplete versions.
+Processes with the same registry use the registry for mutual exclusion. Several registries may use the
+same location in an object store, for example one SQLite file on each machine. Then a version belongs
+to the registry that first writes its claim object, and only this registry removes the version if it
+is incomplete.
 
-The version of a training dataset is claimed by one export. The claim remains when the export is
-considered dead, so that no other export writes among shards that a late request may still change.
+A training dataset version is claimed by one export. The claim is retained if the export is considered
+dead, so that no other export writes to a directory where a delayed request may still change files.
 """
 
 from __future__ import annotations
@@ -23,93 +24,95 @@ from featurestore.storage import files, locks, storage_for
 _SUFFIX = ".claim"
 _OUTCOME = ".end"
 _PUBLISHED, _REVOKED = "published", "given up"
-# Longer than any request can be pending.
+# An upper bound for the duration of a storage request.
 _MAX_REQUEST_TIME = timedelta(days=1)
 
 
 def claim(connection: Connection, path: str) -> bool:
-    """Claim the directory of a version for a registry; False if another registry has it.
+    """Claim a version directory for a registry; return False if another registry has claimed it.
 
-    On a disk the registry is part of the location, so that no claim is needed.
+    Local file systems need no claims, because the registry is stored in the location.
     """
     if not storage_for(path).needs_claims:
         return True
-    identity = _identity(connection).encode()
+    identity = _registry_id(connection).encode()
     return files.write_new(path + _SUFFIX, identity) or files.read_bytes(path + _SUFFIX) == identity
 
 
 def claim_once(connection: Connection, path: str, run: str) -> bool:
-    """Claim the directory of a version for one export; False if it was claimed before."""
+    """Claim a version directory for one export; return False if it is already claimed."""
     if not storage_for(path).needs_claims:
         return True
-    return files.write_new(path + _SUFFIX, f"{_identity(connection)} {run}".encode())
+    return files.write_new(path + _SUFFIX, f"{_registry_id(connection)} {run}".encode())
 
 
-def can_clean(connection: Connection, location: str, path: str) -> bool:
+def can_remove_incomplete(connection: Connection, location: str, path: str) -> bool:
     """Return True if a registry may remove an incomplete version.
 
-    It may do so for its own claims, since it knows which of its processes are alive. Versions of
-    other registries are considered dead if neither the lease nor the files were written recently.
+    A registry may remove versions that it has claimed, since it knows which of its processes are
+    alive. Versions of other registries may be removed if neither the lease nor the files were
+    written recently.
     """
     if not storage_for(path).needs_claims:
         return True
     if not files.exists(path + _SUFFIX):
-        return liveness.is_expired(location, os.path.basename(path), path)
+        return liveness.is_lease_expired(location, os.path.basename(path), path)
     owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
-    if owner == _identity(connection):
+    if owner == _registry_id(connection):
         return True
-    return liveness.is_expired(location, run or "-", path, path + _SUFFIX)
+    return liveness.is_lease_expired(location, run or "-", path, path + _SUFFIX)
 
 
-def try_publish(path: str) -> bool:
-    """Begin the publication of a claimed version; False if the export was revoked.
+def begin_publication(path: str) -> bool:
+    """Mark a claimed version as being published; return False if the export was revoked.
 
-    A dead export is revoked before its files are removed, so that it cannot publish later.
+    An export that is considered dead is revoked before its files are removed, so that it cannot
+    publish them later.
     """
     return not storage_for(path).needs_claims or files.write_new(
-        path + _OUTCOME, _outcome_content(_PUBLISHED)
+        path + _OUTCOME, _make_outcome_content(_PUBLISHED)
     )
 
 
-def revoke(path: str, *, certain: bool) -> bool:
-    """Revoke the export of a version; False if its publication has begun.
+def revoke(path: str, *, is_certainly_dead: bool) -> bool:
+    """Revoke the export of a version; return False if its publication has begun.
 
-    In this case the manifest may still appear, so nothing may be removed, unless the process is dead
-    for ``certain``, or a day has passed.
+    After False no files may be removed, because the manifest may still appear. This is impossible
+    if the process is certainly dead or a day has passed, so the function returns True.
     """
     if not storage_for(path).needs_claims or files.write_new(
-        path + _OUTCOME, _outcome_content(_REVOKED)
+        path + _OUTCOME, _make_outcome_content(_REVOKED)
     ):
         return True
     if files.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
         return True
-    if certain:
+    if is_certainly_dead:
         return True
     published_at = files.last_write_time(path + _OUTCOME)
     return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
 
 
-def directory_of_claim(entry: str) -> str:
-    """Return the directory name of a claim object; other names are unchanged.
+def version_entry_name(entry: str) -> str:
+    """Return the directory name for a claim object name; other names are returned unchanged.
 
-    >>> directory_of_claim("v3.claim"), directory_of_claim("v3")
+    >>> version_entry_name("v3.claim"), version_entry_name("v3")
     ('v3', 'v3')
     """
     return entry.removesuffix(_SUFFIX)
 
 
 def release(path: str, *, below: str) -> None:
-    """Release the claim on a deleted version."""
+    """Release the claim of a deleted version."""
     if storage_for(path).needs_claims:
         files.remove(path + _OUTCOME, below=below)
         files.remove(path + _SUFFIX, below=below)
 
 
-def _outcome_content(word: str) -> bytes:
+def _make_outcome_content(word: str) -> bytes:
     return f"{word} {uuid.uuid4().hex}".encode()
 
 
-def _identity(connection: Connection) -> str:
+def _registry_id(connection: Connection) -> str:
     """Return a hash that identifies a registry without revealing its address."""
     url = connection.engine.url
     address = f"{url.host}:{url.port}/{url.database}"

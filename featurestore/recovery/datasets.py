@@ -1,4 +1,4 @@
-"""Recovery of training datasets: register, forget, remove and claim versions."""
+"""Recovery of training datasets: registration, removal and claims of versions."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _log = logging.getLogger("featurestore.recovery")
 
 
 def read(directory: str, name: str, version: int) -> Manifest:
-    """Return the manifest of the directory of a version.
+    """Read the manifest in a version directory.
 
     Raises:
-        DatasetDamaged: The manifest is damaged, or of another dataset.
+        DatasetDamaged: The manifest is damaged or belongs to another dataset.
         TrainingDatasetNotFound: The directory has no manifest.
     """
     manifest = read_manifest(directory)
@@ -44,12 +44,12 @@ def read(directory: str, name: str, version: int) -> Manifest:
 
 
 def register(connection: Connection, manifest: Manifest) -> None:
-    """Register a finished dataset unless it is registered."""
+    """Register a finished dataset unless it is already registered."""
     training_datasets.register(connection, manifest)
 
 
 def register_from_files(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register the finished dataset of a directory, with its annotations."""
+    """Register the finished dataset in a directory, including its annotations."""
     manifest = read(directory, name, version)
     register(connection, manifest)
     apply_annotations(connection, name, version, read_annotations(directory, manifest))
@@ -58,20 +58,20 @@ def register_from_files(connection: Connection, directory: str, name: str, versi
 def apply_annotations(
     connection: Connection, name: str, version: int, annotations: Annotations
 ) -> None:
-    """Update the description and tags of a registered dataset from its annotations file."""
+    """Update description and tags of a registered dataset from its annotations."""
     training_datasets.describe(connection, name, version, annotations.description)
     artifacts.replace_tags(connection, training_datasets.KIND, name, version, annotations.tags)
 
 
-def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove a version of a dataset from the registry."""
+def unregister(connection: Connection, name: str, version: int) -> None:
+    """Remove a dataset version from the registry."""
     training_datasets.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, the manifest first.
+    """Remove the files of a version, starting with the manifest.
 
-    Without the manifest the directory is not a dataset, even after a crash.
+    After a crash, a directory without a manifest is not mistaken for a dataset.
     """
     directory = paths.training_dataset(name, version)
     files.remove(manifest_path(directory), below=paths.location)
@@ -79,16 +79,14 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def release(paths: StorePaths, name: str, version: int) -> None:
-    """Release the claim on a deleted version."""
+    """Release the claim of a deleted version."""
     claims.release(paths.training_dataset(name, version), below=paths.location)
 
 
 def claim(
     connection: Connection, location: str, name: str, version: int | None, *, run: str
 ) -> int:
-    """Claim a version for an export of this process, and return the version.
-
-    ``version`` None claims the next one.
+    """Claim a version for an export, by default the next free version, and return it.
 
     Raises:
         TrainingDatasetExists: The version exists, or another export is writing it.
@@ -99,14 +97,14 @@ def claim(
     lock(connection, f"trainingdataset/{name}")
     in_flight = versions_in_flight(connection, location, EXPORT, name)
     in_flight += versions_in_flight(connection, location, REMOVE, name)
-    remove_abandoned(connection, location, name)
+    remove_abandoned_exports(connection, location, name)
     used_versions = {*in_flight, *training_datasets.versions(connection, name)}
     used_versions.update(versions_on_disk(paths, name))
     candidate = max(used_versions, default=0) + 1 if version is None else version
     while candidate not in used_versions:
         if claims.claim_once(connection, paths.training_dataset(name, candidate), run):
             return candidate
-        # An export of another registry claimed it in the meantime.
+        # Another registry has claimed this version in the meantime.
         used_versions.add(candidate)
         if version is None:
             candidate += 1
@@ -119,7 +117,7 @@ def claim(
 def make_directory(location: str, name: str, version: int) -> None:
     """Create the directory of a claimed version.
 
-    The intent is already recorded, so that recovery can find the directory after a crash.
+    The intent must be recorded before, so that recovery finds the directory after a crash.
     """
     paths = StorePaths(location)
     publication.make_directory(paths.training_dataset_versions(name))
@@ -127,17 +125,17 @@ def make_directory(location: str, name: str, version: int) -> None:
 
 
 def versions_on_disk(paths: StorePaths, name: str) -> list[int]:
-    """Return the versions of a dataset that have a directory or a claim, ascending."""
+    """Return the dataset versions with a directory or a claim object, in ascending order."""
     entries = files.list_directory(paths.training_dataset_versions(name))
-    versions = {parse_version_directory(claims.directory_of_claim(entry)) for entry in entries}
+    versions = {parse_version_directory(claims.version_entry_name(entry)) for entry in entries}
     return sorted(version for version in versions if version is not None)
 
 
-def remove_abandoned(connection: Connection, location: str, name: str) -> list[str]:
-    """Remove directories without a manifest that no live export writes; return them.
+def remove_abandoned_exports(connection: Connection, location: str, name: str) -> list[str]:
+    """Remove directories of exports that ended without a manifest, and return their paths.
 
-    Below a URI these are the directories of this registry, which knows its live exports, and those
-    with an expired lease. A failed removal is logged, and the version remains in use.
+    In an object store, only directories claimed by this registry or with an expired lease are
+    removed. If a removal fails, a warning is logged and the version number remains in use.
     """
     paths = StorePaths(location)
     removed = []
@@ -147,9 +145,9 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
             continue
         if version in versions_in_flight(connection, location, EXPORT, name):
             continue
-        if not claims.can_clean(connection, location, directory):
+        if not claims.can_remove_incomplete(connection, location, directory):
             continue
-        if not claims.revoke(directory, certain=False):
+        if not claims.revoke(directory, is_certainly_dead=False):
             continue
         try:
             existed = files.remove(directory, below=location)
@@ -163,12 +161,12 @@ def remove_abandoned(connection: Connection, location: str, name: str) -> list[s
 
 __all__ = [
     "claim",
-    "forget",
+    "unregister",
     "is_finished",
     "make_directory",
     "read",
     "register",
-    "remove_abandoned",
+    "remove_abandoned_exports",
     "remove_files",
     "versions_on_disk",
 ]

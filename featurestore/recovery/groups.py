@@ -1,4 +1,4 @@
-"""Recovery of feature groups: register, forget, remove and claim versions."""
+"""Recovery of feature groups: registration, removal and claims of versions."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from featurestore.storage import files
 
 
 def is_group(path: str) -> bool:
-    """Return True for the directory of a feature group: a Delta table with a commit of data."""
+    """Return True if a directory contains a Delta table with at least one data commit."""
     return is_delta_table(path) and latest_version(path) >= 1
 
 
 def register(connection: Connection, path: str, name: str, version: int) -> FeatureGroupSpec:
-    """Register a table as the version of a group, or update its registration.
+    """Register a table as a group version, or update the existing registration.
 
     Raises:
-        TableDamaged: The table is damaged, or belongs to another group.
+        TableDamaged: The table is damaged or belongs to another group.
     """
     table = read_snapshot(path)
     spec, meta = commits.spec_of(table), commits.meta_of(table)
@@ -44,7 +44,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
         )
     registered_group = featuregroups.find(connection, name, version)
     if registered_group is not None and registered_group.table_id != table.table_id:
-        forget(connection, name, version)
+        unregister(connection, name, version)
         registered_group = None
     history = commits.history(path)[::-1]
     if registered_group is None:
@@ -75,13 +75,13 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
 
 
 def describe(connection: Connection, name: str, version: int, meta: commits.Meta) -> None:
-    """Register the description, feature descriptions and tags of a table."""
+    """Register the description, feature descriptions and tags of a group."""
     featuregroups.describe(connection, name, version, meta.description, descriptions=meta.features)
     artifacts.replace_tags(connection, featuregroups.KIND, name, version, meta.tags)
 
 
 def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) -> None:
-    """Register the inputs of a commit."""
+    """Register the inputs of a commit as lineage."""
     if commit.inputs:
         lineage.add(
             connection,
@@ -98,15 +98,15 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
         lineage.replace_windows(connection, featuregroups.KIND, spec.name, spec.version, windows)
 
 
-def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove a version of a group from the registry."""
+def unregister(connection: Connection, name: str, version: int) -> None:
+    """Remove a group version from the registry."""
     featuregroups.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version of a group with its quarantine and statistics, the log first.
+    """Remove the files of a group version, its quarantine and statistics, starting with the log.
 
-    Without its log the directory is not a table, even after a crash.
+    After a crash, a directory without a log is not mistaken for a table.
     """
     path = paths.featuregroup(name, version)
     files.remove(os.path.join(path, LOG_FOLDER), below=paths.location)
@@ -116,9 +116,9 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def claim(connection: Connection, location: str, name: str, version: int) -> int:
-    """Claim a version for creation by this process and return it.
+    """Claim a version for creation by this process, and return it.
 
-    The remains of a dead creator are removed.
+    Files left by a creation that crashed are removed.
 
     Raises:
         FeatureGroupExists: The version exists, or another process is creating it.
@@ -150,5 +150,5 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
 
 
 def lock(connection: Connection, name: str, version: int) -> None:
-    """Lock a version until this transaction ends."""
+    """Lock a group version until the transaction ends."""
     rows.lock(connection, f"featuregroup/{name}/{version}")

@@ -1,4 +1,4 @@
-"""Writes in flight: each records an intent before it begins, which is always resolved."""
+"""Writes in flight: each write records an intent, which is resolved even after a crash."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from featurestore.recovery.recover import resolve
 from featurestore.registry import Registry, intents
 from featurestore.storage import files, storage_for
 
-# Kinds that are reported to observers; the other intents are parts of these, or change no rows.
+# Intents reported to observers. The other intents are steps of these or do not change rows.
 _WORK_KINDS: Mapping[str, WorkKind] = {
     "create": "create",
     "write": "write",
@@ -28,12 +28,12 @@ _WORK_KINDS: Mapping[str, WorkKind] = {
     "export": "export",
     "remove": "remove",
 }
-# Intents of ended writes of this process that are not resolved, by registry.
+# (registry URL, intent id) of writes that ended in this process and are not resolved yet.
 _pending_intents: set[tuple[str, str]] = set()
 
 
 class Writer(Store, Protocol):
-    """The session of a write; its engine determines where staged rows are read."""
+    """A session that writes; its engine determines where staged rows are stored."""
 
     @property
     def engine(self) -> Engine:
@@ -42,12 +42,12 @@ class Writer(Store, Protocol):
 
 @dataclass
 class InFlight:
-    """A write between its intent and its registration.
+    """A write that has an intent and is not registered yet.
 
-    ``run_id`` is the id of the run in commits and manifests, ``stage`` the staging directory,
-    ``version`` the claimed version. ``committed_version`` is the published version, once it is
-    known; ``registered`` is True once the registry has the result, ``publishing`` once a crash would
-    leave unknown whether a version was published.
+    ``run_id`` is the run id in commits and manifests, ``stage`` the staging directory, and
+    ``version`` the claimed version. ``publishing`` becomes True when publication begins, after which
+    a crash leaves the outcome unknown. ``committed_version`` is the published version, None until
+    it is known. ``registered`` becomes True when the registry contains the result.
     """
 
     run_id: str
@@ -64,15 +64,15 @@ class InFlight:
 
     @property
     def staging(self) -> str:
-        """The staging directory in the store; it is removed at the end."""
+        """The staging directory in the store, which is removed at the end of the write."""
         self.is_staged = True
         return self.stage
 
     @property
     def rows(self) -> str:
-        """The directory of staged rows.
+        """The directory for staged rows.
 
-        Below a URI it is a local directory, unless other machines read the rows.
+        For object stores it is a local directory, unless other machines read the rows.
         """
         if self._rows is None:
             if self.stages_locally() and not storage_for(self.stage).is_local:
@@ -82,15 +82,15 @@ class InFlight:
         return self._rows
 
     def remove_rows(self) -> None:
-        """Remove the rows staged on this machine."""
+        """Remove the rows that were staged in a local directory."""
         if self._rows is not None and self._rows != self.stage:
             files.remove_temporary(self._rows)
 
     def check_intent(self) -> None:
-        """Check before publication that no other process has resolved the intent.
+        """Check before publication that the intent was not resolved by another process.
 
         Raises:
-            WriteConflict: Another process considered this one dead; nothing was published.
+            WriteConflict: Another process considered this process dead; nothing was published.
         """
         with self.registry.reading() as connection:
             has_intent = intents.find(connection, self.intent) is not None
@@ -104,7 +104,7 @@ class InFlight:
 
 
 def new_run_id() -> str:
-    """Return an id for a run."""
+    """Return a new random run id."""
     return uuid.uuid4().hex
 
 
@@ -112,33 +112,35 @@ def new_run_id() -> str:
 def in_flight(
     store: Writer, *, kind: str, name: str, version: int | None, run_id: str | None = None
 ) -> Iterator[InFlight]:
-    """Record the intent of a write while the block runs.
+    """Record the intent of a write for the duration of a ``with`` block.
 
-    Afterwards remove the stage, and resolve the intent if the write was not registered. An intent
-    that cannot be resolved (the registry is locked, the disk is full) remains, and is resolved
-    before the next write of this process, or at a connect after its end.
+    At the end, the staged files are removed, and the intent is resolved if the write was not
+    registered. If this fails (locked registry, full disk), the intent is resolved before the next
+    write of this process, or at the next connect after the process has ended.
 
     Args:
         store: The session.
         kind: A kind of ``registry.intents.Intent``.
         name: The name of the group or dataset.
-        version: The version; None for the next one of a training dataset or feature view.
-        run_id: The id of a run that writes more than once; None: the id of the intent.
+        version: The version; None for the next version of a training dataset, view or model.
+        run_id: The id of a run with several writes; None for the id of the intent.
 
     Raises:
         FeatureGroupExists: The version to create exists, or another process is creating it.
         FeatureViewExists: The version to define exists, or another process is writing it.
         TrainingDatasetExists: The version to export exists, or another process is exporting it.
     """
-    # A job's run may write more than once with the same run id, so the intent has its own id.
+    # A job run may write several times with the same run id, so the intent has a separate id.
     intent_id = new_run_id()
     write: InFlight | None = None
     try:
         with (
             liveness.heartbeat(store.registry, store.location) as owner,
-            liveness.renewed_lease(store.location, intent_id),
+            liveness.hold_write_lease(store.location, intent_id),
         ):
-            claimed_version = _begin(store, intent_id, owner, kind=kind, name=name, version=version)
+            claimed_version = _record_intent(
+                store, intent_id, owner, kind=kind, name=name, version=version
+            )
             staging = StorePaths(store.location).stage(intent_id)
             write = InFlight(
                 run_id or intent_id,
@@ -154,13 +156,13 @@ def in_flight(
                 with _notify_observers(store, write, kind, name):
                     yield write
             except BaseException:
-                is_resolved = _finish(store, write, unregistered=True)
+                is_resolved = _end_intent(store, write, needs_resolution=True)
                 if kind == datasets.EXPORT and is_resolved and not write.publishing:
                     with suppress(StorageError):  # the version is not used again then
                         datasets.release(StorePaths(store.location), name, claimed_version)
                 raise
-            # If the registration of a commit has just failed, it is not retried here.
-            _finish(store, write, unregistered=write.committed_version is None)
+            # A failed registration of a committed write is not retried immediately.
+            _end_intent(store, write, needs_resolution=write.committed_version is None)
     except BaseException as error:
         if write is not None and write.committed_version is not None:
             error.add_note(
@@ -172,7 +174,7 @@ def in_flight(
 
 @contextmanager
 def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> Iterator[None]:
-    """Notify observers of a write, by the id of its intent."""
+    """Notify observers of the start and end of a write."""
     if kind not in _WORK_KINDS:
         yield
         return
@@ -184,7 +186,7 @@ def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> It
             work.committed_version = write.committed_version
 
 
-def _begin(
+def _record_intent(
     store: Store, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
 ) -> int:
     _resolve_pending(store)
@@ -208,10 +210,10 @@ def _begin(
     return claimed_version
 
 
-def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
-    """End an intent, and return True if it has ended.
+def _end_intent(store: Store, write: InFlight, *, needs_resolution: bool) -> bool:
+    """End or resolve the intent of a write, and return True on success.
 
-    Errors are suppressed, since the write already has its result or its error.
+    Errors are suppressed, since the write already has a result or an error.
     """
     key = store.registry.url, write.intent
     _pending_intents.add(key)
@@ -222,8 +224,8 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
         if write.registered:
             with store.registry.transaction() as connection:
                 intents.end(connection, write.intent)
-        elif unregistered:
-            _resolve(store, write.intent)
+        elif needs_resolution:
+            _resolve_intent(store, write.intent)
         else:
             return False
     except (FeatureStoreError, OSError, SQLAlchemyError):
@@ -233,16 +235,16 @@ def _finish(store: Store, write: InFlight, *, unregistered: bool) -> bool:
 
 
 def _resolve_pending(store: Store) -> None:
-    """Resolve the pending intents of ended writes of this process."""
+    """Resolve the pending intents of this process."""
     for url, intent_id in list(_pending_intents):
         if url != store.registry.url:
             continue
         with suppress(FeatureStoreError, OSError):
-            _resolve(store, intent_id)
+            _resolve_intent(store, intent_id)
             _pending_intents.discard((url, intent_id))
 
 
-def _resolve(store: Store, intent_id: str) -> None:
+def _resolve_intent(store: Store, intent_id: str) -> None:
     with store.registry.transaction() as connection:
         intent = intents.find(connection, intent_id)
         if intent is not None:  # else another process has resolved it

@@ -1,14 +1,14 @@
-"""Liveness of processes: owners with heartbeats, and leases of jobs and of long writes.
+"""Process liveness: owners with heartbeats, job leases, and leases of writes to object stores.
 
-An owner is a process that writes to a store. It is named ``<host>.<pid>.<machine>.<random>`` and locks
-the file of that name in ``<location>/_owners`` (for a URI in a local folder) as long as its process
-lives. Between processes of one machine (one kernel and one file system, including containers) the
-lock decides. Between machines the heartbeat decides: an owner without a heartbeat for
-``HEARTBEAT_TIMEOUT`` is considered dead. Heartbeats are recorded and judged by the clock of the
-registry, never by that of another host.
+An owner is a process that writes to a store. Its name is ``<host>.<pid>.<machine>.<random>``. While
+the process lives, it holds a lock on the file of this name in ``<location>/_owners`` (in a local
+folder for object stores). On the same machine (one kernel and file system, including containers), an
+owner is alive if the lock is held. An owner on another machine is considered dead after
+``HEARTBEAT_TIMEOUT`` without a heartbeat. Heartbeat times are taken from the clock of the registry,
+so clock differences between hosts have no effect.
 
-The lease of a job belongs to an owner, in the registry. The lease of a long write below a URI is an
-object that is renewed.
+Job leases are stored in the registry and belong to an owner. The lease of a write to an object store
+is an object that is rewritten regularly.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from featurestore.registry import Registry, intents, jobs
 from featurestore.storage import files, locks, storage_for
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
-# An owner may miss three heartbeats before it is considered dead.
+# Three heartbeats may be missed before an owner is considered dead.
 HEARTBEAT_SECONDS = HEARTBEAT_TIMEOUT.total_seconds() / 4
 RENEWAL_SECONDS = 15.0
-# Forty renewals, and longer than the retries of a request.
+# The time of forty renewals, and longer than all retries of a storage request.
 LEASE_TIMEOUT = timedelta(minutes=10)
 _JOIN_SECONDS = 5.0
 _LEASES = "_leases"
@@ -45,7 +45,7 @@ _log = logging.getLogger("featurestore.recovery")
 
 
 class Store(Protocol):
-    """The location and registry of a store, as recovery needs them."""
+    """The attributes of a store that recovery needs."""
 
     @property
     def location(self) -> str:
@@ -58,7 +58,7 @@ class Store(Protocol):
 
 @dataclass
 class _Owner:
-    """This process as the owner of writes in one store."""
+    """The owner state of this process for one store."""
 
     name: str
     location: str
@@ -72,28 +72,28 @@ _process_owners: dict[str, _Owner] = {}
 _owners_lock = threading.Lock()
 
 
-def _forget_parent() -> None:
-    """Reset the state after ``fork``: a child does not own the locks of its parent."""
+def _reset_after_fork() -> None:
+    """Reset the state in a forked child, which does not own the locks of its parent."""
     global _owners_lock
     _owners_lock = threading.Lock()
     _process_owners.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def this_process(location: str) -> str:
-    """Return the owner name of this process in a store; the first call creates its lock file.
+def owner_of_this_process(location: str) -> str:
+    """Return the owner name of this process; the first call for a store creates the lock file.
 
     Raises:
-        StorageError: The location cannot be written.
+        StorageError: The location is not writable.
     """
     with _owners_lock:
         return _current_owner(location).name
 
 
 def is_alive(connection: Connection, location: str, owner: str) -> bool:
-    """Return True if an owner may be alive."""
+    """Return True if an owner is alive, or may be alive on another machine."""
     match = _NAME.fullmatch(owner)
     if match is None:
         return False  # not a valid owner name
@@ -110,17 +110,17 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
 
 
 def is_on_this_machine(location: str, owner: str) -> bool:
-    """Return True for an owner of this machine, for which ``is_alive`` is exact."""
+    """Return True if an owner is on this machine, in which case ``is_alive`` is exact."""
     match = _NAME.fullmatch(owner)
     return match is not None and match[1] == _machine_id(location)
 
 
 @contextmanager
 def heartbeat(registry: Registry, location: str) -> Iterator[str]:
-    """Send heartbeats while the block runs, and yield the owner's name.
+    """Send heartbeats during a ``with`` block, and yield the owner name.
 
     Raises:
-        LocationNotWritable: The store is open for reading only.
+        LocationNotWritable: The store is read-only.
     """
     registry.check_writable()
     with _owners_lock:
@@ -144,14 +144,14 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
 
 
 def remove_dead_owners(connection: Connection, location: str) -> None:
-    """Remove the lock files and the heartbeats of dead owners.
+    """Remove the lock files and heartbeats of dead owners.
 
     Their intents must be resolved first.
     """
     machine_id = _machine_id(location)
     for name in files.list_directory(_lock_folder(location)):
         match = _NAME.fullmatch(name)
-        # A lock is only visible on the machine of its owner.
+        # Locks are visible only on the owner's machine.
         if (
             match is not None
             and match[1] == machine_id
@@ -167,13 +167,13 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
 
 
 def versions_in_flight(connection: Connection, location: str, kind: str, name: str) -> list[int]:
-    """Return the versions of a name with a write of a kind in flight by a live process."""
+    """Return the versions of a name for which a live process has an intent of this kind."""
     pending = intents.find_by_name(connection, kind, name)
-    return [each.version for each in pending if is_alive(connection, location, each.owner)]
+    return [intent.version for intent in pending if is_alive(connection, location, intent.owner)]
 
 
 def other_processes(location: str) -> list[str]:
-    """Return the other live processes of this machine that have written to the store."""
+    """Return the owner names of other live processes on this machine."""
     machine_id = _machine_id(location)
     names = []
     for name in files.list_directory(_lock_folder(location)):
@@ -186,12 +186,18 @@ def other_processes(location: str) -> list[str]:
 
 
 def _is_this_process(name: str) -> bool:
-    return any(each.name == name and each.pid == os.getpid() for each in _process_owners.values())
+    return any(
+        owner.name == name and owner.pid == os.getpid() for owner in _process_owners.values()
+    )
 
 
 def _current_owner(location: str) -> _Owner:
     current = _process_owners.get(location)
-    if current is not None and current.pid == os.getpid() and files.exists(_file_of(current)):
+    if (
+        current is not None
+        and current.pid == os.getpid()
+        and files.exists(_owner_lock_file(current))
+    ):
         return current
     host = re.sub(r"[^A-Za-z0-9-]", "-", locks.host_name())[:40] or "host"
     name = f"{host}.{os.getpid()}.{_machine_id(location)}.{secrets.token_hex(4)}"
@@ -203,11 +209,11 @@ def _current_owner(location: str) -> _Owner:
 
 
 def _remove_lock_file(owner: _Owner) -> None:
-    """Remove the lock file of this process, but not in a forked child."""
+    """Remove the lock file at exit; a forked child does nothing."""
     if owner.pid != os.getpid():
         return
     try:
-        files.remove(_file_of(owner), below=_lock_folder(owner.location))
+        files.remove(_owner_lock_file(owner), below=_lock_folder(owner.location))
     except StorageError as error:
         _log.debug("the lock file of %s was not removed: %s", owner.name, error)
 
@@ -221,7 +227,7 @@ def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> No
             _log.warning("the heartbeat of %s failed and will be retried", name, exc_info=True)
 
 
-def _file_of(owner: _Owner) -> str:
+def _owner_lock_file(owner: _Owner) -> str:
     return _lock_file(owner.location, owner.name)
 
 
@@ -234,7 +240,7 @@ def _machine_id(location: str) -> str:
 
 
 def _lock_folder(location: str) -> str:
-    """Return the folder of the lock files: in the store, or a local one for a URI."""
+    """Return the folder of lock files: in the store, or a local folder for object stores."""
     if not storage_for(location).is_local:
         return locks.lock_folder(location)
     return StorePaths(location).owners
@@ -242,11 +248,11 @@ def _lock_folder(location: str) -> str:
 
 @contextmanager
 def hold_job_lease(store: Store, job: str) -> Iterator[str]:
-    """Hold the lease of a job while the block runs, and yield the holder's name.
+    """Hold a job lease during a ``with`` block, and yield the name of the holder.
 
     Raises:
         JobNotFound: The job does not exist.
-        JobLeased: Another process, or another thread of this one, runs the job.
+        JobLeased: Another process or another thread is running the job.
     """
     registry, location = store.registry, store.location
     with heartbeat(registry, location) as owner:
@@ -254,7 +260,7 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
         with registry.transaction() as connection:
             jobs.get(connection, job)
             intents.record_heartbeat(connection, owner)
-            current_holder = acquire(connection, location, job, holder)
+            current_holder = acquire_job_lease(connection, location, job, holder)
         if current_holder is not None:
             raise JobLeased(
                 f"Job {job!r} is currently run by {current_holder}.",
@@ -267,10 +273,10 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
                 jobs.drop_lease(connection, job, holder)
 
 
-def acquire(connection: Connection, location: str, job: str, holder: str) -> str | None:
-    """Acquire the lease of a job; return None on success, else the current holder.
+def acquire_job_lease(connection: Connection, location: str, job: str, holder: str) -> str | None:
+    """Acquire a job lease; return None on success, otherwise the current holder.
 
-    The lease of a dead owner is taken over.
+    The lease of a dead owner is replaced.
     """
     current_holder = jobs.lease_owner(connection, job, locked=True)
     if current_holder is not None and current_holder != holder:
@@ -282,8 +288,8 @@ def acquire(connection: Connection, location: str, job: str, holder: str) -> str
 
 
 @contextmanager
-def renewed_lease(location: str, run: str) -> Iterator[None]:
-    """Renew the lease of a write while the block runs; nothing is done on a disk."""
+def hold_write_lease(location: str, run: str) -> Iterator[None]:
+    """Renew the lease of a write to an object store during a ``with`` block."""
     if not storage_for(location).needs_claims:
         yield
         return
@@ -303,14 +309,14 @@ def renewed_lease(location: str, run: str) -> Iterator[None]:
                 files.remove(path, below=location)
 
 
-def is_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
+def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None = None) -> bool:
     """Return True if the lease of a write has expired.
 
     Args:
         location: The URI of the store.
         run: The id of the write.
-        paths: Objects of the write, and folders that it writes to.
-        now: The time of the store's server, if known; reading it takes several requests.
+        paths: Objects and folders of the write; recent changes count as renewals.
+        now: The current time of the storage server; None to request it.
     """
     last_written = files.last_write_time(_lease_path(location, run))
     for path in paths:
@@ -322,8 +328,8 @@ def is_expired(location: str, run: str, *paths: str, now: datetime | None = None
     return (now or files.current_time(location)) - last_written > LEASE_TIMEOUT
 
 
-def remove_expired(location: str) -> None:
-    """Remove the leases of dead processes."""
+def remove_expired_leases(location: str) -> None:
+    """Remove all expired leases of writes."""
     if not storage_for(location).needs_claims:
         return
     folder = os.path.join(location, _LEASES)
@@ -332,7 +338,7 @@ def remove_expired(location: str) -> None:
         return
     now = files.current_time(location)
     for run in runs:
-        if is_expired(location, run, now=now):
+        if is_lease_expired(location, run, now=now):
             files.remove(_lease_path(location, run), below=location)
 
 

@@ -1,4 +1,4 @@
-"""Recovery of registered models: register, forget, remove and claim versions."""
+"""Recovery of registered models: registration, removal and claims of versions."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ REGISTER, REMOVE = "enter", "leave"
 
 
 def model_file(directory: str) -> str:
-    """Return the path of the model file of a version."""
+    """Return the path of the model file in a version directory."""
     return os.path.join(directory, MODEL_FILE)
 
 
 def is_model(directory: str) -> bool:
-    """Return True if a version's directory has a model file."""
+    """Return True if a version directory contains a model file."""
     return files.exists(model_file(directory))
 
 
 def read(directory: str, name: str, version: int) -> ModelSpec:
-    """Return the model of the directory of a version.
+    """Read the model specification in a version directory.
 
     Raises:
-        ModelDamaged: The model is damaged, or another model.
+        ModelDamaged: The model is missing, damaged, or has another name or version.
     """
     path = model_file(directory)
     if not files.exists(path):
@@ -53,7 +53,7 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
 
 
 def read_annotations(directory: str) -> ModelAnnotations:
-    """Return the annotations of the model of a directory, empty without a file."""
+    """Read the annotations in a version directory; they are empty if the file does not exist."""
     path = os.path.join(directory, DESCRIBED_FILE)
     if not files.exists(path):
         return ModelAnnotations()
@@ -64,31 +64,32 @@ def read_annotations(directory: str) -> ModelAnnotations:
 
 
 def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
-    """Replace the annotations of a model."""
+    """Write the annotations file of a model version."""
     files.write_json(os.path.join(directory, DESCRIBED_FILE), {**vars(annotations)})
 
 
 def register(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register the model of a directory."""
+    """Register the model in a version directory."""
     models.add(connection, read(directory, name, version), read_annotations(directory))
 
 
-def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove a version of a model from the registry."""
+def unregister(connection: Connection, name: str, version: int) -> None:
+    """Remove a model version from the registry."""
     models.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, first the file without which the directory is not a model."""
+    """Remove the files of a version, starting with the model file.
+
+    After a crash, a directory without a model file is not mistaken for a model.
+    """
     directory = paths.model(name, version)
     files.remove(model_file(directory), below=paths.location)
     files.remove(directory, below=paths.location)
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Claim a version for registration by this process, and return it.
-
-    ``version`` None claims the next one.
+    """Claim a version for registration, by default the next free version, and return it.
 
     Raises:
         ModelExists: The version exists, or another process is writing it.

@@ -1,13 +1,14 @@
-"""Pins: the Delta versions that training datasets were, or are being, created from.
+"""Pinned versions: the Delta versions used by training datasets and by running exports.
 
-A vacuum keeps the files of pinned versions. A finished dataset pins them by its manifest and by the
-registry; an export in flight by a file in its stage, written before it reads.
+A vacuum retains the files of pinned versions. The pins of a finished dataset are in its manifest and
+in the registry. A running export writes its pins to a file in the staging directory before it reads
+rows.
 
-Writers of pins and removers of files (a vacuum, a deletion) exclude each other as in Dekker's
-algorithm: each publishes its plan first, and then reads that of the other. A remover records its
-intent ``RECLAIM`` and then reads the pins; an export writes its pins and then waits for these
-intents. So either the remover sees the pins and keeps the files, or the export sees the intent and
-checks its files after the end of the remover.
+Exports and operations that remove files (vacuum, deletion) are synchronized as in Dekker's algorithm:
+both first publish what they are going to do, and then check the other side. A removal records a
+``RECLAIM`` intent before it reads the pins; an export writes its pins before it waits for ``RECLAIM``
+intents. So either the removal sees the pins and retains the files, or the export sees the intent and
+checks the files after the removal has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from featurestore.registry.intents import Intent
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, manifest_path, read_manifest
 
-# The kind of the intent of a vacuum, and of a deletion before its first removal.
+# The intent kind of a vacuum, and of a deletion before it removes files.
 RECLAIM = "reclaim"
 _FILE = "sources.json"
 _PAUSE_SECONDS = 0.1
@@ -46,7 +47,7 @@ _MAX_WAIT = timedelta(minutes=10)
 
 @dataclass(frozen=True, order=True)
 class PinnedVersion:
-    """A training dataset that was created from a Delta version of a group."""
+    """A Delta version of a group that is pinned by a training dataset."""
 
     dataset: str
     dataset_version: int
@@ -54,13 +55,13 @@ class PinnedVersion:
 
 
 def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> None:
-    """Pin the Delta versions of an export until it ends.
+    """Pin the Delta versions that an export reads, until it ends.
 
-    Wait for running vacuums and deletions of these groups.
+    Waits until running vacuums and deletions of these groups have ended.
 
     Raises:
-        VersionVacuumed: A vacuum removed files of a version; nothing was written.
-        WriteConflict: A vacuum or deletion did not end.
+        VersionVacuumed: A vacuum has removed files of a version; nothing was written.
+        WriteConflict: A vacuum or deletion did not end in time.
     """
     pinned = [
         {
@@ -73,15 +74,15 @@ def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> Non
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
     groups = {(source.spec.name, source.spec.version) for source in sources}
     with store.registry.reading() as connection:
-        reclaims = [each for each in intents.list_all(connection) if each.kind == RECLAIM]
+        reclaims = [intent for intent in intents.list_all(connection) if intent.kind == RECLAIM]
     for reclaim in reclaims:
         if (reclaim.name, reclaim.version) in groups:
-            _wait_for(store, reclaim)
-    check_pinned(sources)
+            _wait_for_removal(store, reclaim)
+    check_source_files(sources)
 
 
-def check_pinned(sources: Iterable[Source]) -> None:
-    """Check that all files of the pinned versions exist.
+def check_source_files(sources: Iterable[Source]) -> None:
+    """Check that all data files of the source versions exist.
 
     Raises:
         VersionVacuumed: A vacuum has removed a file.
@@ -91,8 +92,8 @@ def check_pinned(sources: Iterable[Source]) -> None:
         check_files(read_snapshot(source.path, source.delta_version))
 
 
-def _wait_for(store: Store, reclaim: Intent) -> None:
-    """Wait until a vacuum or deletion has ended or its process has died."""
+def _wait_for_removal(store: Store, reclaim: Intent) -> None:
+    """Wait until a vacuum or deletion has ended, or its process is dead."""
     start = monotonic()
     while True:
         with store.registry.reading() as connection:
@@ -111,34 +112,34 @@ def _wait_for(store: Store, reclaim: Intent) -> None:
 
 
 def pinned_versions(store: Store, name: str, version: int) -> list[int]:
-    """Return the Delta versions of a group that training datasets pin, finished or in flight."""
-    # Exports in flight first: one that ends in the meantime is among the finished ones.
-    pinned = pinned_by_exports(store, name, version)
-    pinned.update(each.delta_version for each in pinned_by(store, name, version))
+    """Return the Delta versions of a group that datasets or running exports pin, ascending."""
+    # Exports are read first: if an export ends in the meantime, its dataset is found below.
+    pinned = versions_pinned_by_exports(store, name, version)
+    pinned.update(each.delta_version for each in find_pinning_datasets(store, name, version))
     return sorted(pinned)
 
 
-def pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
-    """Return the Delta versions of a group that exports in flight pin."""
+def versions_pinned_by_exports(store: Store, name: str, version: int) -> set[int]:
+    """Return the Delta versions of a group that running exports pin."""
     with store.registry.reading() as connection:
         exports = [each for each in intents.list_all(connection) if each.kind == "export"]
     paths = StorePaths(store.location)
     pinned = set()
     for export in exports:
-        for source in _sources_in_flight(os.path.join(paths.stage(export.run_id), _FILE)):
+        for source in _read_export_pins(os.path.join(paths.stage(export.run_id), _FILE)):
             if (source["featuregroup"], source["version"]) == (name, version):
                 pinned.add(source["delta_version"])
     return pinned
 
 
-def _sources_in_flight(file: str) -> list[dict[str, Any]]:
-    """Return the pinned sources of an export in flight.
+def _read_export_pins(file: str) -> list[dict[str, Any]]:
+    """Return the pinned sources of a running export.
 
-    Empty if the export has just ended, or has not begun to read.
+    The list is empty if the export has just ended, or has not written its pins yet.
     """
     try:
         sources = files.read_json(file)["sources"]
-        return [dict(each) for each in sources]
+        return [dict(source) for source in sources]
     except StorageError:
         if files.exists(file):
             raise
@@ -150,13 +151,13 @@ def _sources_in_flight(file: str) -> list[dict[str, Any]]:
         ) from error
 
 
-def pinned_by(store: Store, name: str, version: int) -> list[PinnedVersion]:
-    """Return the training datasets that pin a group.
+def find_pinning_datasets(store: Store, name: str, version: int) -> list[PinnedVersion]:
+    """Return the training datasets that pin a group version.
 
-    They come from the registry, and from manifests that are not registered yet.
+    Datasets are read from the registry and from manifests that are not registered yet.
 
     Raises:
-        DatasetDamaged: An unregistered manifest names the group and cannot be read.
+        DatasetDamaged: An unregistered manifest mentions the group and cannot be read.
     """
     with store.registry.reading() as connection:
         registered = {(each.name, each.version) for each in training_datasets.list_all(connection)}
@@ -167,7 +168,7 @@ def pinned_by(store: Store, name: str, version: int) -> list[PinnedVersion]:
     for dataset, number in _finished_datasets(store):
         if (dataset, number) not in registered:
             directory = StorePaths(store.location).training_dataset(dataset, number)
-            pinned |= _pins_of_manifest(directory, name, version)
+            pinned |= _read_manifest_pins(directory, name, version)
     return sorted(pinned)
 
 
@@ -181,12 +182,12 @@ def _finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
                 yield name, version
 
 
-def _pins_of_manifest(directory: str, name: str, version: int) -> set[PinnedVersion]:
+def _read_manifest_pins(directory: str, name: str, version: int) -> set[PinnedVersion]:
     try:
         manifest = read_manifest(directory)
     except (DatasetDamaged, TrainingDatasetNotFound):
-        # The pins of a damaged manifest are unknown, but it cannot pin groups that it does not
-        # name.
+        # The pins of a damaged manifest are unknown, but it cannot pin a group that it does not
+        # mention.
         if f'"{name}"'.encode() in files.read_bytes(manifest_path(directory)):
             raise
         return set()

@@ -1,4 +1,4 @@
-"""Rebuild of the registry from the Delta tables and the manifests of training datasets."""
+"""Rebuild of the registry from Delta tables, manifests and definition files."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ NOT_RESTORED = (
     "validation reports of refused writes",
     "the audit log",
 )
-# Registry tables that are restored from Delta tables and manifests. Tables of jobs and writes in
-# flight are kept, and so are access rights, which are restored from access.json if they are
-# missing.
+# Registry tables that are cleared and restored from files. Jobs and writes in flight are retained.
+# Access rights are also retained; if they are missing, they are restored from access.json.
 _RESTORED_TABLES = (
     "featuregroups",
     "features",
@@ -59,8 +58,8 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class RebuildReport:
     """The result of a rebuild.
 
-    It has the references of groups, datasets, views and models, the names of sources, the ids of
-    runs, the number of restored users, and (path, reason) of unreadable files.
+    Contains the references of restored groups, datasets, views and models, source names, run ids,
+    the number of restored users, and (path, reason) for unreadable files.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -84,22 +83,23 @@ class _Store:
 def rebuild(
     location: str, *, url: str | None = None, restore: Restore | None = None
 ) -> RebuildReport:
-    """Recreate the registry from the tables and manifests of a location.
+    """Recreate the registry from the tables, manifests and definition files in a location.
 
-    Groups and datasets are restored independently: unreadable ones are listed. Writes of live
-    processes continue; those of dead ones are resolved first. A damaged SQLite file is moved away.
-    Content that only the registry has is not restored; see ``RebuildReport.not_restored``.
+    Each object is restored independently; unreadable objects are listed in the report. Writes of
+    dead processes are resolved first; writes of live processes are not affected. A damaged SQLite
+    file is renamed. Content that exists only in the registry is not restored; see
+    ``RebuildReport.not_restored``.
 
     Args:
         location: The directory of the store.
-        url: Another database than SQLite in the location.
+        url: The registry database, if it is not the SQLite file in the location.
         restore: Called for every group with the path of its table, to restore registrations of
             other packages.
 
     Raises:
-        RegistryTooNew: A newer release wrote the registry.
-        RegistryError: The database of ``url`` cannot be used, or processes are writing with a
-            damaged SQLite file.
+        RegistryTooNew: The registry was written by a newer release.
+        RegistryError: The database cannot be used, or the SQLite file is damaged and other processes
+            are using it.
     """
     registry, moved_to = _open_registry(location, url)
     report = RebuildReport(moved_away=moved_to)
@@ -110,16 +110,17 @@ def rebuild(
                 if table.name in _RESTORED_TABLES:
                     connection.execute(table.delete())
             search_documents.clear(connection)
-            # First, and without catching errors: a private group must not become public.
+            # Access rights must be restored first, and errors must not be caught, because private
+            # groups must not become public.
             report.users = record_files.restore_access(connection, location)
             _restore_versions(connection, location, report, GROUPS, restore)
             _restore_versions(connection, location, report, DATASETS)
             _restore_versions(connection, location, report, VIEWS)
-            for name, path in record_files.source_definitions(location):
-                with _isolated(connection, path, report):
+            for name, path in record_files.iterate_source_definitions(location):
+                with _rollback_on_error(connection, path, report):
                     report.sources.append(record_files.register_source(connection, name, path).name)
             for name, directory in record_files.run_directories(StorePaths(location)):
-                with _isolated(connection, directory, report):
+                with _rollback_on_error(connection, directory, report):
                     run_id = record_files.register_run(connection, name, directory)
                     report.experiment_runs.append(run_id)
             _restore_versions(connection, location, report, MODELS)
@@ -135,10 +136,12 @@ def _restore_versions(
     kind: VersionKind,
     restore: Restore | None = None,
 ) -> None:
-    """Register all published versions of a kind; list those that no live process is writing."""
+    """Register all published versions of a kind, and report the incomplete versions."""
     references: list[str] = getattr(report, kind.folder)
-    for name, version, path in _versions(getattr(StorePaths(location), kind.folder), report):
-        with _isolated(connection, path, report):
+    for name, version, path in _iterate_versions(
+        getattr(StorePaths(location), kind.folder), report
+    ):
+        with _rollback_on_error(connection, path, report):
             if kind.is_published(path):
                 spec = kind.register(connection, path, name, version)
                 if restore is not None and isinstance(spec, FeatureGroupSpec):
@@ -149,8 +152,8 @@ def _restore_versions(
 
 
 @contextmanager
-def _isolated(connection: Connection, path: str, report: RebuildReport) -> Iterator[None]:
-    """Roll back a failing block, and list the path with the reason."""
+def _rollback_on_error(connection: Connection, path: str, report: RebuildReport) -> Iterator[None]:
+    """Roll back the changes of a ``with`` block that fails, and report the path as unreadable."""
     savepoint = connection.begin_nested()
     try:
         yield
@@ -164,8 +167,8 @@ def _isolated(connection: Connection, path: str, report: RebuildReport) -> Itera
         savepoint.commit()
 
 
-def _versions(root: str, report: RebuildReport) -> Iterator[tuple[str, int, str]]:
-    """Yield (name, n, path) of the directories ``<root>/<name>/v<n>``, ordered by name and n."""
+def _iterate_versions(root: str, report: RebuildReport) -> Iterator[tuple[str, int, str]]:
+    """Yield (name, n, path) for all directories ``<root>/<name>/v<n>``, ordered by name and n."""
     for name in files.list_directory(root):
         folder = os.path.join(root, name)
         entries = map(parse_version_directory, files.list_directory(folder))

@@ -1,9 +1,9 @@
-"""Files from which the registry is rebuilt: access rights, source definitions, run records.
+"""Files for a rebuild of the registry: access rights, source definitions and run records.
 
-Tables and manifests do not contain them. Without the file of access rights, the loss of the registry
-would make private groups public; it contains hashes of tokens, as the registry does. Definitions of
-sources contain references to secrets, never secrets: a machine sends a secret only to addresses for
-which it was registered on this machine.
+This information is not in tables or manifests. Without the access file, private groups would become
+public if the registry was lost; like the registry, it contains only hashes of tokens. Source
+definitions contain references to secrets instead of secrets, and a machine sends a secret only to an
+address for which the secret was registered on this machine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from featurestore.registry import experiments, sources, tables
 from featurestore.storage import files
 
 _ACCESS_FORMAT = 1
-# Parents first: tokens and roles name users.
+# In the order of foreign keys: tokens and roles reference users.
 _ACCESS_TABLES = (tables.users, tables.tokens, tables.group_roles, tables.private_groups)
 _SOURCE_SUFFIX = ".json"
 
 
 def write_access(connection: Connection, location: str) -> None:
-    """Write the access tables atomically, in the transaction that changes them."""
+    """Write the access tables to a file, within the transaction that changes them."""
     content: dict[str, Any] = {"format": _ACCESS_FORMAT}
     for table in _ACCESS_TABLES:
         query = sa.select(table).order_by(*table.primary_key.columns)
@@ -40,10 +40,10 @@ def write_access(connection: Connection, location: str) -> None:
 
 
 def restore_access(connection: Connection, location: str) -> int:
-    """Restore the access tables if the registry has no users; return the number of users.
+    """Restore the access tables if the registry has no users; return the number of restored users.
 
     Raises:
-        RegistryError: The file is damaged, or a newer release wrote it.
+        RegistryError: The file is damaged or was written by a newer release.
     """
     path = StorePaths(location).access
     if not files.exists(path):
@@ -66,7 +66,7 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
         rows_by_table = {}
         for table in _ACCESS_TABLES:
             rows_by_table[table.name] = [
-                _access_row(table, each) for each in content.objects(table.name)
+                _access_row(table, stored_row) for stored_row in content.objects(table.name)
             ]
         return rows_by_table
     except MalformedJson as error:
@@ -90,20 +90,20 @@ def _access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
 
 
 def write_source(location: str, spec: SourceSpec) -> None:
-    """Write the definition of a source atomically."""
+    """Write a source definition atomically."""
     paths = StorePaths(location)
     files.make_directory(paths.sources)
     files.write_json(paths.source(spec.name), spec.to_json())
 
 
 def remove_source(location: str, name: str) -> None:
-    """Remove the definition of a source and its decisions about tables, if they exist."""
+    """Remove the definition of a source and its stored decisions, if they exist."""
     files.remove(StorePaths(location).source(name), below=location)
     files.remove(StorePaths(location).source_decisions(name), below=location)
 
 
-def source_definitions(location: str) -> Iterator[tuple[str, str]]:
-    """Yield name and path of every definition, by name."""
+def iterate_source_definitions(location: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and path of each source definition, ordered by name."""
     paths = StorePaths(location)
     for entry in sorted(files.list_directory(paths.sources)):
         if entry.endswith(_SOURCE_SUFFIX) and not entry.startswith("."):
@@ -112,10 +112,10 @@ def source_definitions(location: str) -> Iterator[tuple[str, str]]:
 
 
 def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
-    """Register the source of a definition file, unless its name is registered.
+    """Register the source in a definition file, unless the name is already registered.
 
     Raises:
-        RegistryError: The file is not a definition, or has another name.
+        RegistryError: The file is not a source definition, or defines another source.
     """
     try:
         spec = SourceSpec.from_text(files.read_text(path))
@@ -132,16 +132,16 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
 
 
 def run_directory(paths: StorePaths, name: str, run_id: str) -> str:
-    """Return the directory of a run, after checking its name and id."""
+    """Check the name and id of a run, and return its directory."""
     return os.path.join(paths.experiment(name), check_run_id(run_id))
 
 
 def read_run(directory: str) -> RunRecord:
-    """Return the record of a run.
+    """Read the run record in a directory.
 
     Raises:
         RunNotFound: The directory has no ``run.json``.
-        RunDamaged: The record is damaged, or belongs to another directory.
+        RunDamaged: The record is damaged or belongs to another directory.
     """
     path = os.path.join(directory, RUN_FILE)
     if not files.is_file(path):
@@ -161,12 +161,12 @@ def read_run(directory: str) -> RunRecord:
 
 
 def write_run(directory: str, record: RunRecord) -> None:
-    """Write the record of a run atomically."""
+    """Write a run record atomically."""
     files.write_atomically(os.path.join(directory, RUN_FILE), record.to_bytes())
 
 
 def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
-    """Yield the experiment and directory of all runs, ordered by name and id."""
+    """Yield the experiment name and directory of each run, ordered by name and id."""
     for name in files.list_directory(paths.experiments):
         try:
             folder = paths.experiment(check_name(name, noun="experiment"))
@@ -179,7 +179,7 @@ def run_directories(paths: StorePaths) -> Iterator[tuple[str, str]]:
 
 
 def register_run(connection: Connection, name: str, directory: str) -> str:
-    """Register the run of a directory, and return its id."""
+    """Register the run in a directory, and return its id."""
     record = read_run(directory)
     if record.name != name:
         raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")

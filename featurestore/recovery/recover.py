@@ -1,7 +1,7 @@
-"""Recovery at connect: the intents of dead processes are resolved.
+"""Recovery at connect: resolution of intents that dead processes left.
 
-To resolve an intent, published data is registered and unpublished data removed. The steps are the
-same for every kind of version; ``VersionKind`` has what differs.
+To resolve an intent, published data is registered, or unpublished data is removed. The steps are the
+same for all kinds of versions; ``VersionKind`` has the functions that differ.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ _log = logging.getLogger("featurestore.recovery")
 
 @dataclass(frozen=True)
 class VersionKind:
-    """The recovery of one kind of versions, each of which is a directory.
+    """The recovery functions for one kind of versioned object.
+
+    A version is a directory. It is published when its directory contains a specific file, such as
+    the manifest of a dataset.
 
     Attributes:
-        intents: The kinds of intents that write; the first one creates a version.
-        removal: The kind of intent that removes a version.
-        folder: The folder of all versions, as a property of ``StorePaths``.
+        intents: The intent kinds of writes; the first kind creates a version.
+        removal: The intent kind of a removal.
+        folder: The property of ``StorePaths`` with the folder of all versions.
         directory: Returns the directory of a version.
-        is_published: Returns True if the directory has the content that publishes it.
+        is_published: Returns True if the directory contains a published version.
         register: Registers a published version.
-        forget: Removes a version from the registry.
-        remove_files: Removes the files of a version, the publishing content first.
-        registered_from: The content that the registration is read from, for messages.
-        content: The publishing content, for messages.
-        unpublished: The reason for which a rebuild does not register a directory.
-        is_revocable: Whether each version is claimed once, by an export that is revoked before its
+        unregister: Removes a version from the registry.
+        remove_files: Removes the files of a version, starting with the file that publishes it.
+        registered_from: The source of the registration, for messages.
+        content: The content that publishes a version, for messages.
+        unpublished: The reason why a rebuild does not register a directory, for messages.
+        is_revocable: Whether a version is claimed by a single export, which is revoked before its
             files are removed.
     """
 
@@ -53,7 +56,7 @@ class VersionKind:
     directory: Callable[[StorePaths, str, int], str]
     is_published: Callable[[str], bool]
     register: Callable[[Connection, str, str, int], object]
-    forget: Callable[[Connection, str, int], None]
+    unregister: Callable[[Connection, str, int], None]
     remove_files: Callable[[StorePaths, str, int], None]
     registered_from: str
     content: str
@@ -68,7 +71,7 @@ GROUPS = VersionKind(
     directory=StorePaths.featuregroup,
     is_published=groups.is_group,
     register=groups.register,
-    forget=groups.forget,
+    unregister=groups.unregister,
     remove_files=groups.remove_files,
     registered_from="table",
     content="rows",
@@ -81,7 +84,7 @@ DATASETS = VersionKind(
     directory=StorePaths.training_dataset,
     is_published=datasets.is_finished,
     register=datasets.register_from_files,
-    forget=datasets.forget,
+    unregister=datasets.unregister,
     remove_files=datasets.remove_files,
     registered_from="manifest",
     content="manifest",
@@ -95,7 +98,7 @@ VIEWS = VersionKind(
     directory=StorePaths.feature_view,
     is_published=views.is_view,
     register=views.register_from_files,
-    forget=views.forget,
+    unregister=views.unregister,
     remove_files=views.remove_files,
     registered_from="file",
     content="file",
@@ -108,7 +111,7 @@ MODELS = VersionKind(
     directory=StorePaths.model,
     is_published=models.is_model,
     register=models.register,
-    forget=models.forget,
+    unregister=models.unregister,
     remove_files=models.remove_files,
     registered_from="files",
     content="file",
@@ -122,9 +125,9 @@ _KINDS = {
 
 
 def recover(store: Store) -> list[str]:
-    """Resolve every write of a dead process; return one line of text for each.
+    """Resolve the intents of dead processes, and return a message for each.
 
-    Writes are resolved independently: a failure, for example a damaged table, is logged, and retried
+    Intents are resolved independently: a failure, for example a damaged table, is logged and retried
     at the next connect.
     """
     registry, location = store.registry, store.location
@@ -159,24 +162,24 @@ def recover(store: Store) -> list[str]:
 
 
 def resolve(connection: Connection, location: str, intent: intents.Intent) -> str:
-    """Register the data of a published write, or remove its remains; return a line of text."""
+    """Register the result of a write, or remove its files; return a message about the outcome."""
     paths = StorePaths(location)
-    subject = f"{intent.kind} of {intent.name} version {intent.version}"
+    description = f"{intent.kind} of {intent.name} version {intent.version}"
     outcome = "removed its staged files"
     try:
         stage = paths.stage(intent.run_id)
         if intent.kind in _KINDS:
             outcome = _resolve_version(connection, paths, intent, _KINDS[intent.kind])
     except (InvalidName, InvalidArgument) as error:
-        # An invalid row, not written by this store, must never remove files.
+        # An invalid row was not written by this library and must never cause the removal of files.
         intents.end(connection, intent.run_id)
         return f"an intent was dropped: {error.message}"
     try:
         files.remove(stage, below=location)
     except StorageError as error:  # published data is registered anyway
-        return f"{subject}: {outcome}; retried at the next connect: {error.message}"
+        return f"{description}: {outcome}; retried at the next connect: {error.message}"
     intents.end(connection, intent.run_id)
-    return f"{subject}: {outcome}"
+    return f"{description}: {outcome}"
 
 
 def _resolve_version(
@@ -185,7 +188,7 @@ def _resolve_version(
     name, version = intent.name, intent.version
     directory = kind.directory(paths, name, version)
     if intent.kind == kind.removal:
-        kind.forget(connection, name, version)
+        kind.unregister(connection, name, version)
         kind.remove_files(paths, name, version)
         if kind.is_revocable:
             claims.release(directory, below=paths.location)
@@ -197,19 +200,19 @@ def _resolve_version(
         return "nothing to do"
     if kind.is_revocable:
         is_local = liveness.is_on_this_machine(paths.location, intent.owner)
-        if not claims.revoke(directory, certain=is_local):
+        if not claims.revoke(directory, is_certainly_dead=is_local):
             return "kept for a day, it was about to be published"
     kind.remove_files(paths, name, version)
     return f"removed, it had no {kind.content} yet"
 
 
 def remove_unclaimed_stages(store: Store) -> list[str]:
-    """Remove staged rows without an intent; return their directories.
+    """Remove staging directories without an intent, and return their paths.
 
-    A write records its intent before it stages rows, so these belong to a lost registry.
+    A write records its intent before it stages rows, so such directories belong to a lost registry.
 
     Raises:
-        StorageError: A directory could not be removed; the others were.
+        StorageError: A directory could not be removed; all other directories were removed.
     """
     first_error: StorageError | None = None
     staging = StorePaths(store.location).staging
@@ -220,7 +223,8 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (
-            storage_for(path).needs_claims and not liveness.is_expired(store.location, name, path)
+            storage_for(path).needs_claims
+            and not liveness.is_lease_expired(store.location, name, path)
         ):
             continue  # it may belong to a write of another registry
         try:

@@ -1,4 +1,4 @@
-"""Recovery of feature views: register, forget, remove and claim versions."""
+"""Recovery of feature views: registration, removal and claims of versions."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ DEFINE, UNDEFINE = "define", "undefine"
 
 
 def view_file(directory: str) -> str:
-    """Return the path of the view file of a version."""
+    """Return the path of the view file in a version directory."""
     return os.path.join(directory, VIEW_FILE)
 
 
 def is_view(directory: str) -> bool:
-    """Return True if a version's directory has a view file."""
+    """Return True if a version directory contains a view file."""
     return files.exists(view_file(directory))
 
 
 def read(directory: str, name: str, version: int) -> FeatureViewSpec:
-    """Return the view of the directory of a version.
+    """Read the view definition in a version directory.
 
     Raises:
-        FeatureViewDamaged: The view is damaged, or another view.
+        FeatureViewDamaged: The view is missing, damaged, or has another name or version.
     """
     path = view_file(directory)
     spec = FeatureViewSpec.from_bytes(files.read_bytes(path), path=path)
@@ -46,22 +46,25 @@ def read(directory: str, name: str, version: int) -> FeatureViewSpec:
 
 
 def register(connection: Connection, spec: FeatureViewSpec) -> None:
-    """Register a view."""
+    """Register a view definition."""
     feature_views.add(connection, spec)
 
 
 def register_from_files(connection: Connection, directory: str, name: str, version: int) -> None:
-    """Register the view of a directory."""
+    """Register the view in a version directory."""
     register(connection, read(directory, name, version))
 
 
-def forget(connection: Connection, name: str, version: int) -> None:
-    """Remove a version of a view from the registry."""
+def unregister(connection: Connection, name: str, version: int) -> None:
+    """Remove a view version from the registry."""
     feature_views.remove(connection, name, version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:
-    """Remove a version, first the file without which the directory is not a view."""
+    """Remove the files of a version, starting with the view file.
+
+    After a crash, a directory without a view file is not mistaken for a view.
+    """
     directory = paths.feature_view(name, version)
     files.remove(view_file(directory), below=paths.location)
     files.remove(directory, below=paths.location)
@@ -69,9 +72,9 @@ def remove_files(paths: StorePaths, name: str, version: int) -> None:
 
 
 def claim(connection: Connection, location: str, name: str, version: int | None) -> int:
-    """Claim a version for definition by this process, and return it.
+    """Claim a view version, by default the next free version, and return it.
 
-    ``version`` None claims the next one after existing versions and those of training datasets.
+    The next version follows all versions of views and training datasets of this name.
 
     Raises:
         FeatureViewExists: The version exists, or another process is writing it.

@@ -80,7 +80,7 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
         )
     with in_flight(session, kind="remove", name=name, version=version) as run:
         with session.registry.transaction() as connection:
-            datasets.forget(connection, name, version)
+            datasets.unregister(connection, name, version)
         with warn_after_publication(f"The deletion of training dataset {name!r} version {version}"):
             datasets.remove_files(session.paths, name, version)
             datasets.release(session.paths, name, version)
@@ -96,9 +96,9 @@ def clean_all(session: Session) -> list[str]:
     actions = recover(session)
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
-            actions += datasets.remove_abandoned(connection, session.location, name)
+            actions += datasets.remove_abandoned_exports(connection, session.location, name)
     actions += remove_unclaimed_stages(session)
-    liveness.remove_expired(session.location)
+    liveness.remove_expired_leases(session.location)
     return actions
 
 

@@ -31,7 +31,7 @@ from featurestore.plugins.validator import Validator, find_validator
 from featurestore.readers.shardfiles import check_shards
 from featurestore.recovery import claims, datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
-from featurestore.recovery.pins import check_pinned, pin_sources
+from featurestore.recovery.pins import check_source_files, pin_sources
 from featurestore.registry import reports
 from featurestore.registry.training_datasets import KIND
 from featurestore.retrieval import FeatureFrame
@@ -232,8 +232,8 @@ def publish(
         prefixes={**manifest.prefixes, **file_prefixes(format_files)},
     )
     run.check_intent()
-    check_pinned(sources)
-    if not claims.try_publish(directory):
+    check_source_files(sources)
+    if not claims.begin_publication(directory):
         raise WriteConflict(
             f"The claim of this export on {directory!r} expired: its heartbeat was not "
             "renewed for minutes.",

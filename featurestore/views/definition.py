@@ -285,7 +285,7 @@ def remove(session: Session, name: str, version: int) -> None:
         feature_views.get(connection, name, version)
     with in_flight(session, kind=views.UNDEFINE, name=name, version=version) as run:
         with session.registry.transaction() as connection:
-            views.forget(connection, name, version)
+            views.unregister(connection, name, version)
         views.remove_files(session.paths, name, version)
         run.registered = True
 

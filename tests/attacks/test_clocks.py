@@ -102,7 +102,7 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
         clock.set(0, days)
         with pytest.raises(JobLeased), liveness.hold_job_lease(session, "hourly"):
             pass
-        mine = liveness.this_process(session.location)
+        mine = liveness.owner_of_this_process(session.location)
         with session.registry.reading() as connection:
             assert liveness.is_alive(connection, session.location, mine)
     finally:

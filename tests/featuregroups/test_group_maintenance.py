@@ -221,7 +221,7 @@ def test_export_waits_for_running_deletion(
 ) -> None:
     many_versions(duckdb_store)
     export = Exporter(duckdb_store, monkeypatch)
-    between_pins_and_removal(monkeypatch, maintenance, "pinned_by", export.run_until_it_waits)
+    between_pins_and_removal(monkeypatch, maintenance, "find_pinning_datasets", export.run_until_it_waits)
     duckdb_store.delete_featuregroup("g", version=1)
     export.end()
     assert isinstance(export.error, FeatureStoreError)
@@ -232,7 +232,7 @@ def test_export_does_not_wait_for_vacuum_of_dead_process(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_versions(duckdb_store)
-    host, pid, machine, _ = liveness.this_process(duckdb_store.location).split(".")
+    host, pid, machine, _ = liveness.owner_of_this_process(duckdb_store.location).split(".")
     with duckdb_store.session.registry.transaction() as connection:
         intents.begin(
             connection, run_id="dead", kind="reclaim", name="g", version=1,

@@ -116,14 +116,14 @@ def test_lease_is_exclusive_and_released_by_dead_process(
 ) -> None:
     city.register_jobs(define(sql_job()))
     registry, location = city.session.registry, city.location
-    mine = liveness.this_process(location)
+    mine = liveness.owner_of_this_process(location)
     dead = f"{mine.rpartition('.')[0]}.00000000/1"
     with registry.transaction() as connection:
-        assert liveness.acquire(connection, location, "demand", dead) is None
+        assert liveness.acquire_job_lease(connection, location, "demand", dead) is None
     assert city.run_job("demand", window=START)[0].state == "done"
     with registry.transaction() as connection:
         assert (
-            liveness.acquire(connection, location, "demand", f"{mine}/1") is None
+            liveness.acquire_job_lease(connection, location, "demand", f"{mine}/1") is None
         )  # another thread
     with pytest.raises(JobLeased, match=re.escape(mine)):
         city.run_job("demand", window=START)
@@ -136,7 +136,7 @@ def test_lease_of_other_machine_expires_without_heartbeat(
     other = "another-host.1.ffffffff.00000000"
     with city.session.registry.transaction() as connection:
         intents.record_heartbeat(connection, other)
-        assert liveness.acquire(connection, city.location, "demand", f"{other}/1") is None
+        assert liveness.acquire_job_lease(connection, city.location, "demand", f"{other}/1") is None
     clock.now += timedelta(seconds=59)
     with pytest.raises(JobLeased, match="another-host"):
         city.run_job("demand", window=START)

@@ -33,7 +33,7 @@ TABLE = pa.table({"x": [1, 2]})
 
 def another_owner(store: FeatureStore, *, machine: str | None = None) -> str:
     """Return the name of an owner that is not this process, on this machine or another one."""
-    host, pid, here, _ = liveness.this_process(store.location).split(".")
+    host, pid, here, _ = liveness.owner_of_this_process(store.location).split(".")
     return f"{host}.{pid}.{machine or here}.00000000"
 
 
@@ -130,7 +130,7 @@ def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
 
 def test_recovery_ignores_writes_of_own_process(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
-    path = half_created(store, owner=liveness.this_process(store.location))
+    path = half_created(store, owner=liveness.owner_of_this_process(store.location))
     featurestore.connect(store.location)
     assert is_delta_table(path)
     assert left_over(store) == ["run"]
@@ -170,7 +170,9 @@ def test_recovery_waits_for_death_of_other_process(duckdb_store: FeatureStore) -
     assert left_over(again) == []
     assert again.create_featuregroup(TABLE, "g", version=1).version == 1
     assert again.create_training_dataset(TABLE, "d", version=1).version == 1
-    assert os.listdir(Path(store.location, "_owners")) == [liveness.this_process(store.location)]
+    assert os.listdir(Path(store.location, "_owners")) == [
+        liveness.owner_of_this_process(store.location)
+    ]
 
 
 def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subprocess.Popen[bytes]:
@@ -280,7 +282,7 @@ def test_write_presumed_dead_publishes_nothing(
 
 def test_forked_child_is_separate_owner(duckdb_store: FeatureStore) -> None:
     location = duckdb_store.location
-    mine = liveness.this_process(location)
+    mine = liveness.owner_of_this_process(location)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING, location],
         capture_output=True,
@@ -296,10 +298,10 @@ FORKING = """
 import os, sys
 from featurestore.recovery import liveness, recover
 from featurestore.recovery.in_flight import in_flight
-print(liveness.this_process(sys.argv[1]), flush=True)
+print(liveness.owner_of_this_process(sys.argv[1]), flush=True)
 child = os.fork()
 if child == 0:
-    print(liveness.this_process(sys.argv[1]), flush=True)
+    print(liveness.owner_of_this_process(sys.argv[1]), flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 """

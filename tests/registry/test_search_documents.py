@@ -17,7 +17,7 @@ import featurestore
 from featurestore.featuregroups.discovery import Match, search
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.window_features import WindowLineage
-from featurestore.recovery.groups import forget
+from featurestore.recovery.groups import unregister
 from featurestore.registry import artifacts, featuregroups, lineage, search_documents
 from featurestore.registry.database import Registry
 from featurestore.registry.filtered import RegistryViews
@@ -51,7 +51,7 @@ def write(connection: sa.Connection, told: dict[str, object]) -> None:
     name, version = told["name"], told["version"]
     if not told["has_index"]:
         connection.info["trigrams"] = False
-    forget(connection, name, version)
+    unregister(connection, name, version)
     if not told["removed"]:
         schema = pa.schema([pa.field(each, pa.int64()) for each in told["columns"]])
         spec = FeatureGroupSpec(name, version, schema)
@@ -126,8 +126,8 @@ def test_indexed_search_equals_full_scan(session: Session) -> None:
             return
         with registry.transaction() as connection:
             for name in NAMES:
-                forget(connection, name, 1)
-                forget(connection, name, 2)
+                unregister(connection, name, 1)
+                unregister(connection, name, 2)
             for each in told:
                 write(connection, each)
         wanted = text.strip().casefold()

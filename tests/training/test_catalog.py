@@ -26,7 +26,7 @@ def test_unregistered_finished_dataset_is_recovered(
     made = duckdb_store.create_training_dataset(example(50), "d", key=["at"], tags={"team": "risk"})
     registry = duckdb_store.session.registry
     with registry.transaction() as connection:
-        datasets.forget(connection, "d", 1)
+        datasets.unregister(connection, "d", 1)
     leave_dead(duckdb_store, "export", 1)
     again = featurestore.connect(duckdb_store.location)
     assert again.get_training_dataset("d").manifest == made.manifest
@@ -37,7 +37,7 @@ def test_unregistered_finished_dataset_is_recovered(
 
 def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
     """Record the intent of a process of this machine that has died."""
-    mine = liveness.this_process(store.location)
+    mine = liveness.owner_of_this_process(store.location)
     dead = f"{mine.rpartition('.')[0]}.00000000"
     with store.session.registry.transaction() as connection:
         intents.begin(

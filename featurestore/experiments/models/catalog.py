@@ -336,7 +336,7 @@ def remove(session: Session, name: str, version: int) -> None:
         index.get(connection, name, version)
     with in_flight(session, kind=directories.REMOVE, name=name, version=version) as run:
         with session.registry.transaction() as connection:
-            directories.forget(connection, name, version)
+            directories.unregister(connection, name, version)
         directories.remove_files(session.paths, name, version)
         run.registered = True
 

@@ -1,6 +1,6 @@
 """OpenLineage events of store operations, off until a transport is configured.
 
-``settings`` reads the configuration, ``emitter`` observes operations and sends events from a
-background thread, ``events`` builds events, ``datasets`` and ``column_origins`` read their content
-from logs, manifests and plans.
+``emitter`` reads the configuration, observes operations, and sends events from a background thread.
+``events`` builds the events; ``facets`` and ``column_origins`` build their content from logs,
+manifests and plans.
 """

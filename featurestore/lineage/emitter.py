@@ -1,8 +1,8 @@
-"""Emission of OpenLineage events, off until a transport is configured by OpenLineage's settings.
+"""Emission of OpenLineage events; disabled unless OpenLineage's settings configure a transport.
 
-A background thread sends them, so that lineage never slows or fails a write. Events wait in a bounded
-queue. If the receiver is down or too slow, events are dropped and one warning is logged, until an
-event is delivered again.
+Events are queued and sent by a background thread, so that lineage neither slows down writes nor makes
+them fail. If the receiver is unavailable or too slow, the queue is full and events are dropped. One
+warning is logged until an event is delivered again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from featurestore.plugins.observers import Observer
 
 _log = logging.getLogger("featurestore.lineage")
-# Capacity of the queue; an event has a few kilobytes.
+# The capacity of the queue; an event has a few kilobytes.
 MAX_WAITING_EVENTS = 1000
-# How long the end of a process waits for events, unless the receiver has failed.
+# The maximum wait for queued events at process exit, unless the receiver has failed.
 CLOSE_SECONDS = 3.0
 _FILE = "openlineage.yml"
 Send = Callable[[Any], None]
 
 
 def start() -> None:
-    """Start sending OpenLineage events if a transport is configured, else stop.
+    """Start sending OpenLineage events if a transport is configured, otherwise stop.
 
-    The settings are those of OpenLineage: ``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
+    OpenLineage's settings are ``OPENLINEAGE_URL``, ``OPENLINEAGE_CONFIG``,
     ``OPENLINEAGE__TRANSPORT__...``, ``openlineage.yml`` in the working directory or in
     ``~/.openlineage``, and ``OPENLINEAGE_DISABLED``.
     """
@@ -59,7 +59,7 @@ def start() -> None:
 
 
 def stop(*, seconds: float = 0.0) -> None:
-    """Stop sending events, after waiting at most ``seconds`` for queued ones."""
+    """Stop sending events, after waiting at most ``seconds`` for queued events."""
     if _Active.emitter is not None:
         observers.remove_observer(_Active.emitter)
         _Active.emitter.close(seconds)
@@ -67,7 +67,7 @@ def stop(*, seconds: float = 0.0) -> None:
 
 
 def _settings() -> tuple[tuple[str, str], ...]:
-    """Return the settings of a transport, () without one."""
+    """Return the settings that configure a transport, () without a transport."""
     entries = [each for each in sorted(os.environ.items()) if each[0].startswith("OPENLINEAGE")]
     variables = dict(entries)
     if variables.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
@@ -84,7 +84,7 @@ def _settings() -> tuple[tuple[str, str], ...]:
 
 
 class _Active:
-    """The emitter of this process and its settings."""
+    """The active emitter of this process and its settings."""
 
     emitter: Emitter | None = None
     settings: tuple[tuple[str, str], ...] = ()
@@ -92,11 +92,11 @@ class _Active:
 
 
 class Emitter:
-    """Observes operations and sends an event at their start and end.
+    """An observer that sends an event at the start and end of each operation.
 
     Args:
-        send: Sends one event; None: the client of OpenLineage with its own settings.
-        waiting: Capacity of the queue.
+        send: A function that sends an event; None for OpenLineage's client.
+        waiting: The capacity of the queue.
     """
 
     def __init__(self, send: Send | None = None, *, waiting: int = MAX_WAITING_EVENTS) -> None:
@@ -111,17 +111,17 @@ class Emitter:
         atexit.register(self.close, CLOSE_SECONDS)
 
     def began(self, work: Work) -> None:
-        """Send the event of a start."""
+        """Queue the start event of an operation."""
         self._put(work, work.started, ended=False)
 
     def ended(self, work: Work, end: datetime) -> None:
-        """Send the event of an end."""
+        """Queue the end event of an operation."""
         self._put(work, end, ended=True)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Accept no more events, and wait at most ``seconds`` for queued ones.
+        """Stop accepting events, and wait at most ``seconds`` for queued events.
 
-        Remaining events are dropped, so that the thread ends after at most one more event.
+        The remaining events are dropped, so the thread sends at most one more event.
         """
         atexit.unregister(self.close)
         self._closed = True
@@ -169,17 +169,17 @@ class Emitter:
 
         if self._send is None:
             self._send = _configured_client()
-        self._send(events.event_of(work, timestamp, ended=ended))
+        self._send(events.build_event(work, timestamp, ended=ended))
 
     def _warn(self, reason: str) -> None:
-        """Log once that events are dropped, until one is delivered again."""
+        """Log that events are dropped; repeated warnings are suppressed until an event is sent."""
         if not self._is_down:
             self._is_down = True
             _log.warning("lineage events are dropped: %s", reason)
 
 
 def _copy_work(work: Work) -> Work:
-    """Copy an operation and its parents, since its event is built later, while it changes.
+    """Copy an operation and its parents, which may change before the event is built.
 
     >>> run = Work("job", "daily", "", "")
     >>> copy = _copy_work(run)
@@ -192,10 +192,10 @@ def _copy_work(work: Work) -> Work:
 
 
 def _configured_client() -> Send:
-    """Return the ``emit`` method of OpenLineage's client, configured by its own settings.
+    """Create an OpenLineage client from OpenLineage's settings, and return its ``emit`` method.
 
-    The client writes parsed settings, including keys, into the environment, where child processes
-    and later starts would read them. They are removed again.
+    The client writes parsed settings, including keys, to environment variables, where child
+    processes and later calls would read them. These variables are removed.
     """
     from openlineage.client import OpenLineageClient
 

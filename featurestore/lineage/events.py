@@ -1,4 +1,4 @@
-"""Events of OpenLineage: start, completion or failure of a run, with its inputs and outputs."""
+"""OpenLineage events: start, completion or failure of a run, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _WRITES = ("create", "write")
 _DROPS = ("delete", "remove")
 
 
-def event_of(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.RunEvent:
-    """Return the event of an operation: START, or COMPLETE or FAIL after its end."""
+def build_event(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.RunEvent:
+    """Build the event of an operation: START, COMPLETE or FAIL."""
     kind = EventType.START
     if ended:
         kind = EventType.COMPLETE if work.error is None else EventType.FAIL
-    inputs, outputs = datasets_of(work, ended=ended)
+    inputs, outputs = build_datasets(work, ended=ended)
     return openlineage.RunEvent(
         eventType=kind,
         eventTime=timestamp.isoformat(),
@@ -70,12 +70,12 @@ def event_of(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.Run
 
 
 def namespace() -> str:
-    """Return the namespace of jobs, from the setting of OpenLineage."""
+    """Return the job namespace from OpenLineage's settings."""
     return os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
 
 
 def job_name(work: Work) -> str:
-    """Return the job name of an operation: that of a job, else ``<kind>.<name>``.
+    """Return the OpenLineage job name of an operation: the job name, or ``<kind>.<name>``.
 
     >>> job_name(Work("write", "weather", "", ""))
     'write.weather'
@@ -98,7 +98,7 @@ def _run_facets(work: Work, *, ended: bool) -> dict[str, RunFacet]:
             producer=PRODUCER,
         )
     if work.parent is not None:
-        facets["parent"] = _parent(work, work.parent)
+        facets["parent"] = _parent_facet(work, work.parent)
     if ended and work.error is not None:
         message = f"{type(work.error).__name__}: {work.error}"
         if isinstance(work.error, FeatureStoreError):
@@ -109,7 +109,7 @@ def _run_facets(work: Work, *, ended: bool) -> dict[str, RunFacet]:
     return facets
 
 
-def _parent(work: Work, parent: Work) -> parent_run.ParentRunFacet:
+def _parent_facet(work: Work, parent: Work) -> parent_run.ParentRunFacet:
     root = work
     while root.parent is not None:
         root = root.parent
@@ -140,20 +140,22 @@ def _job_facets(work: Work) -> dict[str, JobFacet]:
     return facets
 
 
-def datasets_of(work: Work, *, ended: bool) -> tuple[list[InputDataset], list[OutputDataset]]:
-    """Return the inputs and outputs of an operation that are known so far."""
+def build_datasets(work: Work, *, ended: bool) -> tuple[list[InputDataset], list[OutputDataset]]:
+    """Return the inputs and outputs of an operation, as far as they are known."""
     paths = StorePaths(work.location)
     if work.kind == "validate":
         return [_validated_dataset(work, paths)], []
     if work.kind == "job":
-        return _inputs(work.inputs, paths, _finding_facets(work)), []
+        return _build_inputs(work.inputs, paths, _finding_facets(work)), []
     if work.kind in _DROPS:
         if not ended or work.error is not None:
             return [], []
-        drop: Facets = {"lifecycleStateChange": facets.lifecycle("DROP")}
-        return [], [OutputDataset(*dataset_identifier(_path(work, paths)), facets=drop)]
+        drop: Facets = {"lifecycleStateChange": facets.lifecycle_facet("DROP")}
+        return [], [OutputDataset(*dataset_identifier(_output_path(work, paths)), facets=drop)]
     if not ended or work.committed_version is None:
-        return [], [OutputDataset(*dataset_identifier(_path(work, paths)))] if work.version else []
+        return [], [
+            OutputDataset(*dataset_identifier(_output_path(work, paths)))
+        ] if work.version else []
     if work.kind in _WRITES:
         return _group_commit_datasets(work, paths)
     return _export_datasets(work, paths)
@@ -162,12 +164,12 @@ def datasets_of(work: Work, *, ended: bool) -> tuple[list[InputDataset], list[Ou
 Assertion = data_quality_assertions_dataset.Assertion
 
 
-def assertions_of_report(report: ValidationReport) -> list[Assertion]:
-    """Return the expectations of a validation."""
-    return [_assertion_of_result(each) for each in report.results]
+def report_to_assertions(report: ValidationReport) -> list[Assertion]:
+    """Convert the results of a validation report to assertions."""
+    return [_result_to_assertion(each) for each in report.results]
 
 
-def _assertion_of_result(result: ExpectationResult) -> Assertion:
+def _result_to_assertion(result: ExpectationResult) -> Assertion:
     expectation = result.expectation
     column = expectation.get("kwargs", {}).get("column")
     return Assertion(
@@ -180,23 +182,23 @@ def _assertion_of_result(result: ExpectationResult) -> Assertion:
     )
 
 
-def assertions_of_findings(report: MonitorReport) -> list[Assertion]:
-    """Return the findings of a monitor's latest window; alarms are failed assertions."""
+def findings_to_assertions(report: MonitorReport) -> list[Assertion]:
+    """Convert the findings of a monitor report to assertions; alarms are failed assertions."""
     return [
         Assertion(
-            assertion=f"{each.kind}.{each.measure}",
-            success=not each.alarm,
-            column=each.subject if each.kind in ("drift", "nulls", "values") else None,
+            assertion=f"{finding.kind}.{finding.measure}",
+            success=not finding.alarm,
+            column=finding.subject if finding.kind in ("drift", "nulls", "values") else None,
             severity="error",
-            description=str(each),
-            actual=None if each.value is None else str(each.value),
-            expected=_bounds(each.low, each.high),
+            description=str(finding),
+            actual=None if finding.value is None else str(finding.value),
+            expected=_format_bounds(finding.low, finding.high),
         )
-        for each in report.findings
+        for finding in report.findings
     ]
 
 
-def _bounds(low: float | None, high: float | None) -> str | None:
+def _format_bounds(low: float | None, high: float | None) -> str | None:
     conditions = []
     if low is not None:
         conditions.append(f">= {low:.6g}")
@@ -205,7 +207,7 @@ def _bounds(low: float | None, high: float | None) -> str | None:
     return " and ".join(conditions) or None
 
 
-def _path(work: Work, paths: StorePaths) -> str:
+def _output_path(work: Work, paths: StorePaths) -> str:
     version = work.version or 1
     if work.kind in ("export", "remove"):
         return paths.training_dataset(work.name, version)
@@ -218,21 +220,21 @@ def _path(work: Work, paths: StorePaths) -> str:
 def _group_commit_datasets(
     work: Work, paths: StorePaths
 ) -> tuple[list[InputDataset], list[OutputDataset]]:
-    """Return the inputs of a commit, and the group after the commit."""
-    path = _path(work, paths)
-    commit = _commit_of(path, work)
+    """Return the inputs of a group commit, and the group as the output."""
+    path = _output_path(work, paths)
+    commit = _find_commit(path, work)
     state = read_snapshot(path, commit.delta_version)
     spec = commits.spec_of(state)
     dataset_facets = facets.standard_facets(path, work.name, work.version, spec.schema)
-    dataset_facets["version"] = facets.version_of(commit.delta_version)
-    dataset_facets["dataQualityMetrics"] = facets.metrics_of(state)
-    lineage = _origins_of_write(work, spec.schema)
+    dataset_facets["version"] = facets.version_facet(commit.delta_version)
+    dataset_facets["dataQualityMetrics"] = facets.metrics_facet(state)
+    lineage = _write_origins(work, spec.schema)
     if lineage is not None:
-        dataset_facets["columnLineage"] = facets.column_lineage(
+        dataset_facets["columnLineage"] = facets.column_lineage_facet(
             lineage, paths, only=spec.schema.names
         )
     if work.kind == "create":
-        dataset_facets["lifecycleStateChange"] = facets.lifecycle("CREATE")
+        dataset_facets["lifecycleStateChange"] = facets.lifecycle_facet("CREATE")
     statistics_facet = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         rowCount=commit.rows_in, producer=PRODUCER
     )
@@ -241,12 +243,12 @@ def _group_commit_datasets(
         facets=dataset_facets,
         outputFacets={"outputStatistics": statistics_facet},
     )
-    input_records = [*commit.inputs.values(), *_groups_of(lineage)]
-    return _inputs(input_records, paths), [output]
+    input_records = [*commit.inputs.values(), *_iterate_source_groups(lineage)]
+    return _build_inputs(input_records, paths), [output]
 
 
-def _commit_of(path: str, work: Work) -> Commit:
-    """Return the commit of a write; a later commit may have merged small files."""
+def _find_commit(path: str, work: Work) -> Commit:
+    """Return the commit of a write, which may precede the last version because of compaction."""
     last = int(work.committed_version or 0)
     ids = {work.run_id}
     if work.parent is not None:
@@ -261,18 +263,20 @@ def _commit_of(path: str, work: Work) -> Commit:
 def _export_datasets(
     work: Work, paths: StorePaths
 ) -> tuple[list[InputDataset], list[OutputDataset]]:
-    """Return the sources of a training dataset, and the dataset of its manifest."""
-    path = _path(work, paths)
+    """Return the sources of an exported training dataset, and the dataset as the output."""
+    path = _output_path(work, paths)
     manifest = read_manifest(path)
     schema = pa.schema([(each.name, type_from_json(each.type)) for each in manifest.columns])
     dataset_facets = facets.standard_facets(path, manifest.name, manifest.version, schema)
-    dataset_facets["version"] = facets.version_of(manifest.version)
-    dataset_facets["dataQualityMetrics"] = _metrics_of(manifest)
-    dataset_facets["lifecycleStateChange"] = facets.lifecycle("CREATE")
+    dataset_facets["version"] = facets.version_facet(manifest.version)
+    dataset_facets["dataQualityMetrics"] = _manifest_metrics(manifest)
+    dataset_facets["lifecycleStateChange"] = facets.lifecycle_facet("CREATE")
     if manifest.plan is not None:
         lineage = column_origins.origins_of_plan(manifest.plan)
-        dataset_facets["columnLineage"] = facets.column_lineage(lineage, paths, only=schema.names)
-    rows, size = _size_of(manifest)
+        dataset_facets["columnLineage"] = facets.column_lineage_facet(
+            lineage, paths, only=schema.names
+        )
+    rows, size = _dataset_size(manifest)
     shards = [len(split.shards) for split in manifest.splits]
     statistics_facet = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         rowCount=rows, size=size, fileCount=sum(shards), producer=PRODUCER
@@ -282,10 +286,10 @@ def _export_datasets(
         facets=dataset_facets,
         outputFacets={"outputStatistics": statistics_facet},
     )
-    return _inputs(manifest.sources, paths), [output]
+    return _build_inputs(manifest.sources, paths), [output]
 
 
-def _metrics_of(
+def _manifest_metrics(
     manifest: Manifest,
 ) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
     nulls = dict.fromkeys([column.name for column in manifest.columns], 0)
@@ -296,13 +300,13 @@ def _metrics_of(
         name: data_quality_metrics_dataset.ColumnMetrics(nullCount=count)
         for name, count in nulls.items()
     }
-    rows, size = _size_of(manifest)
+    rows, size = _dataset_size(manifest)
     return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
         columnMetrics=column_metrics, rowCount=rows, bytes=size, producer=PRODUCER
     )
 
 
-def _size_of(manifest: Manifest) -> tuple[int, int]:
+def _dataset_size(manifest: Manifest) -> tuple[int, int]:
     rows = size = 0
     for split in manifest.splits:
         rows += split.rows
@@ -310,8 +314,8 @@ def _size_of(manifest: Manifest) -> tuple[int, int]:
     return rows, size
 
 
-def _origins_of_write(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
-    """Return the origins of the columns of a write, from its retrieval or job."""
+def _write_origins(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
+    """Return the column origins of a write from its retrieval plan or its job, if known."""
     if work.plan is not None:
         return column_origins.origins_of_plan(work.plan)
     job = None if work.parent is None else work.parent.job
@@ -320,21 +324,23 @@ def _origins_of_write(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
     if job.kind == "window":
         return column_origins.origins_of_window_job(WindowJob.from_spec(job))
     if job.kind == "sql":
-        return column_origins.origins_of_query(job.code, _tables(job, work.parent), schema.names)
+        return column_origins.origins_of_query(
+            job.code, _query_tables(job, work.parent), schema.names
+        )
     return None
 
 
-def _tables(job: JobSpec, run: Work) -> dict[str, column_origins.Group]:
-    """Return the groups and versions of the tables of a job's query."""
+def _query_tables(job: JobSpec, run: Work) -> dict[str, column_origins.Group]:
+    """Return the group and version of each input table of a job query."""
     groups: dict[str, column_origins.Group] = {}
-    for each in run.inputs:
-        name = str(each["input"])
-        if each.get("version") is not None and name in job.inputs:
-            groups[name] = str(each["source"]), int(each["version"])
+    for input_record in run.inputs:
+        name = str(input_record["input"])
+        if input_record.get("version") is not None and name in job.inputs:
+            groups[name] = str(input_record["source"]), int(input_record["version"])
     return groups
 
 
-def _groups_of(lineage: ColumnOrigins | None) -> Iterable[Mapping[str, Any]]:
+def _iterate_source_groups(lineage: ColumnOrigins | None) -> Iterable[Mapping[str, Any]]:
     if lineage is None:
         return
     origins = [*lineage.rows]
@@ -347,25 +353,25 @@ def _groups_of(lineage: ColumnOrigins | None) -> Iterable[Mapping[str, Any]]:
 # -- inputs ---------------------------------------------------------------------------------------
 
 
-def _inputs(
+def _build_inputs(
     records: Iterable[Mapping[str, Any]], paths: StorePaths, input_facets: Facets | None = None
 ) -> list[InputDataset]:
-    """Return the groups, tables, folders and sources that were read, without duplicates."""
+    """Convert input records to datasets without duplicates."""
     inputs: dict[tuple[str, str], InputDataset] = {}
-    for each in records:
-        source = str(each.get("featuregroup") or each.get("source"))
+    for record in records:
+        source = str(record.get("featuregroup") or record.get("source"))
         dataset_facets: Facets = {}
         if source.startswith("source:"):
-            key = source, str(each.get("query", ""))[:12]
-            version = each.get("snapshot")
+            key = source, str(record.get("query", ""))[:12]
+            version = record.get("snapshot")
         elif "/" in source:
-            key, version = dataset_identifier(source), each.get("delta_version")
+            key, version = dataset_identifier(source), record.get("delta_version")
         else:
-            path = paths.featuregroup(source, each.get("version") or 1)
-            key, version = dataset_identifier(path), each.get("delta_version")
-            dataset_facets["symlinks"] = facets.symlinks(path, source, each.get("version"))
+            path = paths.featuregroup(source, record.get("version") or 1)
+            key, version = dataset_identifier(path), record.get("delta_version")
+            dataset_facets["symlinks"] = facets.symlinks_facet(path, source, record.get("version"))
         if version is not None:
-            dataset_facets["version"] = facets.version_of(version)
+            dataset_facets["version"] = facets.version_facet(version)
         if key not in inputs or "version" in dataset_facets:
             inputs[key] = InputDataset(
                 *key, facets=dataset_facets, inputFacets=dict(input_facets or {})
@@ -374,19 +380,19 @@ def _inputs(
 
 
 def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
-    """Return the validated dataset, at the end with its expectations."""
+    """Return the validated dataset, with the validation results if they are known."""
     report = work.report or getattr(work.error, "report", None)
     dataset_facets: Facets = {}
     input_facets: Facets = {}
-    path = _path(work, paths)
+    path = _output_path(work, paths)
     if work.parent is not None and work.parent.kind == "export":
         path = paths.training_dataset(work.name, work.parent.version or 1)
     if work.committed_version is not None:
-        dataset_facets["version"] = facets.version_of(work.committed_version)
+        dataset_facets["version"] = facets.version_facet(work.committed_version)
     if report is not None:
         input_facets["dataQualityAssertions"] = (
             data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-                assertions=assertions_of_report(report), producer=PRODUCER
+                assertions=report_to_assertions(report), producer=PRODUCER
             )
         )
         metrics = data_quality_metrics_input_dataset
@@ -397,10 +403,10 @@ def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
 
 
 def _finding_facets(work: Work) -> Facets:
-    """Return the findings of a monitor as assertions on its group."""
+    """Return the dataset facets for a monitor's findings."""
     if work.monitor_report is None:
         return {}
     facet = data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(
-        assertions=assertions_of_findings(work.monitor_report), producer=PRODUCER
+        assertions=findings_to_assertions(work.monitor_report), producer=PRODUCER
     )
     return {"dataQualityAssertions": facet}

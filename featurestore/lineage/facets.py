@@ -1,4 +1,4 @@
-"""Facets of datasets: columns, versions, statistics, origins of columns."""
+"""OpenLineage dataset facets: columns, versions, statistics and column lineage."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from featurestore.delta.snapshot import Snapshot
 from featurestore.lineage.column_origins import ColumnOrigins, Origin
 from featurestore.model.paths import StorePaths
 
-# The producer of the events. OpenLineage requires a URI; a URN needs no address.
+# The event producer. OpenLineage requires a URI; a URN needs no web address.
 PRODUCER = "urn:featurestore"
-# Maximum number of files whose column statistics are summed.
+# The maximum number of files for which null counts are summed.
 _MAX_FILES = 1000
 Facets = dict[str, Any]
 
@@ -49,21 +49,23 @@ def dataset_identifier(path: str) -> tuple[str, str]:
 
 
 def standard_facets(path: str, name: str, version: int | None, schema: pa.Schema) -> Facets:
-    """Return the facets of every dataset of a store: its columns and its name."""
+    """Return the facets that all datasets of a store have: columns and name."""
     fields = [
         schema_dataset.SchemaDatasetFacetFields(
-            name=each.name, type=str(each.type), ordinal_position=index + 1
+            name=field.name, type=str(field.type), ordinal_position=index + 1
         )
-        for index, each in enumerate(schema)
+        for index, field in enumerate(schema)
     ]
     return {
         "schema": schema_dataset.SchemaDatasetFacet(fields=fields, producer=PRODUCER),
-        "symlinks": symlinks(path, name, version),
+        "symlinks": symlinks_facet(path, name, version),
     }
 
 
-def symlinks(path: str, name: str, version: int | None) -> symlinks_dataset.SymlinksDatasetFacet:
-    """Return the name of a dataset in the store, such as ``weather@v1``."""
+def symlinks_facet(
+    path: str, name: str, version: int | None
+) -> symlinks_dataset.SymlinksDatasetFacet:
+    """Return the facet with the name of a dataset in the store, such as ``weather@v1``."""
     logical = f"{name}@v{version or 1}"
     identifier = symlinks_dataset.Identifier(
         namespace=dataset_identifier(path)[0], name=logical, type="TABLE"
@@ -71,28 +73,28 @@ def symlinks(path: str, name: str, version: int | None) -> symlinks_dataset.Syml
     return symlinks_dataset.SymlinksDatasetFacet(identifiers=[identifier], producer=PRODUCER)
 
 
-def version_of(version: object) -> dataset_version_dataset.DatasetVersionDatasetFacet:
-    """Return the version of a dataset: the Delta version of a group."""
+def version_facet(version: object) -> dataset_version_dataset.DatasetVersionDatasetFacet:
+    """Return the facet with the dataset version; for a group this is the Delta version."""
     return dataset_version_dataset.DatasetVersionDatasetFacet(
         datasetVersion=str(version), producer=PRODUCER
     )
 
 
-def lifecycle(
+def lifecycle_facet(
     change: str,
 ) -> lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet:
-    """Return a lifecycle change: "CREATE" or "DROP"."""
+    """Return the facet for a lifecycle change, "CREATE" or "DROP"."""
     return lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet(
         lifecycleStateChange=lifecycle_state_change_dataset.LifecycleStateChange(change),
         producer=PRODUCER,
     )
 
 
-def metrics_of(state: Snapshot) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
-    """Return the statistics of a table from its log: rows, bytes, nulls by column."""
+def metrics_facet(state: Snapshot) -> data_quality_metrics_dataset.DataQualityMetricsDatasetFacet:
+    """Return the facet with table statistics from the log: rows, bytes, null counts."""
     column_metrics = {
         name: data_quality_metrics_dataset.ColumnMetrics(nullCount=count)
-        for name, count in _nulls(state.files).items()
+        for name, count in _null_counts(state.files).items()
         if name in state.schema.names
     }
     return data_quality_metrics_dataset.DataQualityMetricsDatasetFacet(
@@ -104,8 +106,8 @@ def metrics_of(state: Snapshot) -> data_quality_metrics_dataset.DataQualityMetri
     )
 
 
-def _nulls(files: Sequence[DataFile]) -> dict[str, int]:
-    """Return the null counts of columns with statistics in every file."""
+def _null_counts(files: Sequence[DataFile]) -> dict[str, int]:
+    """Return the null counts of the columns for which every file has statistics."""
     if len(files) > _MAX_FILES:
         return {}
     null_counts: dict[str, int] = {}
@@ -119,10 +121,10 @@ def _nulls(files: Sequence[DataFile]) -> dict[str, int]:
     return {name: count for name, count in null_counts.items() if file_counts[name] == len(files)}
 
 
-def column_lineage(
+def column_lineage_facet(
     lineage: ColumnOrigins, paths: StorePaths, *, only: Iterable[str] | None = None
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
-    """Return the origins of columns; ``only`` are the columns of the dataset."""
+    """Return the column lineage facet; ``only`` selects columns of the dataset."""
     names = list(lineage.columns if only is None else only)
     fields = {}
     for name in names:

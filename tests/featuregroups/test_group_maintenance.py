@@ -221,7 +221,9 @@ def test_export_waits_for_running_deletion(
 ) -> None:
     many_versions(duckdb_store)
     export = Exporter(duckdb_store, monkeypatch)
-    between_pins_and_removal(monkeypatch, maintenance, "find_pinning_datasets", export.run_until_it_waits)
+    between_pins_and_removal(
+        monkeypatch, maintenance, "find_pinning_datasets", export.run_until_it_waits
+    )
     duckdb_store.delete_featuregroup("g", version=1)
     export.end()
     assert isinstance(export.error, FeatureStoreError)

@@ -17,7 +17,7 @@ import featurestore
 from featurestore.errors import JobFailed, ValidationFailed
 from featurestore.lineage import emitter
 from featurestore.lineage.emitter import Emitter
-from featurestore.lineage.events import event_of
+from featurestore.lineage.events import build_event
 from featurestore.plugins.observers import Work, add_observer, observed, remove_observer
 from featurestore.store import FeatureStore
 from tests.lineage.conftest import FLIGHTS, WEATHER, Lineage
@@ -115,7 +115,7 @@ def test_start_event_sent_late_equals_event_at_start(
         """Makes each beginning's event at once, too."""
 
         def began(self, work: Work) -> None:
-            at_once.append(event_of(work, work.started, ended=False))
+            at_once.append(build_event(work, work.started, ended=False))
             super().began(work)
 
     at_once: list[Any] = []

@@ -158,7 +158,7 @@ def test_rebuild_keeps_damaged_registry_while_writer_runs(tmp_path: Path) -> Non
     featurestore.connect(tmp_path).close()
     program = (
         "import sys\nfrom featurestore.recovery import liveness\n"
-        "print(liveness.this_process(sys.argv[1]), flush=True)\nsys.stdin.read()"
+        "print(liveness.owner_of_this_process(sys.argv[1]), flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path)],

@@ -1,7 +1,7 @@
-"""Statistics: mergeable counts and a sample, results, drift, plots.
+"""Table statistics: mergeable counts and samples, results, drift and plots.
 
-``statistics_accumulator`` counts a table on any engine, ``finish`` computes the statistics from its
-state. No module here imports an engine.
+``statistics_accumulator`` is run over a table by any engine, and ``finish`` computes the statistics
+from the resulting state. This package imports no engine.
 """
 
 from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift

@@ -1,9 +1,9 @@
-"""The accumulator of a table's statistics, and the binary format of its state.
+"""The accumulator of table statistics, and the binary format of its state.
 
-A state has counts and co-moments of all rows, and the sample. Its format is stored with tables and
-sent between executors: magic, then three sections, each an 8-byte little-endian length and its bytes:
-a JSON header (columns, counts), the co-moments as an ``npz``, the sample as an Arrow IPC stream with
-its hashes and copies.
+A state contains the counts and co-moments of all rows, and the sample. The binary format is used to
+store states next to tables and to send them between executors. It consists of magic bytes, a SHA-256
+digest, and three sections, each with an 8-byte little-endian length: a JSON header (columns, counts),
+the co-moments as ``npz``, and the sample as an Arrow IPC stream with hashes and copy counts.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from featurestore.statistics.counts import (
     count_values,
     counts_from_lists,
     counts_to_lists,
-    with_dictionaries,
+    dictionary_encode,
 )
 from featurestore.statistics.moments import CoMoments, Moments, batch_moments, co_moments
 from featurestore.statistics.sample import (
     Sample,
-    hashable_rows,
+    add_lower_halves,
+    is_within_bound,
     sample_limit,
     sample_schema,
-    sampled_rows,
+    to_hashable_rows,
+    to_sampled_rows,
     upper_halves,
-    with_lower_halves,
-    within_bound,
 )
 from featurestore.statistics.values import (
     CountedColumn,
@@ -55,19 +55,19 @@ from featurestore.statistics.values import (
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine, Relation
 
-# On average this multiple of the sample size has hashes below the bound, so that random variation
-# rarely leaves the sample short.
-_MARGIN = 1.1
+# The expected number of rows with hashes below the bound, relative to the sample size. With this
+# margin, random variation rarely makes the sample too small.
+_SAMPLE_MARGIN = 1.1
 _MAGIC = b"FSSTATE5"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
-# Upper bound of the IPC framing around the schema and the rows.
+# An upper bound for the size of IPC framing around the schema and the rows.
 _FRAMING_BYTES = 1_024
 
 
 @dataclass
 class StatisticsState:
-    """The counts of all rows so far. Pickled in the compact format of ``codec``."""
+    """The counts, co-moments and sample of all rows so far, pickled in the compact binary format."""
 
     columns: tuple[CountedColumn, ...]
     seed: int
@@ -82,10 +82,11 @@ class StatisticsState:
 
 @dataclass(frozen=True)
 class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
-    """Accumulator of the statistics of a table.
+    """Accumulator of table statistics.
 
     ``limit`` is the maximum number of distinct rows in the sample. Only rows with hashes up to
-    ``bound`` are sampled, so that the states of all partitions together hold about one sample.
+    ``bound`` are sampled, so that the states of all partitions together contain only slightly more
+    rows than one sample.
     """
 
     columns: tuple[CountedColumn, ...]
@@ -94,37 +95,37 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
     bound: int | None = None
 
     def start(self) -> StatisticsState:
-        """Return the state of no rows."""
+        """Return an empty state."""
         return empty_state(self.columns, seed=self.seed, limit=self.limit, bound=self.bound)
 
     def update(self, state: StatisticsState, batch: pa.RecordBatch) -> StatisticsState:
-        """Count the rows of a batch in place."""
+        """Add the rows of a batch to the state in place."""
         if not batch.num_rows:
             return state
         state.rows += batch.num_rows
-        repeating_texts = [each.name for each in self.columns if self._has_few_texts(state, each)]
-        batch = with_dictionaries(batch, repeating_texts)
+        repeating_names = [each.name for each in self.columns if self._has_few_strings(state, each)]
+        batch = dictionary_encode(batch, repeating_names)
         # Squares of values near the limits of float64 overflow; statistics computed from them are
         # reported as missing.
         with np.errstate(over="ignore", invalid="ignore"):
-            measured = self._count(state, batch)
+            measured = self._update_counts(state, batch)
         _add_to_sample(batch, measured, state.sample, self.seed)
         return state
 
-    def _has_few_texts(self, state: StatisticsState, column: CountedColumn) -> bool:
+    def _has_few_strings(self, state: StatisticsState, column: CountedColumn) -> bool:
         return column.kind == "text" and state.counts[column.name].values is not None
 
-    def _count(self, state: StatisticsState, batch: pa.RecordBatch) -> dict[str, Values]:
-        """Count each column and return the values of numeric, boolean and time columns."""
+    def _update_counts(self, state: StatisticsState, batch: pa.RecordBatch) -> dict[str, Values]:
+        """Update the counts of all columns, and return the values of the measured columns."""
         measured, batch_counts = {}, {}
         for column in self.columns:
             name, values = column.name, batch.column(column.name)
             few_values = state.counts[name].values is not None
             if column.measured:
                 measured[name] = measured_values(values)
-                batch_counts[name] = count_measured(measured[name], few_values=few_values)
+                batch_counts[name] = count_measured(measured[name], counts_distinct=few_values)
             else:
-                batch_counts[name] = count_values(column, values, few_values=few_values)
+                batch_counts[name] = count_values(column, values, counts_distinct=few_values)
         self._add_moments(state, measured, batch_counts)
         for name, counts in batch_counts.items():
             state.counts[name] = state.counts[name].merge(counts)
@@ -136,7 +137,7 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         measured: Mapping[str, Values],
         batch_counts: Mapping[str, ColumnCounts],
     ) -> None:
-        """Add the moments of each column and of each pair of columns."""
+        """Add the moments of measured columns and the co-moments of column pairs."""
         pairwise = [column.name for column in paired_columns(self.columns)]
         for name, values in measured.items():
             if name not in pairwise:
@@ -148,11 +149,11 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
             state.co_moments = state.co_moments.merge(pair_moments)
 
     def merge(self, first: StatisticsState, second: StatisticsState) -> StatisticsState:
-        """Add the second state to the first one in place."""
+        """Merge the second state into the first state in place."""
         return merge(first, second)
 
     def finish(self, state: StatisticsState) -> StatisticsState:
-        """Return the state with its sample compacted."""
+        """Compact the sample and return the state."""
         state.sample.compact()
         return state
 
@@ -165,17 +166,18 @@ def statistics_accumulator(
     rows: int | None = None,
     roles: Mapping[str, Role] | None = None,
 ) -> StatisticsAccumulator:
-    """Return the accumulator that counts a table, for ``Engine.aggregate``.
+    """Return an accumulator of table statistics, for ``Engine.aggregate``.
 
     Args:
-        table: The spec of a feature group, whose keys and times are excluded from the correlations,
-            or a schema of feature types.
-        seed: Seed of the row hashes that choose the sample.
-        limit: Distinct rows in the sample; 25,000, fewer above 128 columns, when None.
-        rows: The number of rows, if known: each partition then samples its share only. The sample
-            is smaller than ``limit`` if many rows are copies (``count_statistics`` counts again
-            without a bound then).
-        roles: The roles of a training dataset's columns; only inputs and labels are correlated.
+        table: The spec of a feature group, or a schema of feature types. Keys and times of a group
+            are excluded from the correlations.
+        seed: The seed of the row hashes that select the sample.
+        limit: The maximum number of distinct rows in the sample; None for 25,000, or fewer if the
+            table has more than 128 columns.
+        rows: The number of rows, if known, so that each partition samples only its share. If many
+            rows are duplicates, the sample is smaller than ``limit``; ``count_statistics`` then
+            repeats the aggregation without a bound.
+        roles: The column roles of a training dataset; only inputs and labels are correlated.
 
     >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
     >>> batch = pa.RecordBatch.from_pydict({"age": [31, 45]})
@@ -187,8 +189,8 @@ def statistics_accumulator(
     if limit is None:
         limit = sample_limit(len(columns))
     bound = None
-    if rows is not None and rows > limit * _MARGIN:
-        bound = int(2**64 * limit * _MARGIN / rows)
+    if rows is not None and rows > limit * _SAMPLE_MARGIN:
+        bound = int(2**64 * limit * _SAMPLE_MARGIN / rows)
     return StatisticsAccumulator(columns, seed, limit, bound)
 
 
@@ -200,15 +202,15 @@ def count_statistics(
     rows: int | None = None,
     seed: int = 0,
 ) -> StatisticsState:
-    """Return the counted state of a relation.
+    """Aggregate the statistics of a relation and return the state.
 
     Args:
-        engine: The engine that holds the relation.
-        relation: The rows; a relation over a stream is read once, others twice if many rows are
-            copies.
-        table: As for ``statistics_accumulator``.
+        engine: The engine of the relation.
+        relation: The rows. They are read a second time if many rows are duplicates, except for a
+            single-use relation.
+        table: The same argument as for ``statistics_accumulator``.
         rows: The number of rows, if known.
-        seed: Seed of the row hashes that choose the sample.
+        seed: The seed of the row hashes that select the sample.
     """
     if not relation.single_use:
         if rows is None:
@@ -221,7 +223,7 @@ def count_statistics(
 
 
 def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState) -> bool:
-    """Return True if a bounded accumulator sampled too few rows because many are copies."""
+    """Return True if a bounded sample is too small because many rows are duplicates."""
     if accumulator.bound is None:
         return False
     state.sample.compact()
@@ -231,7 +233,7 @@ def is_sample_short(accumulator: StatisticsAccumulator, state: StatisticsState) 
 def empty_state(
     columns: tuple[CountedColumn, ...], *, seed: int, limit: int, bound: int | None = None
 ) -> StatisticsState:
-    """Return the state of no rows."""
+    """Return a state without rows."""
     sample = Sample(sample_schema(columns), limit)
     if bound is not None:
         sample = Sample(sample_schema(columns), limit, np.uint64(bound), is_truncated=True)
@@ -239,15 +241,15 @@ def empty_state(
         columns,
         seed,
         sample,
-        counts={each.name: ColumnCounts() for each in columns},
+        counts={column.name: ColumnCounts() for column in columns},
         co_moments=CoMoments.empty(len(paired_columns(columns))),
     )
 
 
 def merge(first: StatisticsState, second: StatisticsState) -> StatisticsState:
-    """Add the second state to the first one, in place, and return it.
+    """Merge the second state into the first state in place, and return it.
 
-    Both count the same columns with the same seed.
+    Both states must have the same columns and the same seed.
     """
     first.rows += second.rows
     with np.errstate(over="ignore", invalid="ignore"):
@@ -261,24 +263,24 @@ def merge(first: StatisticsState, second: StatisticsState) -> StatisticsState:
 def _add_to_sample(
     batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int
 ) -> None:
-    """Add the rows of a batch whose hashes are within the bound to the sample."""
+    """Add those rows of a batch to the sample whose hashes are within the bound."""
     if not sample.schema.names:
         sample.add(np.zeros(batch.num_rows, dtype=np.uint64), batch.select([]))
         return
-    rows = hashable_rows(batch, sample.schema)
+    rows = to_hashable_rows(batch, sample.schema)
     hashes = upper_halves(rows, measured, seed=seed)
     if sample.is_truncated:
-        is_candidate = within_bound(hashes, sample.bound)
+        is_candidate = is_within_bound(hashes, sample.bound)
         hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
-    rows = sampled_rows(rows)
-    sample.add(with_lower_halves(hashes, rows, seed=seed), rows)
+    rows = to_sampled_rows(rows)
+    sample.add(add_lower_halves(hashes, rows, seed=seed), rows)
 
 
 _HASH, _COPIES = "__fs_hash", "__fs_copies"
 
 
 def state_to_bytes(state: StatisticsState) -> bytes:
-    """Encode a state for ``state_from_bytes``."""
+    """Encode a state in the binary format."""
     state.sample.compact()
     schema = pa.schema([(each.name, each.type) for each in state.columns])
     roles = [each.role for each in state.columns]
@@ -312,16 +314,16 @@ def state_to_bytes(state: StatisticsState) -> bytes:
 
 
 def state_from_bytes(data: bytes) -> StatisticsState:
-    """Decode the state that ``state_to_bytes`` encoded.
+    """Decode a state that was encoded by ``state_to_bytes``.
 
     Raises:
-        StorageError: The bytes are not a state of statistics, or are damaged.
+        StorageError: The bytes are not a statistics state, or are damaged.
     """
     try:
         with translate_parse_errors("a state of statistics"):
-            return _parse_state(*_split_sections(_verified_content(data)))
+            return _parse_state(*_split_sections(_verify_content(data)))
     except MalformedJson as error:
-        raise _damaged(str(error)) from error
+        raise _damaged_state_error(str(error)) from error
 
 
 def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) -> StatisticsState:
@@ -353,18 +355,18 @@ def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) 
     )
 
 
-def _verified_content(data: bytes) -> bytes:
+def _verify_content(data: bytes) -> bytes:
     """Verify magic bytes and checksum, and return the bytes after them."""
     start = len(_MAGIC) + _DIGEST_BYTES
     content = data[start:]
     if data[: len(_MAGIC)] != _MAGIC:
-        raise _damaged("these bytes are something else")
+        raise _damaged_state_error("these bytes are something else")
     if hashlib.sha256(content).digest() != data[len(_MAGIC) : start]:
-        raise _damaged("its checksum does not fit")
+        raise _damaged_state_error("its checksum does not fit")
     return content
 
 
-def _damaged(reason: str) -> StorageError:
+def _damaged_state_error(reason: str) -> StorageError:
     return StorageError(
         f"A state of statistics is damaged: {reason}.", hint="compute the statistics again"
     )
@@ -430,16 +432,16 @@ def _encode_sample(sample: Sample) -> pa.Buffer:
 
 
 def batch_to_bytes(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return a batch as an Arrow IPC stream, compressed with LZ4 unless it is mostly floats.
+    """Encode a batch as an Arrow IPC stream, with LZ4 compression unless it is mostly floats.
 
-    LZ4 does not shrink floating-point numbers.
+    LZ4 does not compress floating-point numbers effectively.
     """
     float_bytes = 0
     for column in batch.columns:
         if pa.types.is_floating(column.type):
             float_bytes += column.nbytes
     if float_bytes > batch.nbytes // 2:
-        # Allocate the full size up front: a growing stream is copied at each growth.
+        # Allocate the full size in advance, because a growing buffer would be copied repeatedly.
         size = pa.ipc.get_record_batch_size(batch) + batch.schema.serialize().size
         buffer = pa.allocate_buffer(size + _FRAMING_BYTES)
         sink = pa.FixedSizeBufferWriter(buffer)

@@ -1,4 +1,4 @@
-"""K-means clusters of the sampled rows, with a two-dimensional projection for plots."""
+"""K-means clustering of sampled rows, with a two-dimensional projection for plots."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _MAX_MISSING_SHARE = 0.3
 class Clusters:
     """Clusters of sampled rows.
 
-    ``labels`` (rows,), ``centers`` (clusters, columns) in standard deviations from the mean,
-    ``plane`` (rows, 2): the first two principal components; ``explained`` is the share of variance
-    of each. ``left_out`` are columns that are constant or mostly missing. Rows with a missing value
-    in another column are excluded.
+    ``labels`` has the shape (rows,). ``centers`` has the shape (clusters, columns), in standard
+    deviations from the mean. ``plane`` has the first two principal components, of shape (rows, 2),
+    and ``explained`` their shares of the variance. ``left_out`` lists excluded columns, which are
+    constant or mostly missing. Rows with a missing value in another column are excluded.
     """
 
     columns: tuple[str, ...]
@@ -38,8 +38,8 @@ class Clusters:
     left_out: tuple[str, ...]
 
 
-def cluster_rows(state: StatisticsState) -> pa.RecordBatch:
-    """Return the numeric features of at most 20,000 sampled rows, the input of clustering."""
+def select_cluster_rows(state: StatisticsState) -> pa.RecordBatch:
+    """Return the rows to cluster: numeric features of at most 20,000 sampled rows."""
     names = [each.name for each in correlated_columns(state.columns)]
     state.sample.compact()
     max_rows = max(min(_MAX_ROWS, _MAX_VALUES // max(len(names), 1)), 1)
@@ -47,12 +47,12 @@ def cluster_rows(state: StatisticsState) -> pa.RecordBatch:
 
 
 def rows_to_bytes(rows: pa.RecordBatch) -> bytes:
-    """Return rows as an Arrow IPC stream for ``rows_from_bytes``."""
+    """Encode rows as an Arrow IPC stream."""
     return bytes(batch_to_bytes(rows))
 
 
 def rows_from_bytes(data: bytes) -> pa.RecordBatch:
-    """Return the rows that ``rows_to_bytes`` wrote."""
+    """Decode rows that were encoded by ``rows_to_bytes``."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         return reader.read_next_batch()
 
@@ -60,40 +60,40 @@ def rows_from_bytes(data: bytes) -> pa.RecordBatch:
 def find_clusters(
     sample: StatisticsState | pa.RecordBatch, *, clusters: int | None = None, seed: int = 0
 ) -> Clusters:
-    """Return clusters of the rows of a sample, the largest first.
+    """Cluster the rows of a sample, and order the clusters by size, largest first.
 
     Args:
-        sample: A state of statistics, or the rows that ``cluster_rows`` selected from one.
+        sample: A statistics state, or the result of ``select_cluster_rows``.
         clusters: The number of clusters; None selects the number from 2 to 8 with the highest
             Calinski-Harabasz index.
-        seed: Seed of the first centers.
+        seed: The seed of the initial centers.
 
     Raises:
-        StatisticsNotFound: Fewer than two numeric features vary, or fewer than three rows are
-            complete.
+        StatisticsNotFound: The sample has fewer than two non-constant numeric features, or fewer
+            than three complete rows.
     """
     if isinstance(sample, StatisticsState):
-        sample = cluster_rows(sample)
-    columns, left_out, data = _scaled_rows(sample)
+        sample = select_cluster_rows(sample)
+    columns, left_out, data = _standardize_rows(sample)
     if len(columns) < 2 or len(data) < 3:
         raise StatisticsNotFound(
             "Clusters need two numeric features that vary, with values in the same rows; "
             f"there are {len(columns)} in {len(data)} rows."
         )
     random = np.random.default_rng(seed)
-    cluster_count = clusters or _best_cluster_count(data[:_TRIAL_ROWS], random)
+    cluster_count = clusters or _choose_cluster_count(data[:_TRIAL_ROWS], random)
     labels, centers = _k_means(data, min(cluster_count, len(data)), random)
     order = np.argsort(-np.bincount(labels, minlength=len(centers)), kind="stable")
     labels = np.argsort(order)[labels]
-    plane, explained = _principal_plane(data)
+    plane, explained = _project_to_plane(data)
     return Clusters(columns, labels.astype(np.int64), centers[order], plane, explained, left_out)
 
 
-def _scaled_rows(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Floats]:
-    """Return the used columns, the excluded ones, and the complete rows, standardized."""
+def _standardize_rows(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...], Floats]:
+    """Return the selected columns, the excluded columns, and the standardized complete rows."""
     names, left_out, columns = [], [], []
     for name in rows.schema.names:
-        column = _scalable_column(measured_values(rows.column(name)), rows.num_rows)
+        column = _to_scalable_column(measured_values(rows.column(name)), rows.num_rows)
         if column is None:
             left_out.append(name)
         else:
@@ -109,9 +109,9 @@ def _scaled_rows(rows: pa.RecordBatch) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(names), tuple(left_out), data
 
 
-def _scalable_column(values: Values, rows: int) -> Floats | None:
-    """Return a column with NaN for missing values; None if it is constant or mostly missing."""
-    finite = _divided_by_power_of_two(values.finite.astype(np.float64))
+def _to_scalable_column(values: Values, rows: int) -> Floats | None:
+    """Return a column with NaN for missing values, or None if it is constant or mostly missing."""
+    finite = _divide_by_power_of_two(values.finite.astype(np.float64))
     if not len(finite) or len(finite) < rows * (1 - _MAX_MISSING_SHARE) or np.ptp(finite) == 0:
         return None
     if values.present is None:
@@ -121,8 +121,8 @@ def _scalable_column(values: Values, rows: int) -> Floats | None:
     return column
 
 
-def _divided_by_power_of_two(values: Floats) -> Floats:
-    """Return values divided by a power of two, so that their squares do not overflow.
+def _divide_by_power_of_two(values: Floats) -> Floats:
+    """Divide values by a power of two, so that their squares do not overflow.
 
     The division is exact.
     """
@@ -130,7 +130,7 @@ def _divided_by_power_of_two(values: Floats) -> Floats:
     return np.asarray(np.ldexp(values, -int(np.frexp(largest)[1])))
 
 
-def _best_cluster_count(data: Floats, random: np.random.Generator) -> int:
+def _choose_cluster_count(data: Floats, random: np.random.Generator) -> int:
     """Return the number of clusters with the highest Calinski-Harabasz index."""
     best_count, best_score = 2, -np.inf
     for number in range(2, min(_MAX_CLUSTERS, len(data) - 1) + 1):
@@ -147,14 +147,14 @@ def _best_cluster_count(data: Floats, random: np.random.Generator) -> int:
 def _k_means(
     data: Floats, cluster_count: int, random: np.random.Generator
 ) -> tuple[NDArray[np.intp], Floats]:
-    """Return labels and centers of Lloyd's algorithm with k-means++ initialization."""
-    centers = _first_centers(data, cluster_count, random)
+    """Run Lloyd's algorithm with k-means++ initialization, and return labels and centers."""
+    centers = _draw_initial_centers(data, cluster_count, random)
     labels = np.zeros(len(data), dtype=np.intp)
     squares = (data**2).sum(axis=1)[:, None]
     for _ in range(_MAX_ITERATIONS):
         distances = (squares - 2 * data @ centers.T) + (centers**2).sum(axis=1)
         nearest = distances.argmin(axis=1)
-        means = _cluster_means(data, nearest, centers)
+        means = _compute_cluster_means(data, nearest, centers)
         is_converged = np.array_equal(nearest, labels) and np.allclose(means, centers)
         labels, centers = nearest, means
         if is_converged:
@@ -162,7 +162,7 @@ def _k_means(
     return labels, centers
 
 
-def _cluster_means(data: Floats, labels: NDArray[np.intp], centers: Floats) -> Floats:
+def _compute_cluster_means(data: Floats, labels: NDArray[np.intp], centers: Floats) -> Floats:
     """Return the mean of each cluster; the center of an empty cluster does not change."""
     means = centers.copy()
     for label in range(len(centers)):
@@ -172,8 +172,8 @@ def _cluster_means(data: Floats, labels: NDArray[np.intp], centers: Floats) -> F
     return means
 
 
-def _first_centers(data: Floats, cluster_count: int, random: np.random.Generator) -> Floats:
-    """Return k-means++ centers: rows drawn with weights of the squared distance to the nearest."""
+def _draw_initial_centers(data: Floats, cluster_count: int, random: np.random.Generator) -> Floats:
+    """Draw k-means++ centers, weighted by the squared distance to the nearest center."""
     centers = [data[random.integers(len(data))]]
     nearest = ((data - centers[0]) ** 2).sum(axis=1)
     while len(centers) < cluster_count:
@@ -187,8 +187,8 @@ def _first_centers(data: Floats, cluster_count: int, random: np.random.Generator
     return np.stack(centers)
 
 
-def _principal_plane(data: Floats) -> tuple[Floats, tuple[float, float]]:
-    """Project rows on the first two principal components, with deterministic signs."""
+def _project_to_plane(data: Floats) -> tuple[Floats, tuple[float, float]]:
+    """Project rows onto the first two principal components, with deterministic signs."""
     values, vectors = np.linalg.eigh(data.T @ data / len(data))
     axes = vectors[:, ::-1][:, :2]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])

@@ -1,4 +1,4 @@
-"""Mergeable counts of one column over all rows, with those of its values if there are few."""
+"""Mergeable counts of a column over all rows, including value counts if there are few values."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from featurestore.statistics.values import CountedColumn, Values, text_prefix, v
 ValueCounts = dict[Any, int]
 Extreme = int | float | str | None
 Total = int | Twofold
-# Columns with more distinct values are described by the sample only.
+# Values are not counted in columns with more distinct values; the sample is used instead.
 MAX_VALUES = 1_000
-# Values at the start of a batch that are checked before a complete count.
+# The number of leading values that are checked before all values are counted.
 PROBED_ROWS = 4 * MAX_VALUES
-# In most columns with many values, the first ones are all distinct.
+# Most columns with many distinct values are recognized by this number of leading values.
 _FIRST_PROBE = MAX_VALUES + 10
 MAX_TEXT_LENGTH = 256
-# Encoding a longer text takes as long as measuring it.
+# For longer strings, dictionary encoding takes as long as measuring all lengths.
 _MAX_MEAN_BYTES = 64
-# Extremes of longer texts are prefixes, which have the same order as the texts.
+# Minimum and maximum of longer strings are stored as prefixes, which preserve the order.
 _MAX_EXTREME_LENGTH = MAX_TEXT_LENGTH + 1
-# Mean bytes of a text above which prefixes are compared: Arrow would copy the extremes.
+# The mean string size in bytes above which only prefixes are compared, as Arrow copies extremes.
 _LONG_MEAN_BYTES = 1 << 16
 
 
@@ -45,9 +45,9 @@ _LONG_MEAN_BYTES = 1 << 16
 class ColumnCounts:
     """Counts, exact sums, extremes and lengths of one column.
 
-    ``total`` is an exact integer for integers, booleans and times, a twofold for floats. Times are
-    days or microseconds since 1970. ``values`` are the counts of each distinct value, None once
-    there are too many.
+    ``total`` is an exact integer for integers, booleans and times, and a twofold for floats. Times
+    are days or microseconds since 1970. ``values`` maps each distinct value to its count, or is
+    None if there are too many.
     """
 
     rows: int = 0
@@ -64,7 +64,7 @@ class ColumnCounts:
     values: ValueCounts | None = field(default_factory=dict)
 
     def merge(self, added: ColumnCounts) -> ColumnCounts:
-        """Return the counts of both."""
+        """Return the merged counts."""
         merged = ColumnCounts(
             rows=self.rows + added.rows,
             nulls=self.nulls + added.nulls,
@@ -73,7 +73,7 @@ class ColumnCounts:
             total=_add_totals(self.total, added.total),
             moments=self.moments.merge(added.moments),
             length=self.length + added.length,
-            values=merged_counts(self.values, added.values),
+            values=merge_value_counts(self.values, added.values),
         )
         for side in (self, added):
             merged.widen(side.minimum, side.maximum)
@@ -81,7 +81,7 @@ class ColumnCounts:
         return merged
 
     def widen(self, minimum: Extreme, maximum: Extreme) -> None:
-        """Include the extremes of more values; None if there were no values."""
+        """Extend the extremes to include others; None stands for no values."""
         if minimum is None or maximum is None:
             return
         if self.minimum is None or minimum < self.minimum:  # type: ignore[operator]
@@ -90,7 +90,7 @@ class ColumnCounts:
             self.maximum = maximum
 
     def widen_lengths(self, shortest: int | None, longest: int | None) -> None:
-        """Include the extreme lengths of more values; None if there were no values."""
+        """Extend the extreme lengths to include others; None stands for no values."""
         if shortest is None or longest is None:
             return
         if self.shortest is None or shortest < self.shortest:
@@ -99,32 +99,32 @@ class ColumnCounts:
             self.longest = longest
 
 
-def count_values(column: CountedColumn, data: pa.Array, *, few_values: bool) -> ColumnCounts:
-    """Count a column that is not numeric; each distinct value too if ``few_values``."""
+def count_values(column: CountedColumn, data: pa.Array, *, counts_distinct: bool) -> ColumnCounts:
+    """Count a non-numeric column; with ``counts_distinct`` also count each distinct value."""
     if pat.is_dictionary(data.type):
-        return _count_dictionary(data, few_values=few_values)
+        return _count_dictionary(data, counts_distinct=counts_distinct)
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     if column.has_length:
         _count_lengths(counts, value_lengths(data))
     if column.kind == "text" and counts.nulls < counts.rows:
-        counts.widen(*_extreme_texts(data))
+        counts.widen(*_extreme_strings(data))
     counts.values = None
-    if column.kind == "text" and few_values:
+    if column.kind == "text" and counts_distinct:
         counts.values = count_texts(data, longest=counts.longest)
     return counts
 
 
-def count_measured(values: Values, *, few_values: bool) -> ColumnCounts:
-    """Count a column of numbers, booleans or times, without the moments.
+def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
+    """Count a column of numbers, booleans or times.
 
-    The caller adds the moments: it may get them from the co-moments.
+    The moments are not computed here, because the caller may derive them from the co-moments.
     """
     counts = ColumnCounts(len(values.numbers), values.nulls, values.nan, values.infinite)
     if values.extremes is None:
         return counts
     counts.widen(*[each.item() for each in values.extremes])
     counts.values = None
-    if few_values:
+    if counts_distinct:
         counts.values = count_numbers(values)
     counts.total = _exact_sum(values, counts.values)
     return counts
@@ -143,27 +143,27 @@ def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
     return add_twofold(total, product(-values.missing, float(values.pivot)))
 
 
-def _count_dictionary(data: pa.DictionaryArray, *, few_values: bool) -> ColumnCounts:
-    """Count dictionary-encoded texts."""
+def _count_dictionary(data: pa.DictionaryArray, *, counts_distinct: bool) -> ColumnCounts:
+    """Count a dictionary-encoded string column."""
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     values, occurrences = count_occurrences(data)
     if len(values):
-        counts.widen(*_extreme_texts(values))
+        counts.widen(*_extreme_strings(values))
         lengths = value_lengths(values)
         _count_lengths(counts, lengths)
         counts.length = int(lengths @ occurrences)
     counts.values = None
-    if few_values and len(values) <= MAX_VALUES and (counts.longest or 0) <= MAX_TEXT_LENGTH:
+    if counts_distinct and len(values) <= MAX_VALUES and (counts.longest or 0) <= MAX_TEXT_LENGTH:
         counts.values = dict(zip(values.to_pylist(), occurrences.tolist(), strict=True))
     return counts
 
 
-def _extreme_texts(texts: pa.Array) -> tuple[str, str]:
-    """Return the minimum and maximum text, or their prefixes; at least one text is not null."""
-    if texts.nbytes > _LONG_MEAN_BYTES * len(texts):
-        prefixes = [text_prefix(text, _MAX_EXTREME_LENGTH) for text in texts if text.is_valid]
+def _extreme_strings(strings: pa.Array) -> tuple[str, str]:
+    """Return the minimum and maximum string or their prefixes; not all strings may be null."""
+    if strings.nbytes > _LONG_MEAN_BYTES * len(strings):
+        prefixes = [text_prefix(text, _MAX_EXTREME_LENGTH) for text in strings if text.is_valid]
         return min(prefixes), max(prefixes)
-    extremes = pc.min_max(texts)
+    extremes = pc.min_max(strings)
     first, last = extremes["min"], extremes["max"]
     return text_prefix(first, _MAX_EXTREME_LENGTH), text_prefix(last, _MAX_EXTREME_LENGTH)
 
@@ -175,18 +175,18 @@ def _count_lengths(counts: ColumnCounts, lengths: NDArray[np.int64]) -> None:
 
 
 def _add_totals(first: Total, second: Total) -> Total:
-    """Return the sum of two totals; the total of no rows is the integer 0 for every type."""
+    """Return the sum of two totals; an empty total is the integer 0 for every type."""
     if isinstance(first, int) and isinstance(second, int):
         return first + second
-    return add_twofold(_as_twofold(first), _as_twofold(second))
+    return add_twofold(_to_twofold(first), _to_twofold(second))
 
 
-def _as_twofold(total: Total) -> Twofold:
+def _to_twofold(total: Total) -> Twofold:
     return (float(total), 0.0) if isinstance(total, int) else total
 
 
-def with_dictionaries(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
-    """Dictionary-encode those of the named columns that have few distinct values."""
+def dictionary_encode(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
+    """Dictionary-encode the named columns if they have few distinct values."""
     columns = []
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name in names and _has_few_values(column):
@@ -196,7 +196,7 @@ def with_dictionaries(batch: pa.RecordBatch, names: Collection[str]) -> pa.Recor
 
 
 def count_occurrences(data: pa.DictionaryArray) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return the values that occur in a dictionary array, and their counts."""
+    """Return the distinct values of a dictionary array and their counts."""
     counts = np.bincount(dictionary_codes(data.indices.drop_null()), minlength=len(data.dictionary))
     values = data.dictionary
     if not counts.all():
@@ -205,7 +205,7 @@ def count_occurrences(data: pa.DictionaryArray) -> tuple[pa.Array, NDArray[np.in
 
 
 def dictionary_codes(indices: pa.Array) -> NDArray[np.int32]:
-    """Return dictionary indices as numpy, without a copy where possible; 0 for nulls."""
+    """Return dictionary indices as a numpy array, with 0 for nulls; copied only if necessary."""
     if indices.null_count:
         indices = indices.fill_null(0)
     return np.asarray(indices.to_numpy(zero_copy_only=False))
@@ -220,7 +220,7 @@ def _has_few_values(column: pa.Array) -> bool:
 
 
 def count_numbers(values: Values) -> ValueCounts | None:
-    """Return the counts of finite numbers, None if there are too many distinct ones.
+    """Return the counts of distinct finite numbers, or None if there are too many.
 
     >>> from featurestore.statistics.values import measured_values
     >>> count_numbers(measured_values(pa.array([3, 1, None, 3], pa.int8())))
@@ -229,7 +229,7 @@ def count_numbers(values: Values) -> ValueCounts | None:
     numbers = values.numbers
     if numbers.dtype.itemsize == 1:
         value_counts = _count_bytes(numbers)
-    elif _has_many_values(pa.array(numbers[:PROBED_ROWS])):
+    elif _has_many_distinct_values(pa.array(numbers[:PROBED_ROWS])):
         return None
     else:
         if numbers.dtype.kind == "f":
@@ -248,14 +248,14 @@ def count_numbers(values: Values) -> ValueCounts | None:
 
 
 def count_texts(texts: pa.Array, *, longest: int | None) -> ValueCounts | None:
-    """Return the counts of texts, None if there are too many distinct ones or one is too long.
+    """Return the counts of distinct strings, or None if there are too many or one is too long.
 
     >>> count_texts(pa.array(["b", None, "b"]), longest=1)
     {'b': 2}
     """
     if longest is not None and longest > MAX_TEXT_LENGTH:
         return None
-    if _has_many_values(texts):
+    if _has_many_distinct_values(texts):
         return None
     value_counts = _count_array(texts)
     if value_counts is None or len(value_counts) > MAX_VALUES:
@@ -263,8 +263,8 @@ def count_texts(texts: pa.Array, *, longest: int | None) -> ValueCounts | None:
     return value_counts
 
 
-def merged_counts(first: ValueCounts | None, second: ValueCounts | None) -> ValueCounts | None:
-    """Return the sums of two counts, None if there are too many distinct values."""
+def merge_value_counts(first: ValueCounts | None, second: ValueCounts | None) -> ValueCounts | None:
+    """Return the merged value counts, or None if there are too many distinct values."""
     if first is None or second is None:
         return None
     if not first or not second:
@@ -293,8 +293,8 @@ def counts_from_lists(data: list[list[Any]] | None) -> ValueCounts | None:
     return dict(zip(values, counts, strict=True))
 
 
-def _has_many_values(array: pa.Array) -> bool:
-    """Return True if the first values contain too many distinct ones."""
+def _has_many_distinct_values(array: pa.Array) -> bool:
+    """Return True if the leading values already contain too many distinct values."""
     for probed_rows in (_FIRST_PROBE, PROBED_ROWS):
         if pc.count_distinct(array.slice(0, probed_rows)).as_py() > MAX_VALUES + 1:
             return True
@@ -302,7 +302,7 @@ def _has_many_values(array: pa.Array) -> bool:
 
 
 def _count_bytes(numbers: NDArray[Any]) -> ValueCounts:
-    """Return the counts of one-byte numbers, in ascending order."""
+    """Return the value counts of one-byte integers, ascending by value."""
     if numbers.max(initial=0) <= 1 and numbers.min(initial=0) >= 0:
         ones = np.count_nonzero(numbers)
         counts = np.array([len(numbers) - ones, ones])
@@ -314,7 +314,7 @@ def _count_bytes(numbers: NDArray[Any]) -> ValueCounts:
 
 
 def _count_array(array: pa.Array) -> ValueCounts | None:
-    """Return the counts of the values of an array, None if there are too many."""
+    """Return the counts of distinct values in an array, or None if there are too many."""
     pairs = pc.value_counts(array)
     if len(pairs) > MAX_VALUES + 1:
         return None

@@ -1,11 +1,11 @@
 """Distribution of a sampled column: quantiles, distinct and frequent values, histogram, ranks.
 
-Every value is weighted by the copies of its row, so all figures are exact while the sample is
-complete.
+Values are weighted by the copy counts of their rows, so results are exact if the sample contains all
+rows.
 
-Bins of histograms have equal width and cover equally many possible values. Integers in bins that
-cover unequal numbers of values (ages in bins of 1.7 years) show a comb pattern that the data do not
-have. The same is true of prices in cents.
+Histogram bins have equal width and cover equal numbers of possible values. If bins covered unequal
+numbers of integers (for example, bins of 1.7 years for ages), the histogram would show a comb pattern
+that is not in the data. The same applies to prices in cents.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from featurestore.statistics.values import CountedColumn, Values
 
 Words = NDArray[np.uint64]
 BINS = 30
-# All values of columns with up to this many are listed, which makes drift of categories exact.
+# If there are at most this many distinct values, all are listed, so categorical drift is exact.
 MAX_TOP = 100
 _TOP = 20
-# With so many values in a range, one value more or less in a bin is not visible.
+# If a range contains more possible values, a difference of one value between bins is not visible.
 _MANY_VALUES = 3_000
 _STEPS = (1.0, 0.1, 0.01)
-# float32 has seven digits: a value within this relative distance of a multiple of the step is one.
+# The relative tolerance for multiples of a step, since float32 has seven digits.
 _TOLERANCE = 2.0**-22
 _MAX_STEPPED = 2.0**51
-# The differences of fewer values may have a common divisor by chance.
+# With fewer values, their differences may have a common divisor by chance.
 _MIN_VALUES_FOR_STEP = 8
 _PROBED_VALUES = 1_000
 _WORD = 64
@@ -45,7 +45,7 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Distribution of the sampled values of a column. ``ranks`` are the mid-ranks of its rows."""
+    """The distribution of a sampled column; ``ranks`` has the mid-rank of each row."""
 
     rows: int
     distinct: int
@@ -58,7 +58,7 @@ class Distribution:
     ranks: Values | None = None
 
     def estimate_distinct(self, rows: int) -> int:
-        """Estimate the distinct values in a table of ``rows`` rows.
+        """Estimate the number of distinct values in a table of ``rows`` rows.
 
         The estimator is the first-order jackknife of Haas et al., 1995.
         """
@@ -69,35 +69,35 @@ class Distribution:
         return min(rows, round(self.distinct / (1 - unseen_share)))
 
 
-def distribution_of_texts(
+def string_distribution(
     data: pa.Array, weights: NDArray[np.int64], column_counts: ColumnCounts
 ) -> Distribution:
-    """Return the distribution of texts; ``column_counts`` are the counts of all rows."""
+    """Return the distribution of strings; ``column_counts`` covers all rows of the table."""
     if column_counts.values is not None:
         value_counts = column_counts.values
         values = pa.array(list(value_counts), pa.string())
         counts = np.array(list(value_counts.values()), dtype=np.int64)
-        top, complete = _top_texts(values, counts)
+        top, complete = _top_strings(values, counts)
         return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
-    return _from_sampled_texts(data, weights)
+    return _sampled_string_distribution(data, weights)
 
 
-def distribution_of_numbers(
+def number_distribution(
     column: CountedColumn, values: Values, weights: NDArray[np.int64], column_counts: ColumnCounts
 ) -> Distribution:
     """Return the distribution of numbers, booleans or times.
 
-    ``column_counts`` are the counts of all rows: the extremes, and each distinct value's count
-    unless there are too many.
+    ``column_counts`` covers all rows of the table. It provides the extremes, and the value counts
+    unless there are too many distinct values.
     """
     if values.present is not None:
         weights = weights[values.present]
     if column_counts.values is not None:
-        unique, counts, ranks = _ranked_by_counts(values.finite, weights, column_counts.values)
+        unique, counts, ranks = _rank_by_counts(values.finite, weights, column_counts.values)
     else:
-        unique, counts, ranks = _ranked_by_sorting(values.finite, weights)
+        unique, counts, ranks = _rank_by_sorting(values.finite, weights)
     if not len(unique):
-        return Distribution(0, 0, 0, (), True, ranks=_ranks_as_values(ranks, values))
+        return Distribution(0, 0, 0, (), True, ranks=_ranks_to_values(ranks, values))
     ends = np.cumsum(counts)
     edges = bin_edges(column, unique, low=column_counts.minimum, high=column_counts.maximum)
     bins = None
@@ -113,12 +113,12 @@ def distribution_of_numbers(
         quantiles=_quantiles(unique, ends),
         edges=edges,
         bins=bins,
-        ranks=_ranks_as_values(ranks, values),
+        ranks=_ranks_to_values(ranks, values),
     )
 
 
-def _ranks_as_values(ranks: Floats, values: Values) -> Values:
-    """Return ranks as a column that is missing where the values are."""
+def _ranks_to_values(ranks: Floats, values: Values) -> Values:
+    """Return ranks as a column that is missing in the same rows as the values."""
     pivot = 0.0
     if len(ranks):
         pivot = float(ranks.mean())
@@ -129,10 +129,10 @@ def _ranks_as_values(ranks: Floats, values: Values) -> Values:
     return Values(ranks, values.present, pivot, None, values.missing)
 
 
-def _ranked_by_sorting(
+def _rank_by_sorting(
     values: NDArray[Any], weights: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
-    """Return the distinct values, their counts, and the mid-rank of each row."""
+    """Return the distinct values, their counts, and the mid-rank of each row, by sorting."""
     order, ordered = ascending(values)
     if not len(ordered):
         return ordered, np.empty(0, dtype=np.int64), np.empty(0)
@@ -149,19 +149,19 @@ def _ranked_by_sorting(
     return ordered[first], counts, ranks
 
 
-def _ranked_by_counts(
+def _rank_by_counts(
     values: NDArray[Any], weights: NDArray[np.int64], value_counts: Mapping[Any, int]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
-    """Return the same from the counts of all rows; the ranks are within the sample."""
-    unique = np.array(sorted(value_counts), dtype=_python_dtype(values.dtype))
+    """Return distinct values and counts over all rows, and the mid-ranks within the sample."""
+    unique = np.array(sorted(value_counts), dtype=_exact_python_dtype(values.dtype))
     counts = np.array([value_counts[value] for value in unique.tolist()], dtype=np.int64)
     positions = np.searchsorted(unique, values)
     sampled = np.bincount(positions, weights=weights, minlength=len(unique)).astype(np.int64)
     return unique, counts, _mid_ranks(sampled)[positions]
 
 
-def _python_dtype(kind: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that represents the Python values of a dtype exactly."""
+def _exact_python_dtype(kind: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that exactly represents values of a dtype after conversion to Python."""
     if kind.kind == "f":
         return np.dtype(np.float64)
     return kind
@@ -172,7 +172,7 @@ def _mid_ranks(counts: NDArray[np.int64]) -> Floats:
     return np.asarray(np.cumsum(counts) - (counts - 1) / 2.0)
 
 
-def _from_sampled_texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
+def _sampled_string_distribution(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
     encoded = data.dictionary_encode()
     codes = encoded.indices
     if codes.null_count:
@@ -180,16 +180,16 @@ def _from_sampled_texts(data: pa.Array, weights: NDArray[np.int64]) -> Distribut
         codes = codes.drop_null()
     values = encoded.dictionary
     counts = np.bincount(codes.to_numpy(), weights=weights, minlength=len(values)).astype(np.int64)
-    top, complete = _top_texts(values, counts)
+    top, complete = _top_strings(values, counts)
     return Distribution(int(counts.sum()), len(values), int((counts == 1).sum()), top, complete)
 
 
-def _top_texts(
+def _top_strings(
     values: pa.Array, counts: NDArray[np.int64]
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
-    """Return the most frequent texts, and whether these are all texts.
+    """Return the most frequent strings, and whether these are all distinct strings.
 
-    Texts that occur once are listed only if all texts are.
+    Strings that occur once are listed only if all distinct strings are listed.
     """
     table = pa.table({"value": values, "count": counts})
     few = len(values) <= MAX_TOP
@@ -209,9 +209,9 @@ def _top_texts(
 def _top_values(
     unique: NDArray[Any], counts: NDArray[np.int64]
 ) -> tuple[tuple[tuple[Any, int], ...], bool]:
-    """Return the most frequent values, and whether these are all values.
+    """Return the most frequent values, and whether these are all distinct values.
 
-    Values that occur once are listed only if all values are.
+    Values that occur once are listed only if all distinct values are listed.
     """
     few = len(unique) <= MAX_TOP
     limit = MAX_TOP
@@ -222,7 +222,7 @@ def _top_values(
         if len(candidates) > _TOP:
             min_count = np.partition(counts[candidates], -_TOP)[-_TOP]
             candidates = candidates[counts[candidates] >= min_count]
-    # Stable: equal counts stay in the order of their values.
+    # The sort must be stable, so that equal counts are ordered by value.
     top_candidates = candidates[np.argsort(-counts[candidates], kind="stable")][:limit]
     return tuple(
         zip(unique[top_candidates].tolist(), counts[top_candidates].tolist(), strict=True)
@@ -230,7 +230,7 @@ def _top_values(
 
 
 def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ...]:
-    """Return the quantiles with linear interpolation, as numpy computes them from all copies."""
+    """Return linearly interpolated quantiles, like numpy for values repeated by their counts."""
     positions = np.array(PROBABILITIES) * (ends[-1] - 1)
     below = np.floor(positions).astype(np.int64)
     above = np.minimum(below + 1, ends[-1] - 1)
@@ -250,9 +250,9 @@ _MIN_BINS, _MAX_BINS = 15, 60
 def bin_edges(
     column: CountedColumn, unique: NDArray[Any], *, low: Any, high: Any
 ) -> tuple[float, ...] | None:
-    """Return the bin edges of a column; None if float64 cannot represent distinct edges.
+    """Return the bin edges of a column, or None if float64 cannot represent distinct edges.
 
-    ``unique`` are the sampled values, ``low`` and ``high`` the extremes over all rows.
+    ``unique`` has the distinct sampled values; ``low`` and ``high`` are the extremes of all rows.
     """
     if low is None or high is None or not math.isfinite(float(high) - float(low)):
         return None
@@ -260,7 +260,7 @@ def bin_edges(
         return (low - 0.5, high + 0.5)
     step = _value_step(column, unique, float(low), float(high))
     if step is not None:
-        # A number is in the middle of its bin; a day starts at the left edge of its bin.
+        # Numbers are centered in their bin; days start at the left edge of their bin.
         shift = 0.0 if column.kind == "time" else 0.5
         return stepped_edges(float(low), float(high), step=step, shift=shift)
     edges = np.linspace(float(low), float(high), BINS + 1)
@@ -272,7 +272,7 @@ def bin_edges(
 def stepped_edges(
     low: float, high: float, *, step: float = 1.0, shift: float = 0.5
 ) -> tuple[float, ...]:
-    """Return edges for values at multiples of a step; all bins but the last cover equally many.
+    """Return bin edges for multiples of a step; all bins except the last cover equally many values.
 
     >>> stepped_edges(1, 3)
     (0.5, 1.5, 2.5, 3.5)
@@ -300,7 +300,7 @@ def bin_counts(
 
 
 def _values_per_bin(value_count: int) -> int:
-    """Return the number of values per bin, for about thirty bins with a nearly full last one."""
+    """Return the number of values per bin, for about thirty bins of which the last is nearly full."""
     if value_count <= BINS:
         return 1
     if value_count > _MANY_VALUES:
@@ -317,7 +317,7 @@ def _values_per_bin(value_count: int) -> int:
 def _value_step(
     column: CountedColumn, unique: NDArray[Any], low: float, high: float
 ) -> float | None:
-    """Return the step that all values are multiples of, None for continuous values."""
+    """Return the step of which all values are multiples, or None for continuous values."""
     if max(abs(low), abs(high)) > _MAX_STEPPED:
         return None
     if unique.dtype.kind != "f":
@@ -326,26 +326,26 @@ def _value_step(
     else:
         step = _decimal_step(unique)
         is_optional = True
-    # Integers always get integer bins; for other kinds the step matters in small ranges only.
+    # Integers always have integer bins; for other types the step matters only in small ranges.
     if not step or (is_optional and (high - low) / step > _MANY_VALUES):
         return None
     return step
 
 
 def _decimal_step(unique: Floats) -> float:
-    """Return the step of floats with up to two decimals, 0 for other floats."""
+    """Return the step of floats with up to two decimal places, or 0 for other floats."""
     for step in _STEPS:
-        # Continuous values fail the test within the first few values.
-        if _whole_steps(unique[:_PROBED_VALUES], step) is None:
+        # For continuous values, the test usually fails within the first few values.
+        if _to_step_multiples(unique[:_PROBED_VALUES], step) is None:
             continue
-        steps = _whole_steps(unique, step)
+        steps = _to_step_multiples(unique, step)
         if steps is not None:
             return step * _common_divisor(steps.astype(np.int64))
     return 0.0
 
 
-def _whole_steps(values: Floats, step: float) -> Floats | None:
-    """Return each value in steps, None if a value is not a multiple of the step."""
+def _to_step_multiples(values: Floats, step: float) -> Floats | None:
+    """Convert values to multiples of a step, or return None if a value is not a multiple."""
     steps = values / step
     rounded: Floats = np.round(steps)
     is_whole = np.abs(steps - rounded) <= np.abs(steps) * _TOLERANCE
@@ -366,7 +366,7 @@ def _common_divisor(values: NDArray[np.int64]) -> int:
 
 
 def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Return the positions of numbers in ascending order, and the numbers in this order.
+    """Sort numbers in ascending order, and return their positions and the sorted numbers.
 
     >>> ascending(np.array([30, 10, 20]))
     (array([1, 2, 0]), array([10, 20, 30]))
@@ -374,7 +374,7 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     if not len(values):
         return np.empty(0, dtype=np.int64), values
     bits = len(values).bit_length()
-    words = _sortable_words(values)
+    words = _to_sortable_words(values)
     dropped_bits = int(words.max()).bit_length() + bits - _WORD
     if dropped_bits > 0:
         words >>= np.uint64(dropped_bits)
@@ -389,10 +389,10 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     return order, ordered
 
 
-def _sortable_words(values: NDArray[Any]) -> Words:
-    """Return words in the order of the values, 0 for the minimum."""
+def _to_sortable_words(values: NDArray[Any]) -> Words:
+    """Map values to unsigned integers with the same order; the minimum is mapped to 0."""
     if values.dtype.kind == "f":
-        words = _float_words(values)
+        words = _floats_to_sortable_words(values)
     elif values.dtype.kind == "u":
         words = values.astype(np.uint64)
     else:
@@ -401,10 +401,10 @@ def _sortable_words(values: NDArray[Any]) -> Words:
     return words
 
 
-def _float_words(values: NDArray[Any]) -> Words:
-    """Return words in the order of the floats: their bits, inverted for negative values.
+def _floats_to_sortable_words(values: NDArray[Any]) -> Words:
+    """Map floats to unsigned integers with the same order, based on their bits.
 
-    float32 is used if it represents all values: it needs fewer bits.
+    float32 is used if it represents all values exactly, because it has fewer bits to sort.
     """
     with np.errstate(over="ignore"):
         short = values.astype(np.float32)
@@ -419,7 +419,7 @@ def _float_words(values: NDArray[Any]) -> Words:
 
 
 def _sort_ties(order: NDArray[np.int64], words: Words, values: NDArray[Any]) -> None:
-    """Sort the positions of values with equal words, in place."""
+    """Sort positions whose integers are equal by their values, in place."""
     is_equal = words[1:] == words[:-1]
     tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
     positions = order[tied]

@@ -1,8 +1,9 @@
-"""Drift between two statistics: cumulative distributions, PSI, missing values, new categories.
+"""Drift between two tables, computed from their statistics: distributions, missing and new values.
 
-The population stability index compares shares p and q of the same bins: sum of (q - p) * ln(q / p).
-Numbers are binned by the deciles of the first table, categories by value. Both measures are above
-zero for two samples of one distribution; differences that are expected by chance are not reported.
+The population stability index (PSI) compares the shares p and q in the same bins as the sum of
+(q - p) * ln(q / p). Numbers are binned by the deciles of the first table, categories by value. PSI
+and the Kolmogorov-Smirnov distance are above zero even for two samples of the same distribution, so
+differences that are expected by chance are not reported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from featurestore.model.statistics import ColumnStatistics, Statistics, TopValue
 from featurestore.statistics.moments import Floats
 from featurestore.statistics.summary import parse_seconds
 
-# Added to the rows of every bin: the logarithm of an empty bin is infinite.
+# Added to the row count of every bin, because the logarithm of an empty bin is infinite.
 _SMOOTHING_ROWS = 0.5
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
 _MAX_VALUES = 20
@@ -33,8 +34,9 @@ _MAX_VALUES = 20
 class Cumulative:
     """A cumulative distribution function.
 
-    ``left`` is the share of values below each of the ``points``, ``right`` the share up to it.
-    Between two points a stepwise function is constant (all values are points), others are linear.
+    ``left`` is the share of values below each of the ``points``, ``right`` the share of values up to
+    and including the point. Between points, the function is constant if it is stepwise (all values
+    are points), and linear otherwise.
     """
 
     points: Floats
@@ -51,7 +53,7 @@ class Cumulative:
         return self._share_at(x, np.searchsorted(self.points, x, side="left") - 1)
 
     def _share_at(self, x: Floats, index: NDArray[np.intp]) -> Floats:
-        """Return the share at x; ``index`` is the last point before it, -1 before the first."""
+        """Return the share at x; ``index`` is the last point before x, -1 if there is none."""
         last = len(self.points) - 1
         position = np.clip(index, 0, last)
         share = np.where(index < 0, 0.0, self.right[position])
@@ -66,9 +68,9 @@ class Cumulative:
 
 
 def cumulative(column: ColumnStatistics) -> Cumulative | None:
-    """Return the distribution function of a measured column; None if it has no values."""
+    """Return the distribution function of a measured column, or None if it has no values."""
     if column.top_complete and column.top:
-        return _from_counts(column.top)
+        return _cumulative_from_counts(column.top)
     if column.quantiles:
         values = np.array([as_number(each) for each in column.quantiles])
         grid = np.linspace(0.0, 1.0, len(values))
@@ -78,7 +80,7 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
     return None
 
 
-def _from_counts(top: Sequence[TopValue]) -> Cumulative:
+def _cumulative_from_counts(top: Sequence[TopValue]) -> Cumulative:
     values = np.array([as_number(each.value) for each in top])
     counts = np.array([each.count for each in top], dtype=np.float64)
     order = np.argsort(values)
@@ -89,7 +91,7 @@ def _from_counts(top: Sequence[TopValue]) -> Cumulative:
 
 
 def kolmogorov_smirnov(a: Cumulative, b: Cumulative) -> float:
-    """Return the Kolmogorov-Smirnov distance, the largest gap between two functions."""
+    """Return the Kolmogorov-Smirnov distance, the maximum difference of two functions."""
     points = np.union1d(a.points, b.points)
     up_to = np.abs(a.up_to(points) - b.up_to(points)).max()
     below = np.abs(a.below(points) - b.below(points)).max()
@@ -97,7 +99,7 @@ def kolmogorov_smirnov(a: Cumulative, b: Cumulative) -> float:
 
 
 def as_number(value: bool | float | str) -> float:
-    """Return a value of statistics as a number; times as seconds since 1970."""
+    """Convert a value in statistics to a number; times become seconds since 1970."""
     if isinstance(value, str):
         return parse_seconds(value)
     return float(value)
@@ -122,10 +124,10 @@ def compare_statistics(
     """Compare the distribution of each feature; keys and times of a group are excluded.
 
     Args:
-        before: The table to compare with (the training data, an earlier Delta version): its
+        before: The reference table (for example training data, or an earlier Delta version): its
             statistics, or the feature group.
         after: The table that may have drifted.
-        thresholds: What counts as drift.
+        thresholds: The thresholds above which a difference is drift.
 
     >>> def table(*quantiles):
     ...     delay = ColumnStatistics("delay", "double", "number", "feature", 100, 0)
@@ -198,7 +200,7 @@ class _TableColumn:
 
     @property
     def sampled(self) -> float:
-        """The number of sampled values; an estimate in statistics of older releases."""
+        """The number of sampled values; estimated for statistics from older releases."""
         if self.column.sampled is not None:
             return max(self.column.sampled, 1)
         sampled = self.table.sample_rows / max(self.table.rows, 1)
@@ -219,31 +221,31 @@ def _compare_column(
         ks=_ks_distance(old.column, new.column),
         missing_before=old.missing,
         missing_after=new.missing,
-        new_values=_first_values(new_values),
+        new_values=_most_frequent_values(new_values),
         new_share=new_rows / new.sampled,
-        gone_values=_first_values(gone_values),
+        gone_values=_most_frequent_values(gone_values),
         values_complete=_is_complete(old.column) and _is_complete(new.column),
     )
-    return replace(drift, reasons=_reasons(drift, old.column, new.column, bins, thresholds))
+    return replace(drift, reasons=_drift_reasons(drift, old.column, new.column, bins, thresholds))
 
 
 def _is_complete(column: ColumnStatistics) -> bool:
-    """Return True if all values that are compared individually were counted."""
+    """Return True if all values that must be compared individually were counted."""
     return column.top_complete or column.kind not in ("text", "boolean")
 
 
-def _reasons(
+def _drift_reasons(
     drift: FeatureDrift,
     old: ColumnStatistics,
     new: ColumnStatistics,
     bins: int,
     thresholds: DriftThresholds,
 ) -> tuple[str, ...]:
-    """Return the measures that exceed both their threshold and what chance explains."""
+    """Describe the measures that exceed both their threshold and the variation by chance."""
     reasons = []
     spread = 1 / max(old.count, 1) + 1 / max(new.count, 1)
-    # Without drift, PSI is approximately chi-squared with bins-1 degrees of freedom, times spread.
-    # One value in a thousand exceeds these bounds.
+    # Without drift, PSI / spread is approximately chi-squared with bins - 1 degrees of freedom. The
+    # bounds are exceeded by chance in one of a thousand comparisons.
     degrees = bins - 1
     chance_psi = spread * (degrees + 3.1 * math.sqrt(2 * max(degrees, 1)) + 4)
     if drift.psi is not None and drift.psi > max(thresholds.psi, chance_psi):
@@ -259,7 +261,7 @@ def _reasons(
 
 
 def _population_stability(old: _TableColumn, new: _TableColumn) -> tuple[float | None, int]:
-    """Return the population stability index (None without comparable values) and its bins."""
+    """Return the PSI, or None without comparable values, and the number of bins."""
     if old.column.count == 0 or new.column.count == 0:
         return None, 0
     shares = None
@@ -269,19 +271,19 @@ def _population_stability(old: _TableColumn, new: _TableColumn) -> tuple[float |
         shares = _bin_shares(old.column, new.column)
     if shares is None:
         return None, 0
-    old_shares = _smoothed(shares[0], old.sampled)
-    new_shares = _smoothed(shares[1], new.sampled)
+    old_shares = _smooth_shares(shares[0], old.sampled)
+    new_shares = _smooth_shares(shares[1], new.sampled)
     return float(((new_shares - old_shares) * np.log(new_shares / old_shares)).sum()), len(
         old_shares
     )
 
 
-def _smoothed(shares: Floats, rows: float) -> Floats:
+def _smooth_shares(shares: Floats, rows: float) -> Floats:
     return (shares * rows + _SMOOTHING_ROWS) / (rows + _SMOOTHING_ROWS * len(shares))
 
 
 def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, Floats] | None:
-    """Return the shares of both tables in the bins of the first."""
+    """Return the shares of both tables in the bins of the first table."""
     old_distribution, new_distribution = cumulative(old), cumulative(new)
     if old_distribution is None or new_distribution is None:
         return None
@@ -304,27 +306,27 @@ def _category_shares(old: _TableColumn, new: _TableColumn) -> tuple[Floats, Floa
     return _align_shares(values, before), _align_shares(values, after)
 
 
-def _first_values(top_values: Sequence[TopValue]) -> tuple[Value, ...]:
+def _most_frequent_values(top_values: Sequence[TopValue]) -> tuple[Value, ...]:
     return tuple(each.value for each in top_values[:_MAX_VALUES])
 
 
 def _value_shares(table_column: _TableColumn) -> dict[Value, float]:
     shares = {}
-    for each in table_column.column.top:
-        shares[each.value] = each.count / table_column.sampled
+    for top_value in table_column.column.top:
+        shares[top_value.value] = top_value.count / table_column.sampled
     return shares
 
 
 def _align_shares(values: Sequence[Value], shares: Mapping[Value, float]) -> Floats:
-    """Return the share of each value, then that of the values frequent in neither table."""
+    """Return the share of each listed value, followed by the total share of all other values."""
     listed_shares = np.array([shares.get(value, 0.0) for value in values])
     return np.append(listed_shares, max(1.0 - listed_shares.sum(), 0.0))
 
 
 def _unseen_values(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValue]:
-    """Return the frequent values of the second column that the first does not have.
+    """Return frequent values of the second column that do not occur in the first column.
 
-    The list is empty unless all values of the first column were counted.
+    The list is empty unless all distinct values of the first column are known.
     """
     if not old.top_complete or old.kind not in ("text", "boolean", "number"):
         return []

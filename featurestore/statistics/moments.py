@@ -1,14 +1,15 @@
-"""Mergeable means, variances and co-moments, and sums that do not depend on partitions of rows.
+"""Mergeable means, variances and co-moments, and sums that do not depend on row partitioning.
 
-Each pair (i, j) uses the rows where both values are finite (pairwise complete). Entry [i, j] of
-``mean`` and ``square`` is that of column i over the rows of the pair, so neither matrix is
+Co-moments of a column pair (i, j) use the rows where both values are finite (pairwise complete).
+Entry [i, j] of ``mean`` and ``square`` refers to column i over these rows, so neither matrix is
 symmetric.
 
-A *twofold* is an unevaluated sum ``hi + lo`` of two float64, about 106 bits. Adding a much larger
-number ``sigma`` rounds floats to multiples of its last place; the bits of the sum count these
-multiples, and as integers they add up without rounding. The remainders are smaller by the 53 bits
-of a float64 (after Rump, Ogita and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput.
-31, 2008, who add the multiples as floats).
+A *twofold* is an unevaluated sum ``hi + lo`` of two float64 with about 106 bits. Sums are computed as
+follows: adding a much larger number ``sigma`` rounds a float to a multiple of the last place of
+``sigma``. The bits of the result count these multiples, and integer counts are added without
+rounding. The remainders are smaller by the 53 bits of a float64. The method is based on Rump, Ogita
+and Oishi, "Accurate floating-point summation", SIAM J. Sci. Comput. 31, 2008, who add the multiples
+as floats.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from featurestore.statistics.values import Values, empty
 Floats = NDArray[np.float64]
 Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
-# Partial sums of such numbers may overflow float64.
+# Partial sums of larger numbers may overflow float64.
 TOO_LARGE = 2.0**900
-# Fits the processor's caches with the intermediate results; with smaller blocks the calls dominate.
+# The block fits into the CPU caches with all intermediate results. With smaller blocks, the overhead
+# of calls dominates.
 _BLOCK = 32_768
-# The multiples of 2**12 numbers up to half of sigma add up within 63 bits.
+# The sum of the multiples of 2**12 numbers up to sigma / 2 fits into 63 bits.
 _SUMMANDS_BITS = 12
-# A numpy call costs as much as a thousand values, so that blocks must not be small.
+# A numpy call takes as long as processing a thousand values, so blocks must not be small.
 _CACHED_VALUES = 1 << 19
-# BLAS wakes its threads for products of more multiplications, and they spin afterwards.
+# For products with more multiplications, BLAS starts threads that spin afterwards.
 _MAX_SINGLE_THREADED = 1 << 18
-# Above this many columns, computing only half of the symmetric product is faster.
+# With more columns, it is faster to compute only half of the symmetric product.
 _MAX_FULL_PRODUCT = 40
 # Columns are multiplied in tiles of this size.
 _TILE = 60
@@ -58,7 +60,7 @@ class Moments:
         return max(self.square[0], 0.0) / (self.n - 1)
 
     def merge(self, added: Moments) -> Moments:
-        """Return the moments of both."""
+        """Return the merged moments."""
         if not added.n:
             return self
         if not self.n:
@@ -76,7 +78,7 @@ class Moments:
 
 @dataclass
 class CoMoments:
-    """Pairwise counts, means, squared deviations and products of deviations, all (p, p)."""
+    """Pairwise counts, means, squared deviations and products of deviations, of shape (p, p)."""
 
     n: NDArray[np.int64]
     mean: tuple[Floats, Floats]
@@ -85,13 +87,13 @@ class CoMoments:
 
     @classmethod
     def empty(cls, columns: int) -> CoMoments:
-        """Return the co-moments of no rows."""
+        """Return co-moments without rows."""
         shape = (columns, columns)
         pairs = [(np.zeros(shape), np.zeros(shape)) for _ in range(3)]
         return cls(np.zeros(shape, dtype=np.int64), *pairs)
 
     def merge(self, added: CoMoments) -> CoMoments:
-        """Return the co-moments of both."""
+        """Return the merged co-moments."""
         if not added.n.any():
             return self
         if not self.n.any():
@@ -99,7 +101,7 @@ class CoMoments:
         n = self.n + added.n
         share = added.n / np.maximum(n, 1)
         delta = (added.mean[0] - self.mean[0]) + (added.mean[1] - self.mean[1])
-        # A side without rows has no mean, so the difference of means is 0.
+        # If one side has no rows, the difference of means is defined as 0.
         delta = np.where((self.n > 0) & (added.n > 0), delta, 0.0)
         weight = self.n * share
         zero = np.zeros_like(delta)
@@ -113,7 +115,7 @@ class CoMoments:
         )
 
     def column_moments(self, index: int) -> Moments:
-        """Return the moments of one column over the rows where it has a value."""
+        """Return the moments of one column."""
         n = int(self.n[index, index])
         if not n:
             return Moments()
@@ -122,12 +124,12 @@ class CoMoments:
         return Moments(n, mean, square)
 
     def correlations(self) -> Floats:
-        """Return Pearson's r, NaN where a column is constant over the rows of a pair."""
+        """Return Pearson's r, or NaN for pairs in which a column is constant."""
         square = np.maximum(self.square[0], 0.0)
-        # The rounding error of a constant is far below the deviations of the complete column.
+        # Rounding errors of a constant are much smaller than the deviations of the full column.
         square = np.where(square <= 1e-14 * np.diag(square)[:, None], np.nan, square)
         with np.errstate(invalid="ignore", divide="ignore"):
-            # Two roots: the product of the squares may overflow float64.
+            # Take the roots separately, because the product of the squares may overflow float64.
             result = self.product[0] / (np.sqrt(square) * np.sqrt(square.T))
         result = np.where(self.n >= 2, np.clip(result, -1.0, 1.0), np.nan)
         has_variance = ~np.isnan(np.diag(result))
@@ -139,7 +141,7 @@ _SIGN, _WORD = 1 << 63, 1 << 64
 
 
 def two_sum(a: Number, b: Number) -> tuple[Number, Number]:
-    """Return the rounded sum and its rounding error (Knuth).
+    """Return the rounded sum and its rounding error (Knuth's algorithm).
 
     >>> two_sum(1e16, 1.0)
     (1e+16, 1.0)
@@ -166,7 +168,7 @@ def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
     if largest is None:
         largest = max(float(values.max()), -float(values.min()))
     if largest > TOO_LARGE:
-        return _sum_huge(values)
+        return _sum_large_numbers(values)
     total = (0.0, 0.0)
     scratch = empty(min(len(values), _BLOCK))
     for start in range(0, len(values), _BLOCK):
@@ -176,39 +178,39 @@ def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
 
 
 def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
-    """Return the sum of numbers up to ``largest``; ``rounded`` is scratch memory."""
+    """Return the sum of numbers with magnitudes up to ``largest``; ``rounded`` is scratch memory."""
     headroom = max(len(values).bit_length() - _SUMMANDS_BITS, 0)
     sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
     np.add(values, sigma, out=rounded)
-    multiples = int(rounded.view(np.int64).sum()) - len(values) * _float_bits(sigma)
+    multiples = int(rounded.view(np.int64).sum()) - len(values) * _normalize_float_bits(sigma)
     multiples = (multiples + _SIGN) % _WORD - _SIGN  # the int64 sum may wrap around
     rounded -= sigma
     remainders = np.subtract(values, rounded, out=rounded)
-    return add_twofold(_scaled_rows(multiples, math.ulp(sigma)), (float(remainders.sum()), 0.0))
+    return add_twofold(_scale_integer(multiples, math.ulp(sigma)), (float(remainders.sum()), 0.0))
 
 
 def product(count: int, number: float) -> Twofold:
-    """Return ``count`` times a number, exactly.
+    """Return the exact product of a count and a number.
 
     >>> product(3, 0.5)
     (1.5, 0.0)
     """
     numerator, denominator = number.as_integer_ratio()
-    return _scaled_rows(count * numerator, 1 / denominator)
+    return _scale_integer(count * numerator, 1 / denominator)
 
 
-def _scaled_rows(number: int, unit: float) -> Twofold:
-    """Return a number of up to 106 bits times a power of two."""
+def _scale_integer(number: int, unit: float) -> Twofold:
+    """Return the product of an integer of up to 106 bits and a power of two."""
     high = float(number)
     return high * unit, float(number - int(high)) * unit
 
 
-def _float_bits(number: float) -> int:
+def _normalize_float_bits(number: float) -> int:
     return int(np.float64(number).view(np.int64))
 
 
 def sum_integers(values: NDArray[Any]) -> int:
-    """Return the exact sum of integers of up to 64 bits, from the sums of their halves.
+    """Return the exact sum of integers of up to 64 bits, by summing their halves separately.
 
     >>> sum_integers(np.array([2**63 - 1, 2**63 - 1]))
     18446744073709551614
@@ -225,7 +227,7 @@ def sum_integers(values: NDArray[Any]) -> int:
     return (int(upper.sum()) << 32) + int(lower.sum())
 
 
-def _sum_huge(values: Floats) -> Twofold:
+def _sum_large_numbers(values: Floats) -> Twofold:
     try:
         return math.fsum(values.tolist()), 0.0
     except OverflowError:
@@ -236,18 +238,18 @@ _MIN_BLOCK_ROWS, _MAX_BLOCK_ROWS = 1_024, 32_768
 
 
 def batch_moments(values: Values) -> Moments:
-    """Return the moments of a batch, computed around its pivot to keep precision."""
+    """Return the moments of a batch, computed from deviations from the pivot for precision."""
     n = values.count
     if not n:
         return Moments()
     deviations = values.deviations()
-    # Not the dot product of BLAS: waking its threads costs more than the product.
+    # BLAS is not used, because starting its threads takes longer than the product.
     squares = float(np.einsum("i,i->", deviations, deviations))
     return _moments_from_sums(values.pivot, n, float(deviations.sum()), squares)
 
 
 def weighted_moments(values: Values, weights: NDArray[np.int64]) -> Moments:
-    """Return the moments of weighted rows; they depend on the order of the rows only."""
+    """Return the moments of weighted rows; the result depends only on the row order."""
     if values.present is not None:
         weights = np.where(values.present, weights, 0)
     n = int(weights.sum())
@@ -261,13 +263,13 @@ def weighted_moments(values: Values, weights: NDArray[np.int64]) -> Moments:
 
 
 def _moments_from_sums(pivot: float | int, n: int, total: float, squares: float) -> Moments:
-    """Return moments from the sums of deviations from a pivot and of their squares."""
-    mean = add_twofold(as_twofold(pivot), (total / n, 0.0))
+    """Return the moments for given sums of deviations from a pivot and of squared deviations."""
+    mean = add_twofold(to_twofold(pivot), (total / n, 0.0))
     return Moments(n, mean, (max(squares - total * total / n, 0.0), 0.0))
 
 
-def as_twofold(pivot: float | int) -> Twofold:
-    """Return a pivot as a twofold: float64 cannot represent all 64-bit integers."""
+def to_twofold(pivot: float | int) -> Twofold:
+    """Convert a pivot to a twofold, since float64 cannot represent all 64-bit integers."""
     high = float(pivot)
     if not isinstance(pivot, int):
         return high, 0.0
@@ -275,13 +277,13 @@ def as_twofold(pivot: float | int) -> Twofold:
 
 
 def co_moments(columns: Sequence[Values], *, weights: NDArray[np.int64] | None = None) -> CoMoments:
-    """Return the co-moments of the columns of one batch; ``weights`` are copies of each row."""
+    """Return the co-moments of one batch; ``weights`` has the copy count of each row."""
     rows = len(columns[0].numbers)
     total, roots = float(rows), None
     if weights is not None and not (weights == 1).all():
         total, roots = float(weights.sum()), np.sqrt(weights)
     sums = _PairSums(columns, total)
-    # A block of rows is filled at once, then multiplied in slabs.
+    # Deviations are computed for a block of rows, which is then multiplied in slabs.
     slab_rows = _slab_size(len(columns))
     block = min(max(_CACHED_VALUES // sums.width, _MIN_BLOCK_ROWS), _MAX_BLOCK_ROWS)
     block = max(block - block % slab_rows, slab_rows)
@@ -300,10 +302,11 @@ def _slab_size(columns: int) -> int:
 
 
 class _PairSums:
-    """Sums over rows of deviations from pivots, of their squares and of their products.
+    """Sums of deviations from pivots, of their squares, and of their products.
 
-    Each pair of columns uses the rows where both have a value. A *mask* is 1 for such rows; the
-    first mask selects all rows, the others those of each column with missing values.
+    For each pair of columns, only rows where both have a value are included. The *mask* of a column
+    is 1 for rows with a value. The first mask selects all rows; each of the others belongs to a
+    column with missing values.
     """
 
     def __init__(self, columns: Sequence[Values], total: float) -> None:
@@ -320,7 +323,7 @@ class _PairSums:
         self._rows[0, 0] = total
 
     def add(self, rows: slice, slab_rows: int, roots: Floats | None) -> None:
-        """Add rows, a multiple of ``slab_rows``; ``roots`` are the roots of their weights."""
+        """Add a multiple of ``slab_rows`` rows; ``roots`` has the square roots of row weights."""
         columns = len(self._columns)
         block = empty((self.width, rows.stop - rows.start))
         deviations, masks, squares = np.split(block, [columns, columns + len(self._rows)])
@@ -333,7 +336,7 @@ class _PairSums:
             np.multiply(deviations, deviations, out=squares)
         if roots is not None:
             block *= roots[rows]
-        # Slabs become the first axis, so that matmul calls BLAS once per slab.
+        # Slabs are the first axis, so that matmul calls BLAS once for each slab.
         slabs = block.reshape(self.width, -1, slab_rows).transpose(1, 0, 2)
         self._add_products(slabs)
 
@@ -344,7 +347,7 @@ class _PairSums:
             self._products += _self_product(deviations)
             self._sums[:, 0] += deviations.sum(axis=(0, 2))
         else:
-            # One product of two arrays that includes the sums is faster than the self product.
+            # A single product of two arrays that includes the sums is faster than a self product.
             products = _product(deviations, with_ones)
             self._products += products[:, :columns]
             self._sums[:, 0] += products[:, columns]
@@ -367,7 +370,7 @@ class _PairSums:
         divisor = np.maximum(n, 1.0)
         zero = np.zeros_like(n)
         has_rows = (n > 0).astype(np.float64)
-        pivots = np.array([as_twofold(column.pivot) for column in self._columns])
+        pivots = np.array([to_twofold(column.pivot) for column in self._columns])
         return CoMoments(
             np.rint(n).astype(np.int64),
             add_twofold(

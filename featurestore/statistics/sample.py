@@ -1,13 +1,14 @@
-"""The sample: the distinct rows with the smallest hashes, each with the number of its copies.
+"""The sample: the distinct rows with the smallest hashes, and the number of copies of each row.
 
-The sampled rows depend on the rows of the table only, not on their order, partitioning or engine,
-and two samples merge into the sample of both tables. A row in the sample has been in it since its
-first occurrence, so its copies are counted exactly. Below the limit the sample is the full table.
+The sample depends only on the set of rows, not on their order, partitioning or engine. Merging two
+samples gives the sample of both tables. A row in the final sample was added at its first occurrence,
+so its copies are counted exactly. If the table has fewer distinct rows than the limit, the sample
+contains the full table.
 
-The upper half of the hash takes one multiplication per word, over the measured numbers and the
-prefixes of texts. The lower half covers complete values and so separates different rows; it is
-computed only if the upper half is within the bound of the sample. Rows are hashed as the sample
-stores them: binaries and lists by their length.
+The upper half of a row hash covers measured numbers and string prefixes, with one multiplication per
+64-bit word. The lower half covers complete values, to distinguish different rows; it is computed only
+if the upper half is within the bound of the sample. Rows are hashed in their sampled form, which has
+only the lengths of binaries and lists.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ from featurestore.statistics.values import (
 
 Hashes = NDArray[np.uint64]
 MAX_ROWS = 25_000
-# The sample of a wide table has fewer rows: each of its cells is sorted.
+# Samples of wide tables have fewer rows, because every value of the sample is sorted.
 _MAX_CELLS = 3_200_000
 _MIN_ROWS = 10_000
-# Longer texts are stored as a prefix and a hash, which is enough to count and to display them.
+# Longer strings are stored as a prefix and a hash, which suffices to count and display them.
 MAX_TEXT_BYTES = 256
 _TEXT_PREFIX = 200
 _ALL_HASHES = np.uint64(2**64 - 1)
 _HALF = np.uint64(32)
 _UPPER = np.uint64(0xFFFFFFFF << 32)
-# Bytes of a text that enter the upper half.
+# The number of string bytes that are included in the upper half of the hash.
 _PREFIX_BYTES = 32
 _NAN = np.float64(np.nan)
 _NULL = np.uint64(tag(255))
 _FACTOR = np.uint64(GOLDEN)
-# The upper bits are folded into the lower ones after this many words: integers stored as floats
-# differ in the upper bits of a word only.
+# The upper bits are folded into the lower bits after this many words, because integers stored as
+# floats differ only in the upper bits.
 _WORDS_PER_FOLD = 4
 _WORD_BYTES = 8
-# Rows of a block: it stays in the processor's caches together with the intermediate results.
+# Rows per block; a block and its intermediate results fit into the CPU caches.
 _BLOCK = 32_768
 
 
 def sample_limit(columns: int) -> int:
-    """Return the maximum number of distinct rows in a sample with this many columns.
+    """Return the maximum number of distinct rows in a sample, by the number of columns.
 
     >>> sample_limit(20), sample_limit(640)
     (25000, 10000)
@@ -70,13 +71,11 @@ def sample_limit(columns: int) -> int:
 
 @dataclass
 class Sample:
-    """Distinct rows with the smallest hashes.
+    """The distinct rows with the smallest hashes.
 
-    ``bound`` is the largest accepted hash; ``is_truncated`` is True if rows were dropped.
-
-
-    The batches are unsorted until ``compact``, which merges them into one batch of at most
-    ``limit`` rows in the order of their hashes.
+    ``bound`` is the largest accepted hash; ``is_truncated`` is True if rows were dropped. The
+    batches are unsorted until ``compact`` merges them into one batch of at most ``limit`` rows,
+    ordered by hash.
     """
 
     schema: pa.Schema
@@ -90,11 +89,11 @@ class Sample:
 
     @property
     def row_count(self) -> int:
-        """Rows in all batches, before duplicates are merged."""
+        """The number of rows in all batches before duplicates are merged."""
         return sum(len(each) for each in self.hashes)
 
     def add(self, hashes: NDArray[np.uint64], rows: pa.RecordBatch) -> None:
-        """Add the rows of a batch; ``rows`` has the schema of the sample."""
+        """Add the rows of a batch, which must have the schema of the sample."""
         if self.is_truncated:
             is_candidate = hashes <= self.bound
             if not is_candidate.all():
@@ -105,7 +104,7 @@ class Sample:
     def append(
         self, hashes: NDArray[np.uint64], copies: NDArray[np.int64], rows: pa.RecordBatch
     ) -> None:
-        """Add rows with the number of their copies; compact above twice the limit."""
+        """Add rows with their copy counts; compact the sample if it exceeds twice the limit."""
         self.hashes.append(hashes)
         self.copies.append(copies)
         self.batches.append(rows)
@@ -114,14 +113,14 @@ class Sample:
             self.compact()
 
     def merge(self, added: Sample) -> None:
-        """Add another sample of the same schema."""
+        """Merge another sample with the same schema into this sample."""
         self.bound = min(self.bound, added.bound)
         self.is_truncated = self.is_truncated or added.is_truncated
         for hashes, copies, rows in zip(added.hashes, added.copies, added.batches, strict=True):
             self.append(hashes, copies, rows)
 
     def compact(self) -> None:
-        """Merge copies and keep the rows with the smallest hashes."""
+        """Merge duplicate rows, and drop all but the ``limit`` rows with the smallest hashes."""
         if self.is_compact or not self.hashes:
             return
         hashes, copies = np.concatenate(self.hashes), np.concatenate(self.copies)
@@ -149,7 +148,7 @@ class Sample:
         return self.batches[0]
 
     def weights(self) -> NDArray[np.int64]:
-        """Return the copies of each row of a compacted sample."""
+        """Return the copy count of each row of a compacted sample."""
         if not self.copies:
             return np.empty(0, dtype=np.int64)
         return self.copies[0]
@@ -163,7 +162,7 @@ def _run_starts(ordered: NDArray[np.uint64]) -> NDArray[np.intp]:
 
 
 def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
-    """Return the schema of sampled rows: lengths of binaries and lists, no structs."""
+    """Return the schema of sampled rows, with lengths for binaries and lists, without structs."""
     fields = []
     for each in columns:
         if each.kind in ("binary", "list"):
@@ -173,8 +172,8 @@ def sample_schema(columns: tuple[CountedColumn, ...]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def hashable_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns that are hashed for sampling: lengths instead of binaries and lists."""
+def to_hashable_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns to hash, with lengths instead of binaries and lists."""
     columns = []
     for name, kind in zip(schema.names, schema.types, strict=True):
         column = batch.column(name)
@@ -184,20 +183,20 @@ def hashable_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
-def sampled_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of ``hashable_rows`` as stored: dictionaries decoded, long texts shortened."""
+def to_sampled_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert rows for the sample: decode dictionaries and shorten long strings."""
     columns = []
     for column in rows.columns:
         if pa.types.is_dictionary(column.type):
             column = column.dictionary_decode()
         if pa.types.is_string(column.type) and column.nbytes > MAX_TEXT_BYTES * len(column) // 8:
-            column = _shorten_texts(column)
+            column = _shorten_strings(column)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
 
 
 def _value_lengths(column: pa.Array) -> pa.Array:
-    """Return the lengths of the values, null for null values."""
+    """Return the length of each value, null for null values."""
     if not column.null_count:
         return pa.array(value_lengths(column))
     lengths = np.zeros(len(column), dtype=np.int64)
@@ -206,7 +205,7 @@ def _value_lengths(column: pa.Array) -> pa.Array:
     return pa.array(lengths, mask=~valid)
 
 
-def _shorten_texts(column: pa.Array) -> pa.Array:
+def _shorten_strings(column: pa.Array) -> pa.Array:
     too_long = pc.fill_null(pc.greater(pc.binary_length(column), MAX_TEXT_BYTES), False)
     if not pc.any(too_long).as_py():
         return column
@@ -221,10 +220,10 @@ def _shorten_texts(column: pa.Array) -> pa.Array:
 
 
 def _take_rows(batches: list[pa.RecordBatch], row_numbers: NDArray[np.int64]) -> pa.RecordBatch:
-    """Return rows by their number over all batches."""
+    """Select rows by their row number over all batches."""
     schema = batches[0].schema
     indices = pa.array(row_numbers)
-    # Arrays are concatenated first: takes of chunked arrays are slow.
+    # Arrays are concatenated first, because ``take`` is slow for chunked arrays.
     columns = []
     for index in range(len(schema)):
         chunks = [batch.column(index) for batch in batches]
@@ -234,9 +233,10 @@ def _take_rows(batches: list[pa.RecordBatch], row_numbers: NDArray[np.int64]) ->
 
 
 def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: int) -> Hashes:
-    """Return the upper half of each row's hash; the lower half is zero.
+    """Compute the upper half of each row hash; the lower half is zero.
 
-    Numbers are hashed as measured: decimals as the nearest float, missing ones by their mask only.
+    Numbers are hashed in their measured form: decimals as the nearest float, missing values only by
+    their mask.
 
     >>> upper_halves(pa.record_batch([pa.array(["b", "b", "c"])], ["a"]), {}, seed=0).tolist()
     [13897430751470682112, 13897430751470682112, 9398897622141370368]
@@ -261,14 +261,14 @@ def upper_halves(rows: pa.RecordBatch, measured: Mapping[str, Values], *, seed: 
 
 @dataclass(frozen=True)
 class _Words:
-    """One word per row; 0 for rows that are not ``present``."""
+    """One 64-bit word per row, 0 for rows that are not ``present``."""
 
     words: Hashes
     present: Bools | None = None
     has_zeros: bool = False
 
     def for_rows(self, rows: slice, scratch: Hashes) -> Hashes:
-        """Return the words of some rows, in ``scratch`` if they had to be computed."""
+        """Return the words of a row range, in ``scratch`` if they must be computed."""
         words = self.words[rows]
         if self.has_zeros:  # -0.0 is 0.0
             np.add(words.view(np.float64), 0.0, out=scratch.view(np.float64))
@@ -279,7 +279,7 @@ class _Words:
 
 
 def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator[_Words]:
-    """Yield the words of all columns; numbers of few bytes share words."""
+    """Yield the words of all columns; narrow numbers are packed into shared words."""
     narrow: list[_Lane] = []
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if name in measured:
@@ -289,22 +289,22 @@ def _row_words(rows: pa.RecordBatch, measured: Mapping[str, Values]) -> Iterator
                 yield _Words(numbers.view(np.uint64), present, _may_be_zero(values))
             else:
                 narrow.append(_Lane(numbers.dtype, numbers, present))
-            # Columns without missing values have a lane, too: other batches may have missing ones.
+            # Columns without missing values also have a lane, since other batches may have some.
             missing = None if present is None else ~present
             narrow.append(_Lane(np.dtype(np.bool_), missing))
         elif pat.is_dictionary(column.type):
-            yield _Words(_text_words(column.dictionary)[_codes_with_null(column)])
+            yield _Words(_string_words(column.dictionary)[_codes_with_null(column)])
         elif pat.is_string(column.type) or pat.is_large_string(column.type):
-            yield _Words(_text_words(column)[:-1])
+            yield _Words(_string_words(column)[:-1])
         else:
-            words = _zeros(len(column))
+            words = _zero_words(len(column))
             _add_column(words, column, 1)
             yield _Words(words)
     yield from map(_Words, _pack_lanes(narrow, rows.num_rows))
 
 
-def _text_words(column: pa.Array) -> Hashes:
-    """Return a word per text from its length and prefix, then the word of nulls."""
+def _string_words(column: pa.Array) -> Hashes:
+    """Return a word for each string, based on length and prefix, followed by a word for nulls."""
     values = canonical_values(column)
     assert isinstance(values, ByteValues)
     lengths = values.lengths
@@ -324,7 +324,7 @@ def _text_words(column: pa.Array) -> Hashes:
 
 
 def _codes_with_null(column: pa.DictionaryArray) -> NDArray[np.int32]:
-    """Return dictionary indices; nulls have the index after the last value."""
+    """Return dictionary indices, where nulls have the index after the last value."""
     codes = dictionary_codes(column.indices)
     valid = valid_mask(column.indices)
     if valid is not None:
@@ -340,7 +340,7 @@ def _may_be_zero(values: Values) -> bool:
 
 
 class _Lane(NamedTuple):
-    """A number of few bytes per row: 0 where not present, 0 everywhere without ``numbers``."""
+    """A narrow number for each row: 0 if not present, or 0 in all rows without ``numbers``."""
 
     type: np.dtype[Any]
     numbers: NDArray[Any] | None
@@ -348,14 +348,14 @@ class _Lane(NamedTuple):
 
 
 def _pack_lanes(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
-    """Yield words that pack the numbers of several columns."""
-    words, used_bytes = _zeros(rows), 0
-    # The widest first, so that each is aligned to a multiple of its width.
+    """Pack the numbers of several columns into words."""
+    words, used_bytes = _zero_words(rows), 0
+    # Sort by width, widest first, so that each lane is aligned to a multiple of its width.
     for lane in sorted(lanes, key=lambda each: -each.type.itemsize):
         width = lane.type.itemsize
         if used_bytes + width > _WORD_BYTES:
             yield words
-            words, used_bytes = _zeros(rows), 0
+            words, used_bytes = _zero_words(rows), 0
         if lane.numbers is not None:
             packed_column = words.view(lane.type).reshape(rows, -1)[:, used_bytes // width]
             packed_column[:] = lane.numbers
@@ -366,14 +366,14 @@ def _pack_lanes(lanes: Iterable[_Lane], rows: int) -> Iterator[Hashes]:
         yield words
 
 
-def _zeros(rows: int) -> Hashes:
+def _zero_words(rows: int) -> Hashes:
     words = empty(rows, np.uint64)
     words[:] = 0
     return words
 
 
-def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
-    """Return the complete hashes of rows with these upper halves; texts enter with all bytes."""
+def add_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashes:
+    """Add the lower halves to row hashes; all bytes of strings are included."""
     state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
     for number, column in enumerate(rows.columns):
         _add_column(state, column, mix((number + 1) * GOLDEN) | 1)
@@ -383,13 +383,13 @@ def with_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hash
     return state
 
 
-def within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
-    """Return which upper halves may belong to a hash within a bound."""
+def is_within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
+    """Return a mask of the upper halves whose complete hash may be within the bound."""
     return upper <= (np.uint64(bound) & _UPPER)
 
 
 def _add_column(state: Hashes, column: Any, factor: int) -> None:
-    """Add the values of a column, times an odd factor, to the state; texts with all bytes."""
+    """Add the values of a column, multiplied by an odd factor, to the hash state."""
     values = canonical_values(column)
     if isinstance(values, ByteValues):
         byte_hashes = byte_sums(values.data, values.starts, values.lengths)
@@ -401,14 +401,14 @@ def _add_column(state: Hashes, column: Any, factor: int) -> None:
         return
     valid = values.valid
     scratch = np.empty((2, min(len(state), _BLOCK)), dtype=np.uint64)
-    for number, each in enumerate(words):
+    for number, column_words in enumerate(words):
         multiplier = np.uint64(mix(factor + number) | 1)
         for start in range(0, len(state), _BLOCK):
             rows = slice(start, start + _BLOCK)
-            block = each[rows]
+            block = column_words[rows]
             product, shifted = scratch[:, : len(block)]
             if is_float:
-                block = _float_bits(block, product, shifted)
+                block = _normalize_float_bits(block, product, shifted)
             np.multiply(block, multiplier, out=product)
             if valid is not None:  # _NULL for nulls, without a branch per row
                 product -= _NULL
@@ -417,8 +417,8 @@ def _add_column(state: Hashes, column: Any, factor: int) -> None:
             state[rows] += product
 
 
-def _float_bits(words: Hashes, bits: Hashes, shifted: Hashes) -> Hashes:
-    """Return the bits of floats, with 0.0 and -0.0 equal, all NaN equal, and folded lower halves."""
+def _normalize_float_bits(words: Hashes, bits: Hashes, shifted: Hashes) -> Hashes:
+    """Normalize the bits of floats, so that 0.0 equals -0.0 and all NaN are equal, and fold them."""
     floats = bits.view(np.float64)
     with np.errstate(invalid="ignore"):  # the bits under a null may be those of a signalling NaN
         np.add(words.view(np.float64), 0.0, out=floats)

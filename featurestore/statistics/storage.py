@@ -1,14 +1,14 @@
-"""Stored statistics of a table, per Delta version.
+"""Stored statistics of a table by Delta version.
 
-``<table>_statistics/`` contains for a Delta version v:
+The folder ``<table>_statistics/`` contains for a Delta version v:
 
-* ``v.state``: the state of the whole table (create, overwrite, recomputed);
+* ``v.state``: the state of the full table, after a create, an overwrite or a recomputation;
 * ``v.since.b.state``: the state of the rows that an append added to Delta version b;
-* ``v.json``: the statistics.
+* ``v.json``: the computed statistics.
 
-An append writes the state of the appended rows only, so that small appends are cheap; a request
-merges the chain and writes the statistics. Upserts and deletes write no state: the next request
-recomputes the statistics. All files can be recomputed from the table.
+An append writes only the state of the appended rows, so that small appends are cheap. A request for
+statistics merges the chain of states and writes the result. Upserts and deletes write no state, so the
+next request recomputes the statistics. All files can be recomputed from the table.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _NAME = re.compile(r"(\d+)(?:\.since\.(\d+))?\.state")
 
 @dataclass(frozen=True)
 class StatisticsFiles:
-    """Statistics files of one table. ``source`` is added to the statistics, for titles."""
+    """The statistics files of one table; ``source`` describes the table in the statistics."""
 
     table_path: str
     source: Mapping[str, Any]
 
     @property
     def directory(self) -> str:
-        """The directory next to the table."""
+        """The directory of the statistics files, next to the table."""
         return f"{self.table_path.rstrip('/')}_statistics"
 
     def write(self, delta_version: int, state: StatisticsState) -> str:
-        """Write the state of the complete table at a commit and return its path."""
+        """Write the state of the full table after a commit, and return the path of the file."""
         return self._write_full_state(delta_version, state)
 
     def append(
@@ -61,13 +61,13 @@ class StatisticsFiles:
         base: int,
         state_versions: Collection[int],
     ) -> str:
-        """Write the state of the rows that a commit appended and return its path.
+        """Write the state of the rows that a commit appended, and return the path of the file.
 
         Args:
-            delta_version: The commit.
+            delta_version: The Delta version of the commit.
             state: The state of the appended rows.
-            base: The Delta version that they were appended to.
-            state_versions: The versions with a state; a long chain is merged.
+            base: The Delta version to which the rows were appended.
+            state_versions: The versions with a state; a long chain is merged into one state.
         """
         path = self._path(f"{delta_version}.since.{base}.state")
         files.write_atomically(path, state_to_bytes(state))
@@ -76,11 +76,11 @@ class StatisticsFiles:
         return path
 
     def state_versions(self) -> Collection[int]:
-        """Return the versions with a state, which appends can be chained to."""
-        return self._links().keys()
+        """Return the versions with a state, to which states of appends can be chained."""
+        return self._read_links().keys()
 
     def get(self, delta_version: int) -> Statistics | None:
-        """Return the statistics of a Delta version, None if they have to be computed."""
+        """Return the stored statistics of a Delta version, or None if they must be computed."""
         path = self._path(f"{delta_version}.json")
         if files.exists(path):
             try:
@@ -93,13 +93,13 @@ class StatisticsFiles:
         return self.result(delta_version, state)
 
     def write_result(self, delta_version: int, state: StatisticsState) -> Statistics:
-        """Compute the statistics of a table from its state, write and return them."""
+        """Compute statistics from a state, write them, and return them."""
         result = finish(state, source={**self.source, "delta_version": delta_version})
         files.write_atomically(self._path(f"{delta_version}.json"), result.to_bytes())
         return result
 
     def result(self, delta_version: int, state: StatisticsState) -> Statistics:
-        """Compute the statistics of a table from its state, and store them if possible."""
+        """Compute statistics from a state, and write them if the storage is writable."""
         try:
             return self.write_result(delta_version, state)
         except StorageError as error:
@@ -107,8 +107,8 @@ class StatisticsFiles:
             return finish(state, source={**self.source, "delta_version": delta_version})
 
     def state(self, delta_version: int) -> StatisticsState | None:
-        """Return the merged state of a Delta version, None if its chain is incomplete."""
-        chain = self._chain(delta_version)
+        """Return the merged state of a Delta version, or None if its chain is incomplete."""
+        chain = self._find_chain(delta_version)
         if chain is None:
             return None
         merged = self._read(chain[0])
@@ -128,9 +128,9 @@ class StatisticsFiles:
                 _log.info("merged statistics are not stored: %s", error)
         return merged
 
-    def _chain(self, delta_version: int) -> list[str] | None:
-        """Return the names of a chain of states, the full state first; None if incomplete."""
-        links = self._links()
+    def _find_chain(self, delta_version: int) -> list[str] | None:
+        """Return the file names of a chain, starting with the full state; None if incomplete."""
+        links = self._read_links()
         chain: list[str] = []
         version: int | None = delta_version
         while version is not None:
@@ -151,25 +151,25 @@ class StatisticsFiles:
     def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:
         path = self._path(f"{delta_version}.state")
         files.write_atomically(path, state_to_bytes(state))
-        self._remove_replaced(delta_version)
+        self._remove_replaced_states(delta_version)
         return path
 
-    def _links(self) -> dict[int, tuple[int | None, str]]:
-        """Map versions to their base (None for a full state) and file; prefer full states."""
+    def _read_links(self) -> dict[int, tuple[int | None, str]]:
+        """Map each version to its base version (None for a full state, if any) and file name."""
         links: dict[int, tuple[int | None, str]] = {}
-        for each in self._state_files():
-            if each.base is None or each.version not in links:
-                links[each.version] = (each.base, each.name)
+        for state_file in self._list_state_files():
+            if state_file.base is None or state_file.version not in links:
+                links[state_file.version] = (state_file.base, state_file.name)
         return links
 
-    def _remove_replaced(self, delta_version: int) -> None:
-        """Remove the states that a full state replaces, but no statistics."""
-        for each in self._state_files():
-            is_full_state = each.version == delta_version and each.base is None
-            if each.version <= delta_version and not is_full_state:
-                files.remove(self._path(each.name), below=self.directory)
+    def _remove_replaced_states(self, delta_version: int) -> None:
+        """Remove the states that are no longer needed because of a full state."""
+        for state_file in self._list_state_files():
+            is_full_state = state_file.version == delta_version and state_file.base is None
+            if state_file.version <= delta_version and not is_full_state:
+                files.remove(self._path(state_file.name), below=self.directory)
 
-    def _state_files(self) -> Iterator[_StateFile]:
+    def _list_state_files(self) -> Iterator[_StateFile]:
         for name in files.list_directory(self.directory):
             match = _NAME.fullmatch(name)
             if match is None:
@@ -185,7 +185,7 @@ class StatisticsFiles:
 
 
 class _StateFile(NamedTuple):
-    """A state file: of the full table, or of the rows appended to version ``base``."""
+    """A file with the state of the full table, or of the rows appended to version ``base``."""
 
     name: str
     version: int

@@ -1,4 +1,4 @@
-"""Statistics from a state: exact figures from the counts, distributions from the sample."""
+"""Computation of statistics from a state: exact counts, and distributions of the sample."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from featurestore.statistics.accumulator import StatisticsState
 from featurestore.statistics.counts import ColumnCounts
 from featurestore.statistics.distribution import (
     Distribution,
-    distribution_of_numbers,
-    distribution_of_texts,
+    number_distribution,
+    string_distribution,
 )
 from featurestore.statistics.moments import CoMoments, Moments, co_moments, weighted_moments
 from featurestore.statistics.values import (
@@ -42,7 +42,7 @@ from featurestore.statistics.values import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Integers that may be missing.
+# Integer columns of the data frame that may contain missing values.
 _NULLABLE_INTEGERS = ("count", "nulls", "nan", "distinct", "top_count", "length_min", "length_max")
 _MICROS_PER_DAY = 86_400_000_000
 _FIRST_DAY = (date.min - date(1970, 1, 1)).days
@@ -55,14 +55,14 @@ _MICROS_PER_SECOND = 1_000_000
 
 
 def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -> Statistics:
-    """Return the statistics of all rows that a state has counted.
+    """Compute the statistics from a state.
 
-    While the sample contains every row, the statistics are bitwise independent of the order of the
-    rows; above that, the last digits of deviations and of Pearson's r may depend on it.
+    If the sample contains all rows, the statistics are bitwise independent of the row order.
+    Otherwise, the last digits of standard deviations and of Pearson's r may depend on it.
 
     Args:
-        state: The state of the accumulator; it can be updated further.
-        source: The counted table, for titles: featuregroup, version, delta_version.
+        state: The accumulated state; it can be updated further.
+        source: The description of the table: featuregroup, version, delta_version.
 
     >>> from featurestore.statistics import statistics_accumulator
     >>> accumulator = statistics_accumulator(pa.schema([("age", pa.int64())]))
@@ -73,12 +73,11 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
     """
     state.sample.compact()
     weights = state.sample.weights()
-    # Squares of values near the limits of float64 overflow; statistics computed from them are
-    # missing.
+    # Squares of values near the limits of float64 overflow; the affected statistics are missing.
     with np.errstate(over="ignore", invalid="ignore"):
         sampled = _sampled_values(state)
-        distributions = _distributions(state, sampled, weights)
-        moments = _moments(state, sampled, weights)
+        distributions = _compute_distributions(state, sampled, weights)
+        moments = _select_moments(state, sampled, weights)
         pearson, spearman = _compute_correlations(state, sampled, distributions, weights)
     columns = []
     for column in state.columns:
@@ -98,7 +97,7 @@ def finish(state: StatisticsState, *, source: Mapping[str, Any] | None = None) -
 
 
 def _sampled_values(state: StatisticsState) -> dict[str, Values]:
-    """Return the sampled values of each numeric, boolean or time column."""
+    """Return the sampled values of all numeric, boolean and time columns."""
     rows = state.sample.rows()
     values = {}
     for column in state.columns:
@@ -107,10 +106,10 @@ def _sampled_values(state: StatisticsState) -> dict[str, Values]:
     return values
 
 
-def _moments(
+def _select_moments(
     state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
 ) -> dict[str, Moments]:
-    """Return the moments of each column, from the sample while it contains every row."""
+    """Return the moments of each column, computed from the sample if it contains all rows."""
     moments = {}
     for name, counts in state.counts.items():
         moments[name] = counts.moments
@@ -127,7 +126,7 @@ def _compute_correlations(
 ) -> tuple[Correlations | None, Correlations | None]:
     """Return Pearson's and Spearman's correlations.
 
-    Pearson's are computed over all rows if the pairs were counted, else over the sample.
+    Pearson's correlations cover all rows if the pairs were counted, otherwise only the sample.
     """
     names = tuple(each.name for each in correlated_columns(state.columns))
     if len(names) < 2:
@@ -145,21 +144,21 @@ def _compute_correlations(
     )
 
 
-def _distributions(
+def _compute_distributions(
     state: StatisticsState, sampled: Mapping[str, Values], weights: NDArray[np.int64]
 ) -> dict[str, Distribution]:
     """Return the distribution of each column with sampled values."""
     rows = state.sample.rows()
     column_distributions = {}
-    # Threads do not help: most of the time is spent in calls that hold the GIL.
+    # Threads are not faster, because most of the time is spent in calls that hold the GIL.
     for column in state.columns:
         counts = state.counts[column.name]
         if column.measured:
-            column_distributions[column.name] = distribution_of_numbers(
+            column_distributions[column.name] = number_distribution(
                 column, sampled[column.name], weights, counts
             )
         elif column.kind == "text":
-            column_distributions[column.name] = distribution_of_texts(
+            column_distributions[column.name] = string_distribution(
                 rows.column(column.name), weights, counts
             )
     return column_distributions
@@ -178,16 +177,16 @@ def _column_statistics(
         optional_fields["minimum"] = _format_value(counts.minimum, column.type)
         optional_fields["maximum"] = _format_value(counts.maximum, column.type)
     if column.measured and counts.moments.n:
-        optional_fields["mean"] = _mean(counts, column)
-        optional_fields["std"] = _std(moments, column.type)
+        optional_fields["mean"] = _column_mean(counts, column)
+        optional_fields["std"] = _column_std(moments, column.type)
         if column.kind != "time":
-            optional_fields["sum"] = _sum(counts)
+            optional_fields["sum"] = _column_sum(counts)
     if counts.shortest is not None and counts.longest is not None:
         optional_fields["lengths"] = Lengths(
             counts.shortest, counts.longest, counts.length / present
         )
     if distribution is not None:
-        optional_fields |= _sampled_fields(distribution, column, state)
+        optional_fields |= _fields_from_sample(distribution, column, state)
     return ColumnStatistics(
         name=column.name,
         type=str(column.type),
@@ -201,10 +200,10 @@ def _column_statistics(
     )
 
 
-def _sampled_fields(
+def _fields_from_sample(
     distribution: Distribution, column: CountedColumn, state: StatisticsState
 ) -> dict[str, Any]:
-    """Return the fields of ``ColumnStatistics`` that come from the sample."""
+    """Return the fields of ``ColumnStatistics`` that are computed from the sample."""
     counts = state.counts[column.name]
     exact = counts.values is not None or not state.sample.is_truncated
     distinct = distribution.distinct
@@ -247,22 +246,22 @@ def _correlations(
     return Correlations(method, names, tuple(map(tuple, values.tolist())), sampled)
 
 
-def _sum(counts: ColumnCounts) -> int | float | None:
+def _column_sum(counts: ColumnCounts) -> int | float | None:
     if isinstance(counts.total, int):
         return counts.total
-    return _finite_prefix(counts.total[0] + counts.total[1])
+    return _finite_or_none(counts.total[0] + counts.total[1])
 
 
-def _mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
+def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     if isinstance(counts.total, tuple):
-        return _finite_prefix((counts.total[0] + counts.total[1]) / counts.moments.n)
+        return _finite_or_none((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
     if column.kind == "time":
         return str(_format_computed(mean, column, counts))
     return mean
 
 
-def _std(moments: Moments, kind: pa.DataType) -> float | None:
+def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
     variance = moments.variance
     if variance is None or not math.isfinite(variance):
         return None
@@ -274,41 +273,41 @@ def _std(moments: Moments, kind: pa.DataType) -> float | None:
     return std
 
 
-def _finite_prefix(value: float) -> float | None:
-    """Return a finite number, None for overflowed results, which JSON cannot represent."""
+def _finite_or_none(value: float) -> float | None:
+    """Return a finite number, or None for an overflow, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 
 
 def _format_value(value: Any, kind: pa.DataType) -> Value:
-    """Return a value of a column in the format of the statistics."""
+    """Convert a column value to the representation in statistics."""
     if pat.is_date(kind) or pat.is_timestamp(kind):
         return time_text(value, kind)
     if pat.is_boolean(kind):
         return bool(value)
     if pat.is_string(kind) and len(value) > _MAX_TEXT_CHARACTERS:
         return f"{value[:_MAX_TEXT_CHARACTERS]}…"
-    return _integer_if_whole(value, kind)
+    return _to_integer(value, kind)
 
 
 def _format_computed(value: float, column: CountedColumn, counts: ColumnCounts) -> float | str:
-    """Return a number computed from a measured column in the format of the statistics."""
+    """Convert a number computed from a measured column to the representation in statistics."""
     if column.kind != "time":
-        return _integer_if_whole(value, column.type)
+        return _to_integer(value, column.type)
     low, high = counts.minimum, counts.maximum
     if not isinstance(low, int) or not isinstance(high, int):
         return time_text(value, column.type)
-    return time_text(within_calendar(value, column.type, low=low, high=high), column.type)
+    return time_text(clip_to_calendar(value, column.type, low=low, high=high), column.type)
 
 
-def _integer_if_whole(value: Any, kind: pa.DataType) -> Any:
-    """Return integral floats of integer columns as int."""
+def _to_integer(value: Any, kind: pa.DataType) -> Any:
+    """Convert integral floats of integer columns to int."""
     if isinstance(value, float) and value.is_integer() and pat.is_integer(kind):
         return int(value)
     return value
 
 
 def time_text(value: float, kind: pa.DataType) -> str:
-    """Format days (for dates) or microseconds (for timestamps) since 1970.
+    """Format days (for dates) or microseconds (for timestamps) since 1970 as a time.
 
     >>> time_text(19723, pa.date32()), time_text(19723.5, pa.date32())
     ('2024-01-01', '2024-01-01T12:00:00+00:00')
@@ -316,18 +315,18 @@ def time_text(value: float, kind: pa.DataType) -> str:
     '10000-01-01T00:00:00.000000+00:00'
     """
     if not pat.is_date(kind):
-        return _instant_text(round(value))
+        return _format_instant(round(value))
     days = math.floor(value)
     if days == value or not _FIRST_DAY <= days <= _LAST_DAY:
         return str(np.datetime64(days, "D"))
-    return _instant_text(days * _MICROS_PER_DAY + round((value - days) * _MICROS_PER_DAY))
+    return _format_instant(days * _MICROS_PER_DAY + round((value - days) * _MICROS_PER_DAY))
 
 
-def within_calendar(value: float, kind: pa.DataType, *, low: float, high: float) -> float:
-    """Clip a computed value to Python's calendar if all values of the column are within it.
+def clip_to_calendar(value: float, kind: pa.DataType, *, low: float, high: float) -> float:
+    """Clip a computed time to Python's calendar if all values of the column are within it.
 
-    Means, quantiles and edges are computed as float64, whose resolution is 32 microseconds in the
-    year 9999.
+    Means, quantiles and edges are computed as float64, which has a resolution of 32 microseconds in
+    the year 9999, so that a result may be slightly outside of the calendar.
     """
     is_date = pat.is_date(kind)
     first = _FIRST_DAY if is_date else _FIRST_MICROS
@@ -336,7 +335,7 @@ def within_calendar(value: float, kind: pa.DataType, *, low: float, high: float)
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a text of ``time_text`` into seconds since 1970.
+    """Parse a time formatted by ``time_text`` to seconds since 1970.
 
     >>> parse_seconds("1970-01-02"), parse_seconds("10000-01-01T00:00:00.000000+00:00")
     (86400.0, 253402300800.0)
@@ -350,7 +349,7 @@ def parse_seconds(text: str) -> float:
     return instant.timestamp()
 
 
-def _instant_text(micros: int) -> str:
+def _format_instant(micros: int) -> str:
     if _FIRST_MICROS <= micros <= _LAST_MICROS:
         return from_micros(micros).isoformat()
     micros = min(max(micros, int(_INT64.min) + 1), int(_INT64.max))
@@ -358,12 +357,12 @@ def _instant_text(micros: int) -> str:
 
 
 def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
-    """Return a data frame indexed by column name; undefined statistics are missing, never 0.
+    """Return a data frame of statistics, indexed by column name.
 
     Columns: type, kind, role, count, nulls, nan, missing (share of rows), mean, std, min, 25%, 50%,
-    75%, max, sum, distinct, top, top_count, top_share (share of rows with one of the frequent
-    values of ``ColumnStatistics.top``; 1.0 if these are all values), length_min, length_mean,
-    length_max.
+    75%, max, sum, distinct, top, top_count, top_share (the share of rows with a value that is
+    listed in ``ColumnStatistics.top``; 1.0 if all values are listed), length_min, length_mean,
+    length_max. Undefined statistics are missing, never 0.
     """
     try:
         import pandas as pd
@@ -372,7 +371,7 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     rows = []
     names = []
     for column in statistics.columns:
-        rows.append(_row(column, statistics.rows))
+        rows.append(_column_row(column, statistics.rows))
         names.append(column.name)
     frame = pd.DataFrame(rows, index=pd.Index(names, name="feature"))
     if frame.empty:
@@ -380,7 +379,7 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(_NULLABLE_INTEGERS, "Int64"))
 
 
-def _row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
+def _column_row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "type": column.type,
         "kind": column.kind,

@@ -1,6 +1,6 @@
-"""Measured columns: their kinds and roles, and their values as numpy arrays with masks.
+"""Column kinds and roles, and the values of measured columns as numpy arrays with masks.
 
-The kind of a column follows from its type, the role from the group's spec.
+The kind is determined by the column type, the role by the group definition.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from featurestore.model.statistics import Kind
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
-# A heatmap of more columns is unreadable, and the result contains both matrices, a number per pair.
+# A heatmap with more columns is not readable, and the result contains both matrices.
 MAX_CORRELATED = 1000
-# Pairs grow with the square of the columns. Measured: with 300 columns the products took as long as
-# all other counts, and with a thousand they were 60 MB of state.
+# The number of pairs grows quadratically. In measurements, the products of 300 columns took as long
+# as all other counts, and a state with a thousand columns had 60 MB.
 _MAX_PAIRED = 64
-# Differences of integers up to here are exact in int64.
+# Differences of integers up to this magnitude are exact in int64.
 _MAX_EXACT_RANGE = 1 << 62
-# The pivot is computed from this many values at the start.
+# The number of leading values from which the pivot is computed.
 _PROBED_ROWS = 256
 
 
@@ -47,7 +47,7 @@ class CountedColumn:
 
     @property
     def measured(self) -> bool:
-        """Whether the values have a mean: numbers, booleans and times."""
+        """Whether the column contains numbers, booleans or times, which have a mean."""
         return self.kind in ("number", "boolean", "time")
 
     @property
@@ -59,7 +59,7 @@ class CountedColumn:
 def counted_columns(
     table: FeatureGroupSpec | pa.Schema, *, roles: Mapping[str, Role] | None = None
 ) -> tuple[CountedColumn, ...]:
-    """Return the columns of a group or of a schema; ``roles`` are those of a training dataset.
+    """Return the columns of a group or schema; ``roles`` has the column roles of a dataset.
 
     >>> [each.kind for each in counted_columns(pa.schema([("a", pa.int8()), ("b", pa.string())]))]
     ['number', 'text']
@@ -80,7 +80,7 @@ def counted_columns(
 
 
 def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the correlated columns: the first numeric and boolean features and labels."""
+    """Return the columns to correlate: the first numeric and boolean features and labels."""
     numeric = [
         column
         for column in columns
@@ -90,9 +90,9 @@ def correlated_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColum
 
 
 def paired_columns(columns: tuple[CountedColumn, ...]) -> tuple[CountedColumn, ...]:
-    """Return the columns whose pairs are counted over all rows; empty if there are too many.
+    """Return the columns whose pairs are counted over all rows.
 
-    Correlations are computed from the sample then.
+    If there are too many, no columns are returned, and correlations are computed from the sample.
     """
     correlated = correlated_columns(columns)
     if 2 <= len(correlated) <= _MAX_PAIRED:
@@ -139,10 +139,10 @@ _EXACT_IN_FLOAT64 = 1 << 52
 class Values:
     """The measured values of one column in one batch.
 
-    ``numbers`` has a number per row, float64 or of an integer type; nulls, NaN and infinities are
-    replaced by the pivot. ``present`` is the mask of finite values, None if all are. ``pivot`` is
-    near the mean of the first values, and equal to them if they are constant. ``extremes`` are the
-    minimum and maximum finite value, None without finite values.
+    ``numbers`` has one number for each row, of type float64 or an integer type; nulls, NaN and
+    infinities are replaced by the pivot. ``present`` is the mask of finite values, None if all values
+    are finite. ``pivot`` is close to the mean of the first values, and equal to them if they are
+    constant. ``extremes`` has the finite minimum and maximum, None without finite values.
     """
 
     numbers: NDArray[Any]
@@ -165,7 +165,7 @@ class Values:
 
     @cached_property
     def finite(self) -> NDArray[Any]:
-        """The values without nulls, NaN and infinities."""
+        """The finite values."""
         if self.present is None:
             return self.numbers
         return self.numbers[self.present]
@@ -177,9 +177,10 @@ class Values:
         return out
 
     def write_deviations(self, rows: slice, out: Floats) -> None:
-        """Write the numbers of some rows minus the pivot to ``out``.
+        """Write the numbers of a row range minus the pivot to ``out``.
 
-        Differences of integers are exact before their conversion to float, unless they overflow.
+        Differences of integers are computed exactly before the conversion to float, unless they
+        overflow.
         """
         numbers = self.numbers[rows].reshape(out.shape)
         if self._fits_float64:
@@ -211,14 +212,14 @@ class Values:
 def measured_values(column: pa.Array) -> Values:
     """Return the values of a column of numbers, booleans or times.
 
-    Dates are days, timestamps microseconds.
+    Dates are converted to days, timestamps to microseconds.
     """
-    numbers = _numbers(column)
+    numbers = _to_numbers(column)
     nulls = column.null_count
     present = None
     if nulls:
         present = _unpack_bits(column.buffers()[0], column).view(np.bool_)
-    pivot = _pivot(numbers, present)
+    pivot = _compute_pivot(numbers, present)
     if present is not None:
         numbers = _fill_missing(numbers, present, pivot)
     extremes = None
@@ -226,7 +227,7 @@ def measured_values(column: pa.Array) -> Values:
         with np.errstate(invalid="ignore"):
             extremes = numbers.min(), numbers.max()
         if numbers.dtype.kind == "f" and not np.isfinite(extremes).all():
-            return _with_non_finite(numbers, present, nulls)
+            return _values_with_non_finite(numbers, present, nulls)
     return Values(numbers, present, pivot, extremes, nulls)
 
 
@@ -245,19 +246,19 @@ def value_lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def text_prefix(text: pa.StringScalar, characters: int) -> str:
-    """Return the first characters of a text without a copy of the others.
+    """Return the first characters of a string without copying the rest.
 
     >>> text_prefix(pa.scalar("äbcd"), 2)
     'äb'
     """
-    # A character of UTF-8 has at most four bytes; a truncated one follows those returned.
+    # UTF-8 characters have at most four bytes; a truncated last character is not returned.
     data = text.as_buffer()
     first = data.slice(0, min(data.size, 4 * characters)).to_pybytes()
     return first.decode(errors="ignore")[:characters]
 
 
 def _is_ascii(texts: pa.Array) -> bool:
-    """Return True if all texts are ASCII, which is faster to check than to count characters."""
+    """Return True if all strings are ASCII; this check is faster than counting characters."""
     _, offsets, data = texts.buffers()
     if data is None or not len(texts):
         return True
@@ -267,11 +268,11 @@ def _is_ascii(texts: pa.Array) -> bool:
     return bool(inside.max(initial=0) < 128)
 
 
-def _pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
-    """Return a finite number near the mean of the first values; 0 without finite values."""
-    values = _finite_prefix(numbers[:_PROBED_ROWS], present)
+def _compute_pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
+    """Return a finite number close to the mean of the first values, or 0 without finite values."""
+    values = _finite_or_none(numbers[:_PROBED_ROWS], present)
     if not len(values):
-        values = _finite_prefix(numbers, present)
+        values = _finite_or_none(numbers, present)
         if not len(values):
             return 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -282,8 +283,8 @@ def _pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
     return min(max(low, mean), high)  # the minimum if the mean overflowed
 
 
-def _finite_prefix(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
-    """Return the finite values of a prefix of a column."""
+def _finite_or_none(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
+    """Return the finite values at the start of a column."""
     if present is not None:
         numbers = numbers[present[: len(numbers)]]
     if numbers.dtype.kind == "f":
@@ -292,7 +293,7 @@ def _finite_prefix(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]
 
 
 def _fill_missing(numbers: NDArray[Any], present: Bools, pivot: float | int) -> NDArray[Any]:
-    """Return the numbers with missing ones replaced by the pivot.
+    """Replace missing numbers by the pivot.
 
     Bitwise operations avoid mispredicted branches, which dominate ``np.where``.
     """
@@ -305,14 +306,14 @@ def _fill_missing(numbers: NDArray[Any], present: Bools, pivot: float | int) -> 
     return bits.view(numbers.dtype)
 
 
-def _with_non_finite(numbers: Floats, present: Bools | None, nulls: int) -> Values:
+def _values_with_non_finite(numbers: Floats, present: Bools | None, nulls: int) -> Values:
     """Return the values of a column with NaN or infinities."""
     is_finite = np.isfinite(numbers)
     nan = int(np.isnan(numbers).sum())
     infinite = len(numbers) - int(is_finite.sum()) - nan
     if present is not None:
         is_finite &= present
-    pivot = _pivot(numbers, is_finite)
+    pivot = _compute_pivot(numbers, is_finite)
     filled = _fill_missing(numbers, is_finite, pivot)
     extremes = None
     if is_finite.any():
@@ -320,8 +321,8 @@ def _with_non_finite(numbers: Floats, present: Bools | None, nulls: int) -> Valu
     return Values(filled, is_finite, pivot, extremes, nulls, nan, infinite)
 
 
-def _numbers(column: pa.Array) -> NDArray[Any]:
-    """Return one number per row; the numbers of null rows are arbitrary."""
+def _to_numbers(column: pa.Array) -> NDArray[Any]:
+    """Return one number for each row; the numbers in null rows are arbitrary."""
     kind = column.type
     if pat.is_boolean(kind):
         return _unpack_bits(column.buffers()[1], column).view(np.int8)
@@ -348,7 +349,7 @@ def _buffer_view(column: pa.Array) -> NDArray[Any]:
 
 
 def _unpack_bits(buffer: pa.Buffer | None, column: pa.Array) -> NDArray[np.uint8]:
-    """Unpack the bits of a column from a bitmap, each as 0 or 1."""
+    """Unpack the bitmap of a column to one byte per bit, 0 or 1."""
     if buffer is None or not len(column):
         return np.zeros(len(column), dtype=np.uint8)
     first, start = divmod(column.offset, 8)

@@ -20,10 +20,10 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, StatisticsNotF
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import StatisticsState, compare_statistics, finish, plots
 from featurestore.statistics.clusters import (
-    cluster_rows,
     find_clusters,
     rows_from_bytes,
     rows_to_bytes,
+    select_cluster_rows,
 )
 from featurestore.statistics.plots.heatmap import clustered_order
 from featurestore.statistics.summary import descriptive_stats
@@ -287,7 +287,7 @@ def test_clusters_of_stored_rows_equal_clusters_of_state() -> None:
     state = clustered_state()
     found, again = (
         find_clusters(state),
-        find_clusters(rows_from_bytes(rows_to_bytes(cluster_rows(state)))),
+        find_clusters(rows_from_bytes(rows_to_bytes(select_cluster_rows(state)))),
     )
     assert np.array_equal(found.labels, again.labels)
     assert (found.columns, found.left_out) == (again.columns, again.left_out)

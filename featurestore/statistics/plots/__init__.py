@@ -1,8 +1,9 @@
 """Plots of statistics: correlations, distributions, clusters, drift.
 
-They need stored statistics only, not the table. Figures are opaque, so that they look the same in
-dark and light notebooks, and follow the current style (``plt.style.use("dark_background")``).
-Functions return the figure, detached from pyplot; ``show`` displays it.
+Plots require only stored statistics, not the table. Figures have an opaque background, so that they
+look the same in dark and light notebooks, and use the current matplotlib style
+(``plt.style.use("dark_background")``). Functions return figures that are detached from pyplot;
+``show`` displays a figure.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _pyplot() -> Any:
 
 @contextmanager
 def _new_figure(figsize: Size | None, *, default: Size) -> Iterator[Figure]:
-    """Yield an empty figure in the current style, and detach it from pyplot afterwards."""
+    """Create an empty figure in the current style, and detach it from pyplot afterwards."""
     plt = _pyplot()
     figure = plt.figure(figsize=figsize or default, layout="constrained")
     try:
@@ -66,7 +67,7 @@ def _new_figure(figsize: Size | None, *, default: Size) -> Iterator[Figure]:
 
 
 def shown(figure: Figure, *, plot: bool) -> Figure | None:
-    """Return the figure, or show it and return None.
+    """Show a figure and return None if ``plot``, otherwise return the figure.
 
     >>> from matplotlib.figure import Figure
     >>> shown(Figure(), plot=False) is None
@@ -79,9 +80,9 @@ def shown(figure: Figure, *, plot: bool) -> Figure | None:
 
 
 def show(figure: Figure) -> None:
-    """Show a figure if the backend supports it (a notebook, a window).
+    """Show a figure if the backend can display it, in a notebook or window.
 
-    Without a display, as in a script, a log message explains how to save the figure.
+    Without a display, a log message explains how to save the figure.
     """
     plt = _pyplot()
     backend = str(plt.get_backend()).lower()
@@ -112,18 +113,18 @@ def correlations(
     cmap: str = "coolwarm",
     annot: bool | None = None,
 ) -> Figure:
-    """Return a heatmap of the correlations, from -1 to 1, with similar columns adjacent.
+    """Return a heatmap of correlations with a scale of [-1, 1] and similar columns adjacent.
 
-    Pairs without a correlation (a constant, no common rows) are hatched. Above 25 columns the
-    strongest pairs are listed next to the heatmap.
+    Pairs without a correlation (constant columns, no common rows) are hatched. With more than 25
+    columns, the strongest pairs are listed next to the heatmap.
 
     Args:
         statistics: The statistics to draw.
-        other: Another version, drawn in a second heatmap with the same columns and order.
+        other: Statistics of another version, drawn in a second heatmap with the same columns.
         method: "pearson" or "spearman".
-        figsize: Inches; by the number of columns when None.
+        figsize: The size in inches; None derives it from the number of columns.
         cmap: A diverging color map.
-        annot: Write the numbers into the cells; None for up to 12 columns only.
+        annot: Whether to write the numbers into the cells; None for up to 12 columns.
     """
     tables = [statistics]
     if other is not None:
@@ -164,13 +165,15 @@ def distributions(
     columns: Sequence[str] | None = None,
     figsize: Size | None = None,
 ) -> Figure:
-    """Return a panel per feature: a histogram of numbers and times, bars of frequent texts.
+    """Return a figure with a panel for each feature.
+
+    Numbers and times are drawn as histograms, strings as bars of the most frequent values.
 
     Args:
         statistics: The statistics to draw.
-        other: Another version, drawn over it as a line.
+        other: Statistics of another version, drawn as a line on top.
         columns: The columns to draw; None for the first 60 features.
-        figsize: Inches; by the number of columns when None.
+        figsize: The size in inches; None derives it from the number of columns.
     """
     drawn_columns, drawable_count = columns_to_draw(statistics, columns)
     compared_columns: dict[str, ColumnStatistics] = {}
@@ -180,7 +183,7 @@ def distributions(
         title += f" (bars), {format_source_name(other.source) or 'the other'} (line)"
     if len(drawn_columns) < drawable_count:
         title += f"\nthe first {len(drawn_columns)} of {drawable_count:,} features; choose with columns=[...]"
-    columns_across = _panels_across(len(drawn_columns))
+    columns_across = _panel_columns(len(drawn_columns))
     rows_down = math.ceil(len(drawn_columns) / columns_across)
     with _new_figure(figsize, default=(3.1 * columns_across, 2.2 * rows_down + 0.5)) as figure:
         axes = figure.subplots(rows_down, columns_across, squeeze=False).ravel()
@@ -192,7 +195,7 @@ def distributions(
     return figure
 
 
-def _panels_across(count: int) -> int:
+def _panel_columns(count: int) -> int:
     if count > 12:
         return 5
     if count > 6:
@@ -206,9 +209,9 @@ def clusters(
     """Return a scatter plot of the clustered rows and a heatmap of the cluster centers.
 
     Args:
-        clustering: The clusters of ``find_clusters``.
-        source: The counted table, for the title: featuregroup, version, split.
-        figsize: Inches; by the number of columns when None.
+        clustering: The result of ``find_clusters``.
+        source: The description of the table, for the title: featuregroup, version, split.
+        figsize: The size in inches; None derives it from the number of columns.
     """
     height = max(4.2, 0.24 * min(len(clustering.columns), _MAX_CENTERS) + 1.6)
     with _new_figure(figsize, default=(10.5, height)) as figure:
@@ -242,7 +245,7 @@ def _draw_plane(axis: Axes, clustering: Clusters) -> None:
 
 
 def _draw_centers(axis: Axes, clustering: Clusters) -> Any:
-    """Draw the cluster centers, for at most 40 features in which they differ most."""
+    """Draw the cluster centers, limited to the 40 features in which they differ most."""
     title = "Centers, in standard deviations"
     spread = np.ptp(clustering.centers, axis=0)
     shown_features = np.sort(np.argsort(-spread, kind="stable")[:_MAX_CENTERS])
@@ -265,13 +268,13 @@ def _draw_centers(axis: Axes, clustering: Clusters) -> Any:
 def drift(
     report: DriftReport, before: Statistics, after: Statistics, *, figsize: Size | None = None
 ) -> Figure:
-    """Return the stability index of every feature and the distributions that changed most.
+    """Return a figure with the PSI of all features, and the distributions that changed most.
 
     Args:
         report: The report of ``compare_statistics`` for the two tables.
         before: The statistics of the first table.
         after: The statistics of the second table.
-        figsize: Inches; by the number of features when None.
+        figsize: The size in inches; None derives it from the number of features.
     """
     comparable = [each for each in report.features if each.psi is not None]
     if not comparable:
@@ -299,7 +302,7 @@ def drift(
 
 
 def _draw_ranking(axis: Axes, ranked: Sequence[FeatureDrift], *, threshold: float) -> None:
-    """Draw the stability index of each feature as a bar, in red if it drifted."""
+    """Draw the PSI of each feature as a bar, in red if the feature drifted."""
     positions = range(len(ranked))
     values = [max(each.psi or 0.0, 1e-4) for each in ranked]
     bars = axis.barh(positions, values, color=FIRST)

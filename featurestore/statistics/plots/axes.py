@@ -1,6 +1,6 @@
-"""Axes of plots: their range, with or without long tails, their titles and tick labels.
+"""Plot axes: ranges, titles and tick labels.
 
-A few outliers would otherwise leave one bar and an empty plot.
+Long tails may be clipped, because a few outliers would reduce a histogram to a single bar.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ _LARGE, _SCIENTIFIC = 1e4, 1e15
 _DAY = 86_400
 
 
-# Shares that may be clipped at either end: the smallest that leaves a range of at most
-# _MAX_TAIL_RATIO times the middle 90 %. (A million normal values have a ratio of 3, exponential
-# ones 5.)
+# The shares that may be clipped at each end. The smallest share is used for which the range is at most
+# _MAX_TAIL_RATIO times the range of the middle 90 %. (The ratio of a million values is 3 for a normal
+# and 5 for an exponential distribution.)
 _TAILS = (0.0, 0.005, 0.01, 0.025, 0.05)
 _MAX_TAIL_RATIO = 6.0
 _SNAP_SHARE = 0.25
 _MIN_REPORTED_SHARE = 1e-4
 _LOG_RATIO = 100.0
-# Below this, the bins of a logarithmic axis would cover unequal numbers of integers.
+# Below this value, the bins of a logarithmic axis would cover unequal numbers of integers.
 _MIN_LOG_INTEGER = 100.0
 _HUGE = 1e300
 
 
 def figure_title(statistics: Statistics, subject: str) -> str:
-    """Return a title: the name of the table, then the subject of the figure."""
+    """Return a figure title with the table name and the subject."""
     return f"{format_source_name(statistics.source)} {subject}".strip()
 
 
 def panel_title(column: ColumnStatistics, rows: int) -> str:
-    """Return the name of a column, with its share of missing values if there are any."""
+    """Return a panel title with the column name, and the share of missing values if any."""
     name = shorten_name(column.name)
     if not column.missing or not rows:
         return name
@@ -57,7 +57,7 @@ def panel_title(column: ColumnStatistics, rows: int) -> str:
 
 
 def shorten_name(name: str, longest: int = _MAX_NAME) -> str:
-    """Shorten a name in the middle to fit a label."""
+    """Shorten a long name by omitting characters in the middle."""
     return shorten_middle(name, longest)
 
 
@@ -67,16 +67,16 @@ def font_size(count: int) -> float:
 
 
 def number_text(value: float) -> str:
-    """Format a number with three digits, and a unit for large ones.
+    """Format a number with three digits, and a unit if it is large.
 
     >>> number_text(100_000), number_text(1_234), number_text(-2.5e6), number_text(0.0312)
     ('100 k', '1234', '-2.5 M', '0.0312')
     """
-    return _with_unit(value, _unit_of(abs(value)), digits=3)
+    return _format_with_unit(value, _unit_of(abs(value)), digits=3)
 
 
 def number_texts(values: Sequence[float]) -> list[str]:
-    """Format the numbers of an axis with one unit and enough digits to distinguish them.
+    """Format axis numbers with the same unit and enough digits to distinguish them.
 
     >>> number_texts([0, 5_000, 10_000]), number_texts([1990, 2000])
     (['0', '5 k', '10 k'], ['1990', '2000'])
@@ -85,14 +85,14 @@ def number_texts(values: Sequence[float]) -> list[str]:
     """
     unit = _unit_of(max(map(abs, values), default=0.0))
     for digits in range(3, 6):
-        texts = [_with_unit(value, unit, digits=digits) for value in values]
+        texts = [_format_with_unit(value, unit, digits=digits) for value in values]
         if len(set(texts)) == len(values):
             return texts
     return [f"{value:,.10g}" for value in values]
 
 
 def percent_text(share: float) -> str:
-    """Format a share in per cent, without padding.
+    """Format a share as a percentage, without padding.
 
     >>> percent_text(0.025), percent_text(0.5), percent_text(0.0005)
     ('2.5 %', '50 %', '0.05 %')
@@ -101,9 +101,9 @@ def percent_text(share: float) -> str:
 
 
 def time_text(seconds: float, *, days: float) -> str:
-    """Format an instant as month, day or minute, by the days that the axis spans.
+    """Format an instant as month, day or minute, depending on the days that the axis spans.
 
-    Instants outside Python's calendar are supported.
+    Instants outside of Python's calendar are supported.
 
     >>> time_text(0, days=400), time_text(0, days=30), time_text(3600, days=1)
     ('1970-01', '01-01', '01 01:00')
@@ -119,13 +119,13 @@ def time_text(seconds: float, *, days: float) -> str:
 
 
 def percent_ticks(axis: Axes, axis_name: Literal["x", "y"]) -> None:
-    """Format the ticks of an axis ("x" or "y") in per cent, with at most five ticks."""
+    """Format the ticks of an axis as percentages, with at most five ticks."""
     axis.locator_params(axis=axis_name, nbins=4)
     _axis(axis, axis_name).set_major_formatter(lambda value, _: percent_text(value))
 
 
 def number_ticks(axis: Axes, axis_name: str = "x", *, integers_only: bool = False) -> None:
-    """Format the ticks of an axis with one unit; ``whole`` restricts them to integers."""
+    """Format the ticks of an axis with the same unit."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     class InOneUnit(FuncFormatter):
@@ -167,7 +167,7 @@ def _unit_of(largest: float) -> tuple[float, str]:
     return 1.0, ""
 
 
-def _with_unit(value: float, unit: tuple[float, str], *, digits: int) -> str:
+def _format_with_unit(value: float, unit: tuple[float, str], *, digits: int) -> str:
     divisor, name = unit
     if value == 0:
         return "0"
@@ -178,14 +178,14 @@ def _with_unit(value: float, unit: tuple[float, str], *, digits: int) -> str:
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The drawn part of a column's range, as numbers (times as seconds since 1970)."""
+    """The displayed range of a column, as numbers (seconds since 1970 for times)."""
 
     low: float
     high: float
     log: bool = False
 
     def edges(self, column: ColumnStatistics) -> Floats:
-        """Return the edges of bins over the range; bins of integers cover integers."""
+        """Return the bin edges of the range; each bin of an integer column covers whole integers."""
         if self.log:
             return np.geomspace(self.low, self.high, BINS + 1)
         if is_integer_column(column):
@@ -194,7 +194,7 @@ class AxisRange:
 
 
 def range_to_draw(columns: Sequence[ColumnStatistics]) -> AxisRange | None:
-    """Return the range to draw the same column of several tables in; None for all values."""
+    """Return a common range for the same column of several tables, or None for the full range."""
     full_ranges, trimmed_ranges = [], []
     for column in columns:
         quantiles = np.array([as_number(each) for each in column.quantiles])
@@ -214,15 +214,15 @@ def range_to_draw(columns: Sequence[ColumnStatistics]) -> AxisRange | None:
             math.log(max(full_range[0], min_value, trimmed_range[0] / _HUGE)),
             math.log(full_range[1]),
         )
-        low, high = _snap_to_full_range(
+        low, high = _extend_to_full_range(
             logs, (math.log(trimmed_range[0]), math.log(trimmed_range[1]))
         )
         return AxisRange(math.exp(low), math.exp(high), log=True)
-    return AxisRange(*_snap_to_full_range(full_range, trimmed_range))
+    return AxisRange(*_extend_to_full_range(full_range, trimmed_range))
 
 
-def outside_text(column: ColumnStatistics, axis_range: AxisRange) -> str:
-    """Return the label of an axis: its scale and the shares of values beyond the range."""
+def range_label(column: ColumnStatistics, axis_range: AxisRange) -> str:
+    """Return an axis label with the scale and the shares of values outside of the range."""
     lines = []
     distribution = cumulative(column)
     if distribution is not None:
@@ -248,7 +248,7 @@ def is_integer_column(column: ColumnStatistics) -> bool:
 
 
 def _trim_tails(quantiles: Floats) -> tuple[float, float]:
-    """Return the range without long tails, or the full range if there are none."""
+    """Return the range without long tails, or the full range if there are no long tails."""
     steps = len(quantiles) - 1
     ranges = []
     for share in _TAILS:
@@ -256,7 +256,7 @@ def _trim_tails(quantiles: Floats) -> tuple[float, float]:
         ranges.append((float(quantiles[skipped]), float(quantiles[steps - skipped])))
     middle = ranges[-1][1] - ranges[-1][0]
     for low, high in ranges:
-        # The difference itself may overflow.
+        # The difference may overflow.
         if high / _MAX_TAIL_RATIO - low / _MAX_TAIL_RATIO <= middle and low < high:
             return low, high
     return ranges[0]
@@ -267,10 +267,10 @@ def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return min(lows), max(highs)
 
 
-def _snap_to_full_range(
+def _extend_to_full_range(
     full_range: tuple[float, float], trimmed_range: tuple[float, float]
 ) -> tuple[float, float]:
-    """Extend a range to the ends of the full range where these are near."""
+    """Extend a range to the end of the full range on each side where the end is close."""
     tolerance = (trimmed_range[1] - trimmed_range[0]) * _SNAP_SHARE
     low, high = trimmed_range
     if low - full_range[0] <= tolerance:

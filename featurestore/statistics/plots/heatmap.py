@@ -1,4 +1,4 @@
-"""Correlation heatmaps with a fixed scale of [-1, 1], similar columns adjacent, gaps hatched."""
+"""Correlation heatmaps with a scale of [-1, 1], similar columns adjacent, and hatched gaps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def correlation_matrix(correlations: Correlations) -> Floats:
-    """Return the matrix as floats, NaN for missing correlations."""
+    """Return the correlations as a float matrix, with NaN for missing correlations."""
     return np.array(correlations.matrix, dtype=np.float64).reshape(len(correlations.columns), -1)
 
 
@@ -37,7 +37,7 @@ def clustered_order(matrix: Floats) -> list[int]:
     for _ in range(len(matrix) - 1):
         nearest = divmod(int(np.argmin(pending_distances)), len(pending_distances))
         first, second = min(nearest), max(nearest)
-        orders[first] = _join_orders(orders[first], orders[second], distances)
+        orders[first] = _join_column_orders(orders[first], orders[second], distances)
         weighted = (
             pending_distances[first] * sizes[first] + pending_distances[second] * sizes[second]
         )
@@ -52,8 +52,8 @@ def clustered_order(matrix: Floats) -> list[int]:
     return orders[0] if orders else []
 
 
-def _join_orders(left: list[int], right: list[int], distances: Floats) -> list[int]:
-    """Concatenate two orders, reversed if needed, so that the closest end columns meet."""
+def _join_column_orders(left: list[int], right: list[int], distances: Floats) -> list[int]:
+    """Concatenate two orders, reversing them if necessary to join the most similar ends."""
     left_reversed, right_reversed = left[::-1], right[::-1]
     best_order: list[int] = []
     min_distance = np.inf
@@ -79,7 +79,7 @@ _HATCH = "////"
 
 
 def select_correlations(statistics: Statistics, method: str) -> Correlations:
-    """Return the correlations of a method; raise StatisticsNotFound if there are none."""
+    """Return the correlations of a method, or raise StatisticsNotFound if there are none."""
     if method not in ("pearson", "spearman"):
         raise InvalidArgument(
             f"method={method!r} is not a correlation.", hint="method='pearson' or method='spearman'"
@@ -97,7 +97,7 @@ def select_correlations(statistics: Statistics, method: str) -> Correlations:
 
 
 def similar_order(matrix: Floats) -> list[int]:
-    """Return column indices with similar columns adjacent, uncorrelated ones at the end."""
+    """Return column indices with similar columns adjacent and uncorrelated columns at the end."""
     has_any = ~np.isnan(matrix).all(axis=1)
     correlated = np.flatnonzero(has_any)
     order = clustered_order(matrix[np.ix_(correlated, correlated)])
@@ -105,7 +105,7 @@ def similar_order(matrix: Floats) -> list[int]:
 
 
 def select_matrix(correlations: Correlations, names: Sequence[str]) -> Floats:
-    """Return the matrix of some columns, in their order."""
+    """Return the correlation matrix of the named columns, in this order."""
     indices = [correlations.columns.index(name) for name in names]
     return correlation_matrix(correlations)[np.ix_(indices, indices)]
 
@@ -113,7 +113,7 @@ def select_matrix(correlations: Correlations, names: Sequence[str]) -> Floats:
 def draw_heatmap(
     axis: Axes, matrix: Floats, labels: Sequence[str], *, cmap: str, annot: bool | None
 ) -> None:
-    """Draw a matrix; ``annot=None`` writes the numbers if they are readable."""
+    """Draw a matrix as a heatmap; ``annot=None`` writes the numbers if they are readable."""
     try:
         import seaborn as sns
     except ImportError as error:
@@ -144,10 +144,10 @@ def draw_heatmap(
     )
     axis.tick_params(axis="x", rotation=90, labelsize=font_size(count), length=0)
     axis.tick_params(axis="y", rotation=0, labelsize=font_size(count), length=0)
-    _hatch(axis, missing)
+    _hatch_missing_cells(axis, missing)
 
 
-def _hatch(axis: Axes, missing: NDArray[np.bool_]) -> None:
+def _hatch_missing_cells(axis: Axes, missing: NDArray[np.bool_]) -> None:
     """Hatch the cells without a correlation."""
     from matplotlib.patches import Rectangle
 
@@ -159,7 +159,7 @@ def _hatch(axis: Axes, missing: NDArray[np.bool_]) -> None:
 
 
 def cell_inches(columns: int) -> float:
-    """Return the inches of a cell: a number fits in small matrices, a label in large ones."""
+    """Return the cell size in inches: small matrices have space for numbers in the cells."""
     if columns <= _MAX_ANNOTATED:
         return 0.58
     if columns <= MAX_UNLISTED:
@@ -168,7 +168,7 @@ def cell_inches(columns: int) -> float:
 
 
 def list_pairs(axis: Axes, correlations: Correlations) -> None:
-    """Write the strongest pairs into axes of their own."""
+    """List the pairs with the strongest correlations in separate axes."""
     axis.set_axis_off()
     lines = ["Strongest pairs", ""]
     if len(correlations.columns) > _MAX_LABELLED:

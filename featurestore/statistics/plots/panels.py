@@ -1,4 +1,4 @@
-"""Panels of columns: histograms of numbers and times, bars of values, intervals of effects."""
+"""Plot panels: histograms of numbers and times, bars of frequent values, effect intervals."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from featurestore.statistics.plots.axes import (
     log_ticks,
     number_text,
     number_ticks,
-    outside_text,
     panel_title,
     percent_ticks,
+    range_label,
     range_to_draw,
     shorten_name,
     time_ticks,
@@ -49,7 +49,7 @@ _NEUTRAL = "#8c8c8c"
 def columns_to_draw(
     statistics: Statistics, columns: Sequence[str] | None
 ) -> tuple[list[ColumnStatistics], int]:
-    """Return the named columns, or the first 60 features, and the number of candidates."""
+    """Return the columns to draw, by default the first 60 features, and the number of candidates."""
     if columns is not None:
         named_columns = [statistics.column(name) for name in columns]
         return named_columns, len(named_columns)
@@ -69,7 +69,7 @@ def columns_to_draw(
 def draw_distribution(
     axis: Axes, column: ColumnStatistics, compared: ColumnStatistics | None, *, rows: int
 ) -> None:
-    """Draw a column as bars, and the column of another table as a line or points."""
+    """Draw a column as bars, and the same column of another table as a line or points."""
     axis.set_title(panel_title(column, rows), fontsize=9)
     axis.tick_params(labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
@@ -87,7 +87,7 @@ def draw_distribution(
 
 
 def _write_note(axis: Axes, text: str) -> None:
-    """Write a text in place of a plot."""
+    """Write a note instead of a plot."""
     axis.text(
         0.5,
         0.5,
@@ -109,7 +109,7 @@ def _draw_histogram(
     if second is not None and second.count:
         columns.append(second)
     axis_range = range_to_draw(columns)
-    # matplotlib adds edges, which may overflow near the limits of float64
+    # matplotlib adds edges, which may overflow near the limits of float64.
     with np.errstate(over="ignore"):
         if axis_range is None:
             _draw_full_range(axis, histogram, columns)
@@ -126,7 +126,7 @@ def _draw_histogram(
 
 
 def _draw_full_range(axis: Axes, histogram: Histogram, columns: Sequence[ColumnStatistics]) -> None:
-    edges = _edges(histogram)
+    edges = _histogram_edges(histogram)
     counts = np.array(histogram.counts, dtype=np.float64)
     shares = counts / max(counts.sum(), 1.0)
     _draw_bins(axis, edges, shares)
@@ -137,35 +137,35 @@ def _draw_full_range(axis: Axes, histogram: Histogram, columns: Sequence[ColumnS
 def _draw_clipped_range(
     axis: Axes, axis_range: AxisRange, compared: Sequence[ColumnStatistics]
 ) -> None:
-    """Draw the columns over a part of their range, with a note below the axis."""
+    """Draw histograms over a clipped range, with a note below the axis."""
     edges = axis_range.edges(compared[0])
     for index, each in enumerate(compared):
         distribution = cumulative(each)
         if distribution is None:
             continue
-        shares = _shares_of_bins(distribution, edges)
+        shares = _bin_shares(distribution, edges)
         if index == 0:
             _draw_bins(axis, edges, shares)
         else:
             axis.stairs(shares, edges, color=SECOND, linewidth=1.4)
-    axis.set_xlabel(outside_text(compared[0], axis_range), fontsize=7)
+    axis.set_xlabel(range_label(compared[0], axis_range), fontsize=7)
 
 
 def _draw_bins(axis: Axes, edges: Floats, shares: Floats) -> None:
     axis.bar(edges[:-1], shares, width=np.diff(edges), align="edge", color=FIRST, alpha=0.85)
 
 
-def _shares_of_bins(distribution: Cumulative, edges: Floats) -> Floats:
-    """Return the share in each bin; bins include their left edge, the last one both."""
+def _bin_shares(distribution: Cumulative, edges: Floats) -> Floats:
+    """Return the share in each bin; bins include the left edge, the last bin both edges."""
     up_to = np.append(distribution.below(edges[:-1]), distribution.up_to(edges[-1:]))
     return np.diff(up_to)
 
 
-def _edges(histogram: Histogram) -> Floats:
+def _histogram_edges(histogram: Histogram) -> Floats:
     edges = np.array([as_number(each) for each in histogram.edges])
     if edges[-1] > edges[0]:
         return edges
-    # A constant so large that 30 bins do not fit between its neighboring floats.
+    # For a large constant, there are too few floats between its neighbors for 30 bins.
     half = max(0.5, 4 * float(np.spacing(abs(edges[0]))))
     return np.linspace(edges[0] - half, edges[0] + half, len(edges))
 
@@ -176,22 +176,22 @@ def _draw_line(axis: Axes, edges: Floats, column: ColumnStatistics) -> None:
     if distribution is None:
         return
     wider = _extend_edges(edges, distribution.points[0], distribution.points[-1])
-    axis.stairs(_shares_of_bins(distribution, wider), wider, color=SECOND, linewidth=1.4)
+    axis.stairs(_bin_shares(distribution, wider), wider, color=SECOND, linewidth=1.4)
 
 
 def _extend_edges(edges: Floats, low: float, high: float) -> Floats:
-    """Add bins of the same width, to cover the range of another column."""
+    """Add bins of the same width to cover the range of another column."""
     width = float((edges[-1] - edges[0]) / (len(edges) - 1))
-    bins_before = _bins_between(low, edges[0], width)
-    bins_after = _bins_between(edges[-1], high, width)
+    bins_before = _count_bins(low, edges[0], width)
+    bins_after = _count_bins(edges[-1], high, width)
     left = edges[0] - width * np.arange(bins_before, 0, -1)
     right = edges[-1] + width * np.arange(1, bins_after + 1)
     covering = np.concatenate((left, edges, right))
     return covering[np.isfinite(covering)]
 
 
-def _bins_between(start: float, end: float, width: float) -> int:
-    """Return the number of bins of a width between two numbers, at most 60."""
+def _count_bins(start: float, end: float, width: float) -> int:
+    """Return the number of bins between two numbers for a bin width, at most 60."""
     if end <= start:
         return 0
     bins = end / width - start / width  # the difference itself may overflow
@@ -199,7 +199,7 @@ def _bins_between(start: float, end: float, width: float) -> int:
 
 
 def _draw_bars(axis: Axes, column: ColumnStatistics, compared: ColumnStatistics | None) -> None:
-    """Draw the most frequent values as bars, and the sum of all others as a gray bar."""
+    """Draw the most frequent values as bars, and all other values as one gray bar."""
     shares = _value_shares(column)
     drawn = list(shares)[:_MAX_BARS]
     hidden_count = (column.distinct or 0) - len(drawn)
@@ -228,7 +228,7 @@ def _draw_bars(axis: Axes, column: ColumnStatistics, compared: ColumnStatistics 
 
 
 def _others_label(count: int, *, exact: bool) -> str:
-    """Return the label of the bar of all other values."""
+    """Return the label of the bar for all other values."""
     text = f"{count:,}"
     if count >= _LONG_COUNT:
         text = number_text(count)
@@ -250,10 +250,10 @@ def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
 def draw_intervals(
     rows: Sequence[tuple[str, float, float | None, float | None]], *, label: str
 ) -> Figure:
-    """Return a figure with a bar for each (name, value, low, high), the first one on top.
+    """Return a figure with a bar for each (name, value, low, high), in order from the top.
 
     Args:
-        rows: The bars; ``low`` and ``high`` are None without an interval.
+        rows: The bars; ``low`` and ``high`` are None for bars without an interval.
         label: The label of the value axis.
     """
     try:

@@ -28,7 +28,7 @@ from featurestore.statistics import (
     is_sample_short,
     statistics_accumulator,
 )
-from featurestore.statistics.clusters import cluster_rows, rows_from_bytes, rows_to_bytes
+from featurestore.statistics.clusters import rows_from_bytes, rows_to_bytes, select_cluster_rows
 from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import groups_and_hashes
@@ -269,7 +269,7 @@ def write_statistics(
         sample_path = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
         files.write_atomically(os.path.join(directory, statistics_path), statistics.to_bytes())
         files.write_atomically(
-            os.path.join(directory, sample_path), rows_to_bytes(cluster_rows(state))
+            os.path.join(directory, sample_path), rows_to_bytes(select_cluster_rows(state))
         )
         entries[split.name] = {
             **_manifest_entry(directory, statistics_path),
@@ -356,7 +356,7 @@ def cluster_sample(
     if sample is not None:
         path = files.resolve_inside(dataset.path, sample["path"])
         return rows_from_bytes(files.read_bytes(path)), source
-    return cluster_rows(_count_split(dataset, name)), source
+    return select_cluster_rows(_count_split(dataset, name)), source
 
 
 def count_split_statistics(dataset: TrainingDataset, split: str) -> Statistics:

@@ -1,1 +1,1 @@
-"""Reading and writing of Delta logs."""
+"""Reading of Delta logs: snapshots, history, commit metadata and maintenance."""

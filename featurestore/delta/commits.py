@@ -1,20 +1,21 @@
-"""Metadata of the store in a Delta log: definitions, commits, unique keys, and stream positions.
+"""Store metadata in a Delta log: group definitions, commit metadata, unique keys, and stream offsets.
 
-Table properties: ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
-tags). The user metadata of a commit is a JSON object: operation, run, job, inputs, validation, and
-the claim ``unique``:
+Table properties are ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
+tags). The user metadata of a commit is a JSON object with operation, run, job, inputs, validation, and
+the field ``unique``:
 
-* ``true`` / ``false``: keys and times are (not) unique after this commit;
-* ``"kept"``: unique if the previous version is (upserts, deletes);
-* ``"kept_after"``: unique if version ``base`` is, and no other data was committed in between
-  (appends of later times).
+* ``true`` / ``false``: keys and times are unique (or not unique) after this commit;
+* ``"kept"``: they are unique if they are unique in the previous version (upserts, deletes);
+* ``"kept_after"``: they are unique if they are unique in version ``base``, and no other data was
+  committed in between (appends of later times).
 
-``base`` is the version that the writer read, ``base_unique`` and ``base_time`` are its uniqueness and
-commit time, so that a commit can be interpreted without earlier ones.
+``base`` is the version that the writer read; ``base_unique`` and ``base_time`` are the uniqueness and
+commit time of this version, so that a commit can be interpreted without reading earlier commits.
 
-A stream has a transaction number for each partition of its topic: the offset of the next record. It
-is committed with the rows, so that table and position cannot diverge. A commit requires the numbers
-at its start; a writer that sees other numbers was overtaken.
+A stream has a transaction number for each partition of its topic: the offset of the next record. The
+numbers are committed together with the rows, so that table and offsets are always consistent. A commit
+fails if the current numbers differ from the numbers that the writer started with, because then
+another writer has already committed the records.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from featurestore.storage import files
 
 SPEC = "featurestore.spec"
 META = "featurestore.meta"
-# The expected and the new transaction number of each application.
+# The expected current number and the new transaction number by application.
 Offsets = Mapping[str, tuple[int | None, int]]
 __all__ = [
     "META",
@@ -57,9 +58,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Meta:
-    """Description and tags of a version of a group, which may change without a new version.
+    """Description and tags of a group version, which may change without a new version.
 
-    ``features`` has the descriptions of columns by name.
+    ``features`` maps column names to descriptions.
     """
 
     description: str = ""
@@ -67,7 +68,7 @@ class Meta:
     features: Mapping[str, str] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Return the value of the table property as JSON text."""
+        """Return the value of the table property as a JSON string."""
         payload: dict[str, Any] = {"description": self.description, "tags": dict(self.tags)}
         if self.features:
             payload["features"] = dict(self.features)
@@ -80,15 +81,15 @@ def properties(spec: FeatureGroupSpec, meta: Meta) -> dict[str, str]:
 
 
 def spec_of(state: Snapshot) -> FeatureGroupSpec:
-    """Return the definition of a feature group at a version of its table.
+    """Return the feature group definition at a table version.
 
-    The property may name columns that a later commit adds, and another Delta writer may have added
-    columns, so the schema of the table decides which columns exist.
+    The columns are those of the table schema: the property may contain columns that a later commit
+    adds, and other Delta writers may have added columns.
 
     Raises:
-        TableDamaged: The table does not belong to a feature group.
+        TableDamaged: The table is not the table of a feature group.
     """
-    spec = announced_spec(state)
+    spec = declared_spec(state)
     table_fields = dict(zip(state.schema.names, state.schema, strict=True))
     if list(table_fields) == spec.schema.names:
         return spec
@@ -105,28 +106,29 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     return replace(spec, schema=pa.schema([*known_fields, *foreign_fields]), created_time=created)
 
 
-def announced_spec(state: Snapshot) -> FeatureGroupSpec:
-    """Return the definition in the table property.
+def declared_spec(state: Snapshot) -> FeatureGroupSpec:
+    """Return the definition in the table property, which may contain columns that are not added yet.
 
-    Decimals have the precision of the table, which may grow without a change of the property.
+    Decimal types are taken from the table schema, since they may be widened without a change of the
+    property.
     """
     if SPEC not in state.properties:
         raise TableDamaged(
             f"The Delta table {state.path} has no property {SPEC!r}, so it is not a feature group.",
             hint="write its rows into a new group: featurestore.create_featuregroup(df, name)",
         )
-    with _parsing_property(state, SPEC):
+    with _convert_parsing_errors(state, SPEC):
         spec = FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
         return spec.with_wider_decimals(state.schema)
 
 
 def meta_of(state: Snapshot) -> Meta:
-    """Return description and tags of a table.
+    """Return the description and tags in the table property.
 
     Raises:
         TableDamaged: The property is invalid.
     """
-    with _parsing_property(state, META):
+    with _convert_parsing_errors(state, META):
         data = json.loads(state.properties.get(META, "{}"))
         description, tags = data.get("description", ""), dict(data.get("tags", {}))
         features = dict(data.get("features", {}))
@@ -137,8 +139,8 @@ def meta_of(state: Snapshot) -> Meta:
 
 
 @contextmanager
-def _parsing_property(state: Snapshot, name: str) -> Iterator[None]:
-    """Convert errors of a block that parses a table property to TableDamaged."""
+def _convert_parsing_errors(state: Snapshot, name: str) -> Iterator[None]:
+    """Convert parsing errors in a ``with`` block to TableDamaged."""
     try:
         yield
     except (
@@ -159,7 +161,7 @@ def _parsing_property(state: Snapshot, name: str) -> Iterator[None]:
 def history(path: str, *, limit: int | None = None, before: int | None = None) -> list[Commit]:
     """Return the last ``limit`` commits of a group before a Delta version, newest first.
 
-    Commit 0 (the empty table) is omitted. None means all commits.
+    Commit 0 (the empty table) is omitted. With None, the result is not limited.
     """
     back = None
     if limit is not None and before is None:
@@ -175,7 +177,7 @@ def commit_of(path: str, version: int) -> Commit:
 
 
 def _commit(path: str, commit: LogCommit) -> Commit:
-    note = commit.note
+    note = commit.user_metadata
     inputs = note.get("inputs") or ()
     return Commit(
         delta_version=commit.version,
@@ -192,7 +194,7 @@ def _commit(path: str, commit: LogCommit) -> Commit:
 
 
 def base_metadata(path: str, version: int) -> dict[str, Any]:
-    """Return the user metadata of a commit about the version that its writer read."""
+    """Return the commit metadata about the version that the writer has read."""
     with log.cached_listing(path):
         return {
             "base": version,
@@ -202,16 +204,16 @@ def base_metadata(path: str, version: int) -> dict[str, Any]:
 
 
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
-    """Return the version that a run committed after ``after``, if any."""
+    """Return the version after ``after`` that a run committed, or None."""
     for version in range(log.latest_version(path), after, -1):
         actions = _actions(path, version)
-        if actions is not None and log.note_of(actions).get("run") == run_id:
+        if actions is not None and log.parse_user_metadata(actions).get("run") == run_id:
             return version
     return None
 
 
 def latest_data_version(path: str, version: int) -> int:
-    """Return the last commit up to ``version`` that changed rows, 0 if none did."""
+    """Return the last version up to ``version`` that changed rows, or 0."""
     for number in range(version, 0, -1):
         actions = _actions(path, number)
         if actions is None or log.changes_data(actions):
@@ -220,11 +222,11 @@ def latest_data_version(path: str, version: int) -> int:
 
 
 def unique_at(path: str, version: int) -> bool:
-    """Return True if (primary key, event time, created time) is known to be unique at a version."""
+    """Return True if (primary key, event time, created time) is known to be unique in a version."""
     number = latest_data_version(path, version)
     while number > 0:
         actions = _actions(path, number)
-        note = log.note_of(actions or [])
+        note = log.parse_user_metadata(actions or [])
         claim, base, base_unique = note.get("unique"), note.get("base"), note.get("base_unique")
         if claim not in ("kept", "kept_after"):
             return claim is True
@@ -239,33 +241,35 @@ def unique_at(path: str, version: int) -> bool:
 
 
 def _actions(path: str, version: int) -> Actions | None:
-    """Return the actions of a commit, None if it was removed from the log."""
+    """Return the actions of a commit, or None if it was removed from the log."""
     file = log.commit_path(path, version)
     return log.read_commit(file) if files.exists(file) else None
 
 
 def check_offsets(state: Snapshot, offsets: Offsets) -> None:
-    """Raise StreamOvertaken if the number of an application differs from the one that was read."""
+    """Raise StreamOvertaken if the transaction number of an application has changed."""
     for app, (expected, _) in offsets.items():
         if state.transactions.get(app) != expected:
-            raise overtaken(app)
+            raise stream_overtaken_error(app)
 
 
-def check_winner(transactions: Iterable[Mapping[str, Any]], offsets: Offsets) -> None:
-    """Raise StreamOvertaken if a concurrent commit advanced one of the applications."""
+def check_concurrent_transactions(
+    transactions: Iterable[Mapping[str, Any]], offsets: Offsets
+) -> None:
+    """Raise StreamOvertaken if a concurrent commit changed the number of an application."""
     for each in transactions:
         if each["appId"] in offsets:
-            raise overtaken(str(each["appId"]))
+            raise stream_overtaken_error(str(each["appId"]))
 
 
 def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:
-    """Return the offsets of a write for a second table, None if the write is a repetition.
+    """Return the offsets of a write for a second table, or None if the write is a repetition.
 
-    Not every write goes to the second table, so its numbers may be lower, but they must be numbers
-    of the first table.
+    The numbers of the second table may be lower than those of the first table, since not all writes
+    include it, but they must not be higher than the numbers before this write.
 
     Raises:
-        StreamOvertaken: The second table already has records of this write.
+        StreamOvertaken: The second table already contains records of this write.
     """
     next_numbers = {}
     repeated = bool(offsets)
@@ -278,12 +282,12 @@ def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:
     for app, (expected, _) in offsets.items():
         current = next_numbers[app][0]
         if current is not None and current > (expected or 0):
-            raise overtaken(app)
+            raise stream_overtaken_error(app)
     return next_numbers
 
 
-def overtaken(app: str) -> StreamOvertaken:
-    """Return the error for a write whose records another writer committed first."""
+def stream_overtaken_error(app: str) -> StreamOvertaken:
+    """Return the error for a write whose records were already committed by another writer."""
     return StreamOvertaken(
         f"Another process committed records of {app!r} first; this write was not committed.",
         hint="read the position again, and continue from there",

@@ -1,10 +1,10 @@
-"""Data files of the log: paths, sizes and statistics, and the bounds of columns from the statistics.
+"""Data files in a Delta log: paths, sizes and statistics, and column bounds from the statistics.
 
-Bounds are ordinals: integers, dates as days and times as microseconds since 1970. A lower bound is at
-most the minimum, an upper bound at least the maximum. Spark (and delta-rs, in checkpoints) truncate
-times to milliseconds, so the maximum may be 999 microseconds later than the log has it, and the
-minimum gets the same tolerance. Writers truncate strings in different ways, so strings have no
-bounds.
+Bounds are ordinals: integers, days since 1970 for dates, and microseconds since 1970 for times. A lower
+bound is at most the minimum; an upper bound is at least the maximum. Spark (and delta-rs in
+checkpoints) truncates times to milliseconds, so the actual maximum may be up to 999 microseconds
+later than in the log; the same tolerance is applied to the minimum. Strings have no bounds, because
+writers truncate them in different ways.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.delta.log import damaged_file
-from featurestore.delta.schema import check_no_vector, refusal
+from featurestore.delta.schema import check_no_deletion_vector, unsupported_feature_error
 from featurestore.errors import FeatureStoreError, TableDamaged
 from featurestore.model.times import to_micros
 from featurestore.storage import files
@@ -41,10 +41,10 @@ _LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One Parquet file of a table version; ``path`` is absolute, ``log_path`` is the path in the log.
+    """A Parquet file of a table version.
 
-    ``partition`` has the partition values of the file by column, as text; ``statistics`` is the
-    JSON text of the log.
+    ``path`` is absolute; ``log_path`` is the path in the log. ``partition`` maps partition columns
+    to the values of the file, as strings. ``statistics`` is the JSON string in the log.
     """
 
     path: str
@@ -57,14 +57,14 @@ class DataFile:
 
 
 def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
-    """Return the file of an add action of the table at ``path``.
+    """Convert an add action of the table at ``path`` to a data file.
 
     Raises:
-        UnsupportedTable: The file has a deletion vector, or is outside of the table.
+        UnsupportedTable: The file has a deletion vector or is outside of the table.
         TableDamaged: The action is incomplete.
     """
     log_path = add["path"]
-    check_no_vector(path, log_path, add)
+    check_no_deletion_vector(path, log_path, add)
     try:
         return DataFile(
             path=file_path(path, log_path),
@@ -87,7 +87,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
 def file_path(path: str, log_path: str) -> str:
     """Return the absolute path of a data file.
 
-    Paths in the log are relative or URLs, and percent-encoded.
+    Paths in the log are relative paths or URLs, and percent-encoded.
 
     Raises:
         UnsupportedTable: The file is outside of the table, as in a shallow clone.
@@ -103,35 +103,35 @@ def file_path(path: str, log_path: str) -> str:
     if _SCHEME.match(log_path):
         url = urlsplit(log_path)
         if url.scheme != "file":
-            raise refusal(path, f"files outside its folder ({log_path})")
+            raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
         decoded_path = url.path
     decoded_path = unquote(decoded_path)
     joined_path = os.path.join(path, decoded_path)
     if not decoded_path.startswith("/") and ".." not in decoded_path:
         return joined_path
-    # normpath changes a URI: there all paths that are not plain are refused.
+    # normpath would change a URI, so for URIs all paths that are not normalized are rejected.
     joined_path = os.path.normpath(joined_path)
     if not joined_path.startswith(os.path.join(path, "")):
-        raise refusal(path, f"files outside its folder ({log_path})")
+        raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
     return joined_path
 
 
-def order_of_writing(file: DataFile) -> tuple[int, str]:
-    """Return the sort key of files in commit order."""
-    # Files of one commit have equal times and numbered names.
+def commit_order_key(file: DataFile) -> tuple[int, str]:
+    """Return the key that sorts files in commit order."""
+    # Files of the same commit have equal times and numbered names.
     return file.modified, file.log_path
 
 
 def rows_of(path: str, add: Mapping[str, Any]) -> int:
-    """Return the number of rows of an added file, from the log or else from the file."""
+    """Return the number of rows of an added file, from the log or from the Parquet footer."""
     rows = rows_in_statistics(add.get("stats"))
     if rows is None:
-        rows = _footer_rows(file_path(path, add["path"]))
+        rows = _read_footer_rows(file_path(path, add["path"]))
     return rows
 
 
 def rows_in_statistics(text: str | None) -> int | None:
-    """Return the number of rows in the statistics of a file, None if it is missing.
+    """Return the row count in the statistics of a file, or None if it is missing.
 
     >>> rows_in_statistics('{"numRecords":3,"minValues":{}}')
     3
@@ -148,7 +148,7 @@ def rows_in_statistics(text: str | None) -> int | None:
 
 
 def parse_statistics(text: str | None) -> Mapping[str, Any]:
-    """Return the statistics of a file, empty if they are missing or invalid."""
+    """Parse the statistics of a file; the result is empty if they are missing or invalid."""
     try:
         statistics = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -158,7 +158,7 @@ def parse_statistics(text: str | None) -> Mapping[str, Any]:
     return statistics
 
 
-def _footer_rows(file: str) -> int:
+def _read_footer_rows(file: str) -> int:
     from pyarrow import parquet
 
     try:
@@ -169,7 +169,7 @@ def _footer_rows(file: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ColumnBounds:
-    """Bounds of one column in each file of a snapshot.
+    """The bounds of a column in each file of a snapshot.
 
     ``is_known`` is False for files without statistics of the column.
 
@@ -184,7 +184,7 @@ class ColumnBounds:
 
     @classmethod
     def from_pairs(cls, pairs_by_file: Sequence[tuple[int, int] | None]) -> ColumnBounds:
-        """Return the bounds of files from pairs, None for unknown bounds."""
+        """Create bounds from one (lower, upper) pair for each file, None for unknown bounds."""
         is_known = np.zeros(len(pairs_by_file), dtype=np.bool_)
         pairs = np.zeros((len(pairs_by_file), 2), dtype=np.int64)
         for position, pair in enumerate(pairs_by_file):
@@ -194,29 +194,29 @@ class ColumnBounds:
         return cls(pairs[:, 0], pairs[:, 1], is_known)
 
     def may_contain(self, first: int, last: int) -> npt.NDArray[np.bool_]:
-        """Return for each file whether it may contain a value in ``[first, last]``."""
+        """Return a mask of the files that may contain a value in ``[first, last]``."""
         overlaps: npt.NDArray[np.bool_] = (self.low <= last) & (self.high >= first)
         return overlaps | ~self.is_known
 
     def maximum(self) -> int | None:
-        """Return an upper bound of all files, None if one is unknown or without files."""
+        """Return the upper bound of all files, or None if it is unknown or there are no files."""
         if not len(self.is_known) or not self.is_known.all():
             return None
         return int(self.high.max())
 
     def pairs(self) -> list[tuple[int, int] | None]:
-        """Return lower and upper bound of each file, None for unknown bounds."""
+        """Return the (lower, upper) pair of each file, None for unknown bounds."""
         sides = zip(self.low.tolist(), self.high.tolist(), self.is_known.tolist(), strict=True)
         return [(low, high) if known else None for low, high, known in sides]
 
     def select(self, is_selected: npt.NDArray[np.bool_]) -> ColumnBounds:
-        """Return the bounds of selected files."""
+        """Return the bounds of the files selected by a mask."""
         return ColumnBounds(
             self.low[is_selected], self.high[is_selected], self.is_known[is_selected]
         )
 
     def concat(self, bounds: ColumnBounds) -> ColumnBounds:
-        """Return these bounds followed by those of other files."""
+        """Append the bounds of other files."""
         return ColumnBounds(
             np.concatenate([self.low, bounds.low]),
             np.concatenate([self.high, bounds.high]),
@@ -225,14 +225,14 @@ class ColumnBounds:
 
 
 def has_bounds(kind: pa.DataType) -> bool:
-    """Return True if columns of a storage type have bounds."""
+    """Return True if bounds are supported for columns of a storage type."""
     return bool(pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind))
 
 
 def bounds_from_statistics(
     statistics: Mapping[str, Any], column: str, kind: pa.DataType
 ) -> tuple[int, int] | None:
-    """Return lower and upper bound of a column from the statistics of a file, None if unknown.
+    """Return the lower and upper bound of a column from file statistics, or None if unknown.
 
     >>> stats = {"minValues": {"n": 1}, "maxValues": {"n": 5}}
     >>> bounds_from_statistics(stats, "n", pa.int64())
@@ -249,7 +249,7 @@ def bounds_from_statistics(
 
 
 def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int] | None:
-    """Return the bounds of a partition column from the partition value of a file."""
+    """Return the bounds of a partition column for a partition value."""
     value: Any = text
     if text is not None and pat.is_integer(kind):
         try:
@@ -263,7 +263,7 @@ def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int
 
 
 def ordinal(value: Any) -> int | None:
-    """Return a Python value as an ordinal, None for types without bounds.
+    """Convert a Python value to an ordinal, or return None for types without bounds.
 
     >>> ordinal(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
     1000000
@@ -280,7 +280,7 @@ def ordinal(value: Any) -> int | None:
 
 
 def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
-    """Return a bound of the log as an ordinal, shifted by ``slack`` if it may be truncated."""
+    """Convert a bound in the log to an ordinal, shifted by ``slack`` if it may be truncated."""
     if pat.is_integer(kind):
         if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
             return None
@@ -296,13 +296,13 @@ def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
                 bound += slack
             return bound
     except (ValueError, OverflowError):
-        # Years before 1 and after 9999, which other writers support.
+        # Other writers support years before 1 and after 9999.
         return None
     return None
 
 
 def _may_be_truncated(text: str) -> bool:
-    """Return True if a time has no microseconds, which has six digits otherwise."""
+    """Return True if a time string has fewer than six fractional digits."""
     _, dot, fraction = text.partition(".")
     digits = len(fraction) - len(fraction.lstrip("0123456789"))
     return not dot or digits <= _MILLISECOND_DIGITS

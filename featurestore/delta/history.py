@@ -1,8 +1,8 @@
-"""History of a Delta table: its commits, and the version at an instant.
+"""Delta table history: commits, and the version at an instant.
 
-Commit times are monotonic: a commit whose clock was behind gets the time of its predecessor. Writers
-of the store record the time of the version that they read (``base``, ``base_time``), so that the
-time of a commit does not require reading all earlier commits.
+Commit times are monotonic: if the clock of a writer was behind, the commit has the time of its
+predecessor. Writers of this library record the time of the version that they read (``base``,
+``base_time``), so that commit times can be computed without reading all earlier commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from featurestore.model.arguments import check_count
 from featurestore.model.times import from_micros, parse_moment, to_micros
 from featurestore.storage import files
 
-# Metrics of rows that a rewrite copied unchanged: one key for each writer and operation.
+# Metric names for rows that a rewrite copied unchanged; they differ by writer and operation.
 _COPIED_ROW_METRICS = (
     "numCopiedRows",
     "numTargetRowsCopied",
@@ -38,15 +38,17 @@ _TIMES: OrderedDict[FileState, int] = OrderedDict()
 
 @dataclass(frozen=True)
 class LogCommit:
-    """One commit: ``timestamp`` in milliseconds since 1970 (monotonic), ``rows`` after the commit.
+    """A commit in the log.
 
-    ``operation`` is the name in the user metadata of the store, else that of the log, in lower case.
+    ``timestamp`` is the monotonic commit time in milliseconds since 1970, ``rows`` the number of rows
+    after the commit. ``operation`` is taken from the user metadata, or else from the log, in lower
+    case.
     """
 
     version: int
     timestamp: int
     operation: str
-    note: Mapping[str, Any]
+    user_metadata: Mapping[str, Any]
     rows_in: int
     rows_out: int
     rows: int
@@ -60,9 +62,10 @@ class LogCommit:
 def read_history(
     path: str, *, limit: int | None = None, before: int | None = None
 ) -> tuple[LogCommit, ...]:
-    """Return the last ``limit`` commits before version ``before`` (None: all), newest first.
+    """Return the last ``limit`` commits before version ``before``, newest first.
 
-    Commits that other writers removed from the log after a checkpoint are omitted.
+    With None, the result is not limited. Commits that other writers removed from the log after a
+    checkpoint are omitted.
 
     Raises:
         TableDamaged: A commit is missing or unreadable; the message names the file.
@@ -82,8 +85,8 @@ def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[
     if last < 0:
         return ()
     count = last + 1 if limit is None else limit
-    page = _commits_back_from(path, last, count)
-    row_counts = _RowCounts(path, page)
+    page = _read_commits_backward(path, last, count)
+    row_counts = _RowCounter(path, page)
     rows = read_snapshot(path, last).rows
     commits = []
     for version, actions in page:
@@ -104,10 +107,10 @@ def commit_at(path: str, version: int) -> LogCommit:
 
 
 def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
-    """Return the Delta version of a time or a version.
+    """Return the Delta version for an argument that is a version or a time.
 
     Raises:
-        InvalidArgument: The value is neither.
+        InvalidArgument: The value is neither a version nor a time.
         VersionNotFound: The time is before the first version.
     """
     if isinstance(as_of, date | str):
@@ -124,9 +127,10 @@ def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
 
 
 def version_at(path: str, timestamp: datetime) -> int:
-    """Return the last version whose commit time is at or before an instant.
+    """Return the last version with a commit time at or before an instant.
 
-    Commit times have milliseconds; of several commits in one millisecond the last one is returned.
+    Commit times have millisecond precision. If several commits have the same time, the last of them
+    is returned.
 
     Raises:
         VersionNotFound: The instant is before the first version.
@@ -167,8 +171,8 @@ def commit_time(path: str, version: int) -> int:
         if state in _TIMES:
             floor = max(floor, _TIMES[state])
             break
-        commits.append((state, _stated_time(actions, state)))
-        base, base_time = _base_of(log.note_of(actions), number)
+        commits.append((state, _recorded_time(actions, state)))
+        base, base_time = _parse_base_version(log.parse_user_metadata(actions), number)
         if base >= stop:
             floor, stop = base_time, base + 1
         number -= 1
@@ -181,63 +185,63 @@ def commit_time(path: str, version: int) -> int:
 
 
 def added_files(path: str, version: int) -> tuple[str, ...]:
-    """Return the absolute paths of the data files that one commit added."""
+    """Return the absolute paths of the data files that a commit added."""
     commit = log.commit_path(path, version)
     if not files.exists(commit):
         raise VersionNotFound(
             f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
         )
-    added = log.actions_of(log.read_commit(commit), "add")
-    return tuple(file_path(path, each["path"]) for each in added)
+    added = log.actions_of_kind(log.read_commit(commit), "add")
+    return tuple(file_path(path, add["path"]) for add in added)
 
 
-class _RowCounts:
-    """The numbers of rows that the commits of a page add and remove.
+class _RowCounter:
+    """Counts the rows that commits of a history page added and removed.
 
-    Files are opened only if the log lacks the number.
+    Files are opened only if their row count is not in the log.
     """
 
     def __init__(self, path: str, page: list[tuple[int, Actions]]) -> None:
         self._path = path
         self._page = page
-        self._rows_of_files: dict[str, int] | None = None
+        self._file_rows: dict[str, int] | None = None
 
     def count(self, version: int, actions: Actions) -> tuple[int, int]:
         """Return the numbers of rows that a commit added and removed."""
-        rows_in = sum(rows_of(self._path, add) for add in log.actions_of(actions, "add"))
+        rows_in = sum(rows_of(self._path, add) for add in log.actions_of_kind(actions, "add"))
         rows_out = 0
-        for remove in log.actions_of(actions, "remove"):
+        for remove in log.actions_of_kind(actions, "remove"):
             rows = rows_in_statistics(remove.get("stats"))
             if rows is None:
-                rows = self._rows_of_file(remove["path"])
+                rows = self._get_file_rows(remove["path"])
             rows_out += rows
         return rows_in, rows_out
 
-    def _rows_of_file(self, log_path: str) -> int:
-        if self._rows_of_files is None:
+    def _get_file_rows(self, log_path: str) -> int:
+        if self._file_rows is None:
             first = self._page[-1][0]
-            self._rows_of_files = {}
+            self._file_rows = {}
             if first > 0:
                 for file in read_snapshot(self._path, first - 1).files:
-                    self._rows_of_files[file.log_path] = file.rows
+                    self._file_rows[file.log_path] = file.rows
             for _, actions in self._page:
-                for add in log.actions_of(actions, "add"):
-                    self._rows_of_files[add["path"]] = rows_of(self._path, add)
-        return self._rows_of_files.get(log_path, 0)
+                for add in log.actions_of_kind(actions, "add"):
+                    self._file_rows[add["path"]] = rows_of(self._path, add)
+        return self._file_rows.get(log_path, 0)
 
 
-def _commits_back_from(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
+def _read_commits_backward(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
     commits: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
-        if not files.exists(file) and _was_cleaned(path, version):
+        if not files.exists(file) and _was_removed_after_checkpoint(path, version):
             break
         commits.append((version, log.read_commit(file)))
     return commits
 
 
-def _was_cleaned(path: str, version: int) -> bool:
-    """Return True if a commit and all before it were removed after a checkpoint."""
+def _was_removed_after_checkpoint(path: str, version: int) -> bool:
+    """Return True if a commit and all earlier commits were removed after a checkpoint."""
     listed = log.list_log(path)
     first = min(listed.commits, default=listed.latest + 1)
     return version < first and max(listed.checkpoints, default=-1) >= version
@@ -246,23 +250,23 @@ def _was_cleaned(path: str, version: int) -> bool:
 def _log_commit(
     path: str, version: int, actions: Actions, rows_in: int, rows_out: int, rows: int
 ) -> LogCommit:
-    info, note = log.commit_info(actions), log.note_of(actions)
+    info, user_metadata = log.commit_info(actions), log.parse_user_metadata(actions)
     copied = min(rows_in, rows_out)
     if log.changes_data(actions):
-        copied = _copied_rows(info)
-    operation = note.get("operation") or info.get("operation") or "unknown"
+        copied = _count_copied_rows(info)
+    operation = user_metadata.get("operation") or info.get("operation") or "unknown"
     return LogCommit(
         version=version,
         timestamp=commit_time(path, version),
         operation=str(operation).lower(),
-        note=note,
+        user_metadata=user_metadata,
         rows_in=max(rows_in - copied, 0),
         rows_out=max(rows_out - copied, 0),
         rows=rows,
     )
 
 
-def _copied_rows(info: Mapping[str, Any]) -> int:
+def _count_copied_rows(info: Mapping[str, Any]) -> int:
     metrics = info.get("operationMetrics")
     for key in _COPIED_ROW_METRICS:
         if isinstance(metrics, Mapping) and str(metrics.get(key, "")).isdigit():
@@ -270,7 +274,7 @@ def _copied_rows(info: Mapping[str, Any]) -> int:
     return 0
 
 
-def _stated_time(actions: Actions, state: FileState) -> int:
+def _recorded_time(actions: Actions, state: FileState) -> int:
     info = log.commit_info(actions)
     for name in ("inCommitTimestamp", "timestamp"):
         stated = info.get(name)
@@ -280,13 +284,13 @@ def _stated_time(actions: Actions, state: FileState) -> int:
 
 
 def _is_time(millis: int) -> bool:
-    """Return True if a number is a time between 1970 and the year 9999."""
+    """Return True if milliseconds since 1970 are a time before the year 10000."""
     return 0 < millis <= _LAST_TIME
 
 
-def _base_of(note: Mapping[str, Any], version: int) -> tuple[int, int]:
-    """Return the base version in user metadata and its commit time, (-1, 0) without one."""
-    base, base_time = note.get("base"), note.get("base_time")
+def _parse_base_version(user_metadata: Mapping[str, Any], version: int) -> tuple[int, int]:
+    """Return the base version in user metadata and its commit time, or (-1, 0) if missing."""
+    base, base_time = user_metadata.get("base"), user_metadata.get("base_time")
     if not isinstance(base, int) or not isinstance(base_time, int):
         return -1, 0
     if not 0 <= base < version or not _is_time(base_time):

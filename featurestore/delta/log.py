@@ -1,7 +1,7 @@
-"""Files of a Delta log: names, listing, the actions of commits, and the record of a deletion.
+"""Delta log files: names, listings, commit actions, and deletion records.
 
-Logs are untrusted: paths in them are never followed outside of the table. Only deletion records are
-written here; they are next to the folder of the table.
+Logs are untrusted: paths that lead outside of the table are not followed. This module writes only
+deletion records, which are stored next to the table directory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CHECKPOINT_NAME = re.compile(
     r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
 )
 _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
-# The last known version of each table in this process: only its successors are checked, without a
-# listing.
+# The last known version of each table in this process. Only the versions after it are checked, without
+# listing the log.
 _LAST_VERSIONS: dict[str, int] = {}
-# Number of commits before the last known one that a listing includes.
+# The number of commits before the last known version that a listing includes.
 _RELISTED_COMMITS = 20
 
 
 @dataclass(frozen=True)
 class FileState:
-    """The identity of a file of the log: a replaced file has another time, size or inode."""
+    """The identity of a log file: time, size and inode, which differ if the file is replaced."""
 
     path: str
     modified: int
@@ -51,7 +51,7 @@ class FileState:
 
     @classmethod
     def from_path(cls, path: str) -> FileState:
-        """Return the state of a file.
+        """Read the state of a file.
 
         Raises:
             OSError: The file does not exist.
@@ -60,7 +60,7 @@ class FileState:
         return cls(path, status.modified_ns, status.size, status.inode)
 
     def is_current(self) -> bool:
-        """Return True if the file was not replaced."""
+        """Return True if the file has not been replaced."""
         try:
             return FileState.from_path(self.path) == self
         except OSError:
@@ -69,20 +69,20 @@ class FileState:
 
 @dataclass(frozen=True)
 class LogFiles:
-    """The commits of a log, ascending, and the files of its complete checkpoints by version."""
+    """The commit versions of a log, ascending, and the files of complete checkpoints by version."""
 
     commits: tuple[int, ...]
     checkpoints: Mapping[int, tuple[str, ...]]
 
     @property
     def latest(self) -> int:
-        """The last version, -1 for an empty log."""
+        """The last version, or -1 for an empty log."""
         last_checkpoint = max(self.checkpoints, default=-1)
         return max(*self.commits[-1:], last_checkpoint, -1)
 
     @property
     def earliest(self) -> int:
-        """The first version that can be replayed; commits of older ones were removed."""
+        """The first version that can be replayed; earlier commits were removed."""
         if self.commits and self.commits[0] == 0:
             return 0
         return min(self.checkpoints, default=self.latest)
@@ -90,10 +90,10 @@ class LogFiles:
 
 @contextmanager
 def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterator[None]:
-    """List a log in an object store once, and use the listing until the block ends.
+    """List a log in an object store once, and use this listing during a ``with`` block.
 
-    For reads only, since concurrent commits are not visible. If the process knows the log, only
-    later files and ``back`` commits before are listed (None: all).
+    This is only suitable for reads, since concurrent commits are not visible. If the last version of
+    the log is known, only later files and the ``back`` commits before it are listed; None lists all.
     """
     last_version = _LAST_VERSIONS.get(path)
     after = ""
@@ -104,12 +104,12 @@ def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterat
 
 
 def commits_to_list(path: str, version: int, count: int) -> int:
-    """Return ``back`` of a listing that includes ``count`` commits up to a version."""
+    """Return the ``back`` argument for a listing with ``count`` commits up to a version."""
     return max(_RELISTED_COMMITS, _LAST_VERSIONS.get(path, version) - version + count)
 
 
 def is_delta_table(path: str) -> bool:
-    """Return True if there is a Delta table at ``path``."""
+    """Return True if ``path`` is a Delta table."""
     if storage_for(path).prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
     if files.exists(commit_path(path, 0)):
@@ -119,12 +119,12 @@ def is_delta_table(path: str) -> bool:
 
 
 def has_commit(path: str, version: int) -> bool:
-    """Return True if the log has the JSON file of a commit."""
+    """Return True if the log contains the JSON file of a commit."""
     return files.exists(commit_path(path, version))
 
 
 def list_log(path: str) -> LogFiles:
-    """Return the files of a log.
+    """List the files of a log.
 
     Raises:
         TableDamaged: The log is missing.
@@ -145,32 +145,35 @@ def list_log(path: str) -> LogFiles:
 
 
 def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
-    """Return the last complete checkpoint up to a version with its files, (-1, ()) without one."""
-    last = _last_checkpoint(path)
+    """Return the last complete checkpoint up to a version and its files, or (-1, ())."""
+    last = _read_last_checkpoint(path)
     if 0 <= last <= version:
         file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
         if files.exists(file):
             return last, (file,)
     checkpoints = list_log(path).checkpoints
-    last_version = max((each for each in checkpoints if each <= version), default=-1)
+    last_version = max(
+        (number for number in checkpoints if number <= version),
+        default=-1,
+    )
     return last_version, checkpoints.get(last_version, ())
 
 
 def latest_version(path: str) -> int:
-    """Return the last version in the log, -1 for an empty log.
+    """Return the last version in the log, or -1 for an empty log.
 
-    A known log is not listed again: only the successors of the last known version are checked.
+    If a version of the log is already known, only the versions after it are checked.
     """
     path = make_absolute(path)
     last_version = _LAST_VERSIONS.get(path)
     if storage_for(path).prefers_listing:
-        return _latest_listed(path, last_version)
+        return _list_latest_version(path, last_version)
     if last_version is None or not files.exists(commit_path(path, last_version)):
         log_files = list_log(path)
         last_version = log_files.latest
         if not log_files.commits or log_files.commits[-1] < last_version:
             return last_version
-    # A gap of one commit is damage and not the end of the log.
+    # If only one commit is missing, the log is damaged; this is not the end of the log.
     while files.exists(commit_path(path, last_version + 1)) or files.exists(
         commit_path(path, last_version + 2)
     ):
@@ -179,14 +182,14 @@ def latest_version(path: str) -> int:
     return last_version
 
 
-def _latest_listed(path: str, last_version: int | None) -> int:
-    """Return the last version of a log in an object store by one listing after the last known one."""
+def _list_latest_version(path: str, last_version: int | None) -> int:
+    """Return the last version in an object store, by listing the log from the last known version."""
     if last_version is not None:
         before = f"{last_version:0{_VERSION_DIGITS}d}"
         names = files.list_directory(os.path.join(path, LOG_FOLDER), after=before)
         commits = set(map(_commit_version, names))
         if last_version in commits:
-            # A gap of one commit is damage and not the end of the log.
+            # If only one commit is missing, the log is damaged; this is not the end of the log.
             while last_version + 1 in commits or last_version + 2 in commits:
                 last_version += 1
             _LAST_VERSIONS[path] = last_version
@@ -200,8 +203,8 @@ def _latest_listed(path: str, last_version: int | None) -> int:
     return log_files.latest
 
 
-def _last_checkpoint(path: str) -> int:
-    """Return the version in ``_last_checkpoint``, -1 without one."""
+def _read_last_checkpoint(path: str) -> int:
+    """Return the version in the file ``_read_last_checkpoint``, or -1 if it is missing or invalid."""
     try:
         text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
         content = json.loads(text)
@@ -239,12 +242,12 @@ def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[
 
 
 def commit_path(path: str, version: int) -> str:
-    """Return the path of the commit file of a version."""
+    """Return the path of a version's commit file."""
     return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
 
 
 def read_commit(file: str) -> Actions:
-    """Return the actions of one commit file.
+    """Read the actions in a commit file.
 
     Raises:
         TableDamaged: The file is missing or invalid.
@@ -253,9 +256,9 @@ def read_commit(file: str) -> Actions:
 
 
 def read_commit_file(file: str) -> tuple[FileState, Actions]:
-    """Return the actions of one commit file and the identity of the file.
+    """Read the identity of a commit file, and its actions.
 
-    Raises the errors of ``read_commit``.
+    Raises the same errors as ``read_commit``.
     """
     try:
         state = FileState.from_path(file)
@@ -264,7 +267,7 @@ def read_commit_file(file: str) -> tuple[FileState, Actions]:
     return state, _parse_commit(state)
 
 
-# Commits are immutable, and histories read them repeatedly.
+# The result is cached, because commits are immutable and histories read them repeatedly.
 @lru_cache(maxsize=4096)
 def _parse_commit(state: FileState) -> Actions:
     if state.size == 0:
@@ -278,7 +281,7 @@ def _parse_commit(state: FileState) -> Actions:
 
 
 def parse_actions(text: str) -> Actions:
-    r"""Return the actions of a commit's text: one JSON object per line, with \n as line separator.
+    r"""Parse the actions in a commit: one JSON object per line, separated by \n.
 
     >>> parse_actions('{"txn": {"appId": "a", "version": 1}}')
     [{'txn': {'appId': 'a', 'version': 1}}]
@@ -286,7 +289,7 @@ def parse_actions(text: str) -> Actions:
     Raises:
         ValueError: The text is invalid or empty.
     """
-    # str.splitlines would also split at U+2028, U+2029 and U+0085, which JSON may contain.
+    # str.splitlines would also split at U+2028, U+2029 and U+0085, which may occur in JSON strings.
     lines = [line for line in text.split("\n") if line.strip()]
     actions = [json.loads(line) for line in lines]
     for action in actions:
@@ -303,8 +306,8 @@ def parse_actions(text: str) -> Actions:
     return actions
 
 
-def actions_of(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the actions of one kind."""
+def actions_of_kind(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the actions of a kind."""
     for action in actions:
         payload = action.get(kind)
         if payload is not None:
@@ -312,12 +315,12 @@ def actions_of(actions: Actions, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def commit_info(actions: Actions) -> Mapping[str, Any]:
-    """Return the ``commitInfo`` action of a commit, empty if it is missing."""
-    return next(actions_of(actions, "commitInfo"), {})
+    """Return the ``commitInfo`` action of a commit, or an empty mapping if it is missing."""
+    return next(actions_of_kind(actions, "commitInfo"), {})
 
 
-def note_of(actions: Actions) -> Mapping[str, Any]:
-    """Return the JSON object in the user metadata of a commit, empty for other writers' text."""
+def parse_user_metadata(actions: Actions) -> Mapping[str, Any]:
+    """Return the user metadata of a commit, or an empty mapping if it is not a JSON object."""
     text = commit_info(actions).get("userMetadata")
     if not isinstance(text, str):
         return {}
@@ -331,16 +334,16 @@ def note_of(actions: Actions) -> Mapping[str, Any]:
 
 
 def changes_data(actions: Actions) -> bool:
-    """Return True if a commit adds or removes rows, unlike compaction or new properties."""
+    """Return True if a commit changes rows; compactions and property changes do not."""
     for kind in ("add", "remove"):
-        for action in actions_of(actions, kind):
+        for action in actions_of_kind(actions, kind):
             if action.get("dataChange", True):
                 return True
     return False
 
 
 def damaged_file(file: str, damage: str) -> TableDamaged:
-    """Return the error for a damaged file of a table."""
+    """Return the error for a damaged table file."""
     return TableDamaged(
         f"The file {file} {damage}.",
         hint="restore it from a copy, or read an older Delta version with as_of=",
@@ -348,7 +351,7 @@ def damaged_file(file: str, damage: str) -> TableDamaged:
 
 
 def unreadable_file(file: str, error: OSError) -> StorageError:
-    """Return the error for an unreadable file of a table: damage if it is missing or invalid."""
+    """Return the error for an unreadable table file; a missing or invalid file is damage."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
     if error.errno is None:
@@ -357,7 +360,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
 
 
 def record_deletion(path: str) -> None:
-    """Write the deletion record of a table next to it, if the storage allows it."""
+    """Write a deletion record next to a table, if the storage is writable."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -371,7 +374,7 @@ def record_deletion(path: str) -> None:
 
 
 def deletion_error(path: str) -> FeatureGroupNotFound | None:
-    """Return the error for a deleted table, None without a deletion record."""
+    """Return the error for a deleted table, or None if there is no deletion record."""
     if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
         return None
     try:

@@ -1,11 +1,11 @@
-"""Maintenance of tables: when to merge small files, removal of unneeded files, checks for missing ones.
+"""Table maintenance: detection of small files, removal of unneeded files, checks for missing files.
 
-Writers, readers and other vacuums may run concurrently. A vacuum considers the version that is the
-latest at its start: files of later commits are not removed, and neither are files that a writer may
-be about to commit.
+Writers, readers and other vacuums may run concurrently. A vacuum does not remove files of commits
+after the latest version at its start, or files that a running write may still commit.
 
-A missing file of the latest version is damage. A missing file that a later commit removed from the
-table was deleted by a vacuum, maybe of another program; the error then lists the readable versions.
+If a file of the latest version is missing, the table is damaged. If a file of an older version is
+missing, a vacuum (possibly of another program) has deleted it; then the error lists the readable
+versions.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from featurestore.storage.location import make_absolute
 _SHOWN_RANGES = 10
 _FILES_PER_TIER = 8
 _TIERS = tuple((1 << 14) * _FILES_PER_TIER**number for number in range(5))
-# A file without a commit may belong to a running write.
+# Newer files without a commit may belong to a running write.
 _LONGEST_WRITE = timedelta(days=1)
 
 
 def size_to_merge_below(snapshot: Snapshot) -> int | None:
-    """Return the size below which files should be merged, None if no tier is full."""
+    """Return the size below which files should be merged, or None if no size tier is full."""
     if len(snapshot.files) < _FILES_PER_TIER:
         return None
     counts: Counter[tuple[object, int]] = Counter()
@@ -55,7 +55,7 @@ def size_to_merge_below(snapshot: Snapshot) -> int | None:
 
 
 def _tier_of(size: int) -> int:
-    """Return the tier of a file; the number of tiers for large files.
+    """Return the size tier of a file; large files are above the last tier.
 
     >>> _tier_of(100), _tier_of(20_000), _tier_of(1 << 30)
     (0, 1, 5)
@@ -71,54 +71,54 @@ def remove_unneeded_files(
 ) -> list[str]:
     """Remove files that neither versions since ``retain`` nor ``keep_versions`` need.
 
-    Returns their paths.
+    Return the paths of the removed files.
 
     Raises:
         StorageError: A file cannot be removed.
     """
     latest = latest_version(path)
-    candidates = _unneeded_files(path, latest, keep_versions=keep_versions, retain=retain)
-    # A writer may have taken longer than _LONGEST_WRITE and have committed just now.
-    candidates -= _added_between(path, latest + 1, latest_version(path))
-    # Another vacuum may have removed some of the files.
+    candidates = _find_unneeded_files(path, latest, keep_versions=keep_versions, retain=retain)
+    # A write that took longer than _LONGEST_WRITE may just have been committed.
+    candidates -= _files_added_between(path, latest + 1, latest_version(path))
+    # A concurrent vacuum may already have removed some of the files.
     removed = [file for file in sorted(candidates) if files.remove(file, below=make_absolute(path))]
     orphaned = datetime.fromtimestamp(orphaned_before(retain), UTC)
     storage_for(path).remove_unfinished(path, before=orphaned)
     return removed
 
 
-def _unneeded_files(
+def _find_unneeded_files(
     path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
 ) -> set[str]:
-    """Return the files that no retained version up to ``latest`` needs, without new files."""
-    needed = _needed_files(path, latest, keep_versions=keep_versions, retain=retain)
-    committed = _added_between(path, 0, latest)
+    """Return the files that no retained version needs, except for recent uncommitted files."""
+    needed = _find_needed_files(path, latest, keep_versions=keep_versions, retain=retain)
+    committed = _files_added_between(path, 0, latest)
     abandoned = orphaned_before(retain)
     return {
         file
-        for file in files.walk(make_absolute(path), enter=_holds_data)
+        for file in files.walk(make_absolute(path), enter=_is_data_folder)
         if file.endswith(".parquet")
         and file not in needed
-        and (file in committed or modified(file) < abandoned)
+        and (file in committed or modification_time(file) < abandoned)
     }
 
 
-def _needed_files(
+def _find_needed_files(
     path: str, latest: int, *, keep_versions: Sequence[int], retain: datetime
 ) -> set[str]:
-    """Return the files of every version since ``retain`` and of ``keep_versions``."""
+    """Return the files of all versions since ``retain`` and of ``keep_versions``."""
     try:
         first = version_at(path, retain)
     except VersionNotFound:
         first = 0
-    needed = _added_between(path, first, latest)
+    needed = _files_added_between(path, first, latest)
     for version in {first, *keep_versions}:
         needed |= {file.path for file in read_snapshot(path, version).files}
     return needed
 
 
-def _added_between(path: str, first: int, last: int) -> set[str]:
-    """Return the files that a range of versions added, without commits removed from the log."""
+def _files_added_between(path: str, first: int, last: int) -> set[str]:
+    """Return the files added in a version range; commits removed from the log are ignored."""
     added: set[str] = set()
     for version in range(first, last + 1):
         if files.exists(commit_path(path, version)):
@@ -126,18 +126,18 @@ def _added_between(path: str, first: int, last: int) -> set[str]:
     return added
 
 
-def _holds_data(folder: str) -> bool:
-    # Partition folders may start with an underscore, if the name of their column does.
+def _is_data_folder(folder: str) -> bool:
+    # A partition folder starts with an underscore if the column name does.
     return "=" in folder or not folder.startswith(("_", "."))
 
 
 def orphaned_before(retain: datetime) -> float:
-    """Return the time (seconds since 1970) before which an uncommitted file is an orphan file."""
+    """Return the modification time (seconds since 1970) before which uncommitted files are orphans."""
     return min(retain, utc_now() - _LONGEST_WRITE).timestamp()
 
 
-def modified(file: str) -> float:
-    """Return the modification time of a file (seconds since 1970), infinity if it is missing."""
+def modification_time(file: str) -> float:
+    """Return the modification time of a file in seconds since 1970, infinity if it is missing."""
     try:
         return files.status(file).modified_ns / 1e9
     except FileNotFoundError:  # removed by another vacuum or by a failed writer
@@ -145,15 +145,15 @@ def modified(file: str) -> float:
 
 
 def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None) -> None:
-    """Check that data files of a version exist with their size in the log.
+    """Check that the data files of a version exist and have the sizes in the log.
 
     Args:
-        snapshot: The version.
-        data_files: Some of its files; None checks all.
+        snapshot: The table version.
+        data_files: The files to check; None checks all files of the version.
 
     Raises:
-        VersionVacuumed: A vacuum removed files; the message lists the readable versions.
-        TableDamaged: A file of the latest version is missing, or a file has another size.
+        VersionVacuumed: A vacuum has removed files; the message lists the readable versions.
+        TableDamaged: A file of the latest version is missing, or a file has a different size.
         StorageError: The status of a file cannot be read.
     """
     checked_files = snapshot.files if data_files is None else list(data_files)
@@ -166,30 +166,30 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
             if size is None:
                 size = FileState.from_path(file.path).size
         except OSError as error:
-            raise unreadable_data_file(file.path, error, version=snapshot.version) from error
+            raise unreadable_data_file_error(file.path, error, version=snapshot.version) from error
         if size != file.bytes:
             raise damaged_file(file.path, f"has {size} bytes, but {file.bytes} in the log")
 
 
-def unreadable_data_file(
+def unreadable_data_file_error(
     file: str, error: OSError, *, version: int | None = None
 ) -> FeatureStoreError:
-    """Return the error for an unreadable data file of a version, if the version is known."""
+    """Return the error for an unreadable data file; ``version`` is its table version, if known."""
     if isinstance(error, FileNotFoundError):
-        vacuumed = vacuumed_file(file, version=version)
+        vacuumed = vacuumed_file_error(file, version=version)
         if vacuumed is not None:
             return vacuumed
     return unreadable_file(file, error)
 
 
-def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed | None:
-    """Return the error for a file that a vacuum removed, None for existing or damaged files."""
-    path = _table_of(file)
+def vacuumed_file_error(file: str, *, version: int | None = None) -> VersionVacuumed | None:
+    """Return the error for a file that a vacuum removed, or None in other cases."""
+    path = _find_table_directory(file)
     if path is None or files.exists(file):
         return None
     try:
         latest = read_snapshot(path)
-        if any(each.path == file for each in latest.files):
+        if any(readable_version.path == file for readable_version in latest.files):
             return None
         readable = readable_versions(path)
     except FeatureStoreError:  # the log is damaged, too
@@ -199,7 +199,10 @@ def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed |
     version_name, next_one = "An old Delta version", readable[-1]
     if version is not None:
         version_name = f"Delta version {version}"
-        next_one = next((each for each in readable if each > version), next_one)
+        next_one = next(
+            (readable_version for readable_version in readable if readable_version > version),
+            next_one,
+        )
     return VersionVacuumed(
         f"{version_name} of {path} cannot be read any more: a vacuum removed its data files. "
         f"Versions that can be read: {_ranges(readable)}.",
@@ -207,8 +210,8 @@ def vacuumed_file(file: str, *, version: int | None = None) -> VersionVacuumed |
     )
 
 
-def _table_of(file: str) -> str | None:
-    """Return the directory of the table of a data file, if any."""
+def _find_table_directory(file: str) -> str | None:
+    """Return the table directory of a data file, or None if it is not in a table."""
     folder = os.path.dirname(make_absolute(file))
     while folder != os.path.dirname(folder):
         if log.is_delta_table(folder):
@@ -218,7 +221,7 @@ def _table_of(file: str) -> str | None:
 
 
 def readable_versions(path: str) -> list[int]:
-    """Return the versions of a table whose data files all exist, ascending."""
+    """Return the table versions for which all data files exist, in ascending order."""
     listed = log.list_log(path)
     missing = set()
     for file in read_snapshot(path, listed.earliest).files:
@@ -228,9 +231,9 @@ def readable_versions(path: str) -> list[int]:
     for version in range(listed.earliest, listed.latest + 1):
         if version > listed.earliest:
             actions = log.read_commit(log.commit_path(path, version))
-            for removed in log.actions_of(actions, "remove"):
+            for removed in log.actions_of_kind(actions, "remove"):
                 missing.discard(removed["path"])
-            for added in log.actions_of(actions, "add"):
+            for added in log.actions_of_kind(actions, "add"):
                 if not files.exists(file_path(path, added["path"])):
                     missing.add(added["path"])
         if not missing:
@@ -239,7 +242,7 @@ def readable_versions(path: str) -> list[int]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text with ranges, at most the last ranges.
+    """Format ascending numbers as ranges, limited to the last ranges.
 
     >>> _ranges([0, 4, 5, 6])
     '0, 4 to 6'

@@ -1,4 +1,4 @@
-"""Replay of a Delta log: the state of a table from a checkpoint and commits."""
+"""Replay of a Delta log: the table state from a checkpoint and commits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from featurestore.delta import log
-from featurestore.delta.datafile import DataFile, data_file, order_of_writing
+from featurestore.delta.datafile import DataFile, commit_order_key, data_file
 from featurestore.delta.log import (
     LOG_FOLDER,
     Actions,
     FileState,
-    actions_of,
+    actions_of_kind,
     damaged_file,
     parse_actions,
     unreadable_file,
@@ -37,7 +37,7 @@ _ADD_FIELDS = (
 
 @dataclass
 class Checkpoint:
-    """The actions of a checkpoint, in the form of commits."""
+    """The actions of a checkpoint, in the same form as commit actions."""
 
     protocol: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] | None = None
@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
-    """Return the actions of one checkpoint of a table.
+    """Read the actions of a checkpoint, including its sidecar files.
 
     Raises:
         TableDamaged: A file is missing or unreadable; the message names it.
@@ -66,7 +66,7 @@ def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
 
 
 def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
-    # The log is untrusted: use the base name, so that the path cannot leave the sidecar folder.
+    # The log is untrusted. Only the base name is used, so that the path cannot leave the folder.
     file = os.path.join(path, LOG_FOLDER, _SIDECARS, os.path.basename(name))
     try:
         _add_parquet_file(checkpoint, file)
@@ -78,13 +78,13 @@ def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
 
 def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
     actions = parse_actions(files.read_text(file))
-    for protocol in actions_of(actions, "protocol"):
+    for protocol in actions_of_kind(actions, "protocol"):
         checkpoint.protocol = protocol
-    for metadata in actions_of(actions, "metaData"):
+    for metadata in actions_of_kind(actions, "metaData"):
         checkpoint.metadata = metadata
-    checkpoint.transactions += actions_of(actions, "txn")
-    checkpoint.adds += actions_of(actions, "add")
-    return [str(each["path"]) for each in actions_of(actions, "sidecar")]
+    checkpoint.transactions += actions_of_kind(actions, "txn")
+    checkpoint.adds += actions_of_kind(actions, "add")
+    return [str(each["path"]) for each in actions_of_kind(actions, "sidecar")]
 
 
 def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
@@ -103,7 +103,7 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     if "add" in names:
         add_type = file.schema_arrow.field("add").type
         add_columns = [f"add.{name}" for name in _ADD_FIELDS if add_type.get_field_index(name) >= 0]
-        checkpoint.adds += _added_files(file.read(columns=add_columns))
+        checkpoint.adds += _add_actions(file.read(columns=add_columns))
     return [str(each["path"]) for each in _actions_of_kind(actions, "sidecar")]
 
 
@@ -114,8 +114,8 @@ def _actions_of_kind(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
     return list(values.filter(values.is_valid()).to_pylist())
 
 
-def _added_files(actions: pa.Table) -> list[Mapping[str, Any]]:
-    """Return the added files; converted column by column, since a checkpoint may have millions."""
+def _add_actions(actions: pa.Table) -> list[Mapping[str, Any]]:
+    """Return the add actions, converted by column, since a checkpoint may have millions of files."""
     values = actions["add"].combine_chunks()
     values = values.filter(pc.is_valid(values))
     columns = {}
@@ -131,7 +131,7 @@ def _added_files(actions: pa.Table) -> list[Mapping[str, Any]]:
 
 
 class Replay:
-    """The state of a table while its log is replayed."""
+    """The state of a table during the replay of its log."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -142,27 +142,27 @@ class Replay:
         self.removed: set[str] = set()
 
     def apply(self, actions: Actions, file: str) -> None:
-        """Apply a commit.
+        """Apply the actions of a commit.
 
         Raises:
-            TableDamaged: The commit is invalid; the message names its file.
+            TableDamaged: The commit is invalid; the message names the file.
         """
-        for payload in log.actions_of(actions, "protocol"):
+        for payload in log.actions_of_kind(actions, "protocol"):
             self.protocol = payload
-        for payload in log.actions_of(actions, "metaData"):
+        for payload in log.actions_of_kind(actions, "metaData"):
             self.metadata = payload
-        self._apply_transactions(log.actions_of(actions, "txn"), file)
-        # A commit may both remove and add a file, in any order, to change its deletion vector.
-        for payload in log.actions_of(actions, "remove"):
+        self._apply_transactions(log.actions_of_kind(actions, "txn"), file)
+        # To change a deletion vector, a commit removes and adds the same file, in any order.
+        for payload in log.actions_of_kind(actions, "remove"):
             self.adds.pop(payload["path"], None)
             self.removed.add(payload["path"])
-        for payload in log.actions_of(actions, "add"):
+        for payload in log.actions_of_kind(actions, "add"):
             self.adds[payload["path"]] = payload
-            # A file that is added again replaces its earlier state.
+            # If a file is added again, the new action replaces the earlier one.
             self.removed.add(payload["path"])
 
     def apply_commits(self, first: int, last: int) -> list[FileState]:
-        """Apply the commits from ``first`` to ``last``, and return their files."""
+        """Apply the commits from ``first`` to ``last``, and return the states of their files."""
         sources = []
         for number in range(first, last + 1):
             file = log.commit_path(self.path, number)
@@ -172,7 +172,7 @@ class Replay:
         return sources
 
     def apply_checkpoint(self, files: Iterable[str]) -> list[FileState]:
-        """Apply a checkpoint, and return the state of its files."""
+        """Apply a checkpoint, and return the states of its files."""
         names = list(files)
         try:
             sources = [FileState.from_path(file) for file in names]
@@ -185,13 +185,13 @@ class Replay:
         return sources
 
     def data_files(self) -> list[DataFile]:
-        """Return the added files that were not removed, in commit order."""
+        """Return the files that were added and not removed, in commit order."""
         files = [data_file(self.path, add) for add in self.adds.values()]
-        return sorted(files, key=order_of_writing)
+        return sorted(files, key=commit_order_key)
 
     def _apply_transactions(self, transactions: Iterable[Mapping[str, Any]], file: str) -> None:
         try:
-            for each in transactions:
-                self.transactions[str(each["appId"])] = int(each["version"])
+            for transaction in transactions:
+                self.transactions[str(transaction["appId"])] = int(transaction["version"])
         except (KeyError, TypeError, ValueError) as error:
             raise damaged_file(file, "has a transaction without application or number") from error

@@ -1,8 +1,8 @@
-"""What a table requires of its readers: Delta's JSON schemas as Arrow schemas, and protocol checks.
+"""Delta schemas and protocols: conversion to Arrow schemas, and checks for unsupported features.
 
-The protocol of a table lists the features that its readers must support. Tables with other features
-than those below, with column mapping or with deletion vectors would be read wrongly, so they are
-refused with the name of the feature
+The protocol of a table lists the features that readers must support. Tables with column mapping,
+deletion vectors or features other than those below would be read incorrectly, so they are rejected
+with the name of the feature
 (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Table Features").
 """
 
@@ -24,14 +24,14 @@ from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
-# Reader features that do not change the rows of listed files, or that have their own checks: a
-# deletion vector by its file, a column mapping by its mode.
+# Reader features that do not change the rows of listed files, or that are checked separately: deletion
+# vectors for each file, and column mapping by its mode.
 _SUPPORTED_FEATURES = frozenset(
     {
         "columnMapping",
         "deletionVectors",
         "timestampNtz",
-        # Readers cast files with narrower types to the schema of the table.
+        # Readers cast files with narrower types to the table schema.
         "typeWidening",
         "typeWidening-preview",
         "v2Checkpoint",
@@ -61,7 +61,7 @@ _DECIMAL = re.compile(r"decimal\(\s*(\d+)\s*,\s*(-?\d+)\s*\)")
 
 
 def arrow_schema(text: str) -> pa.Schema:
-    """Return the Arrow schema of a ``schemaString``.
+    """Convert a ``schemaString`` to an Arrow schema.
 
     >>> arrow_schema('{"fields": [{"name": "id", "type": "long", "nullable": false}]}')
     id: int64 not null
@@ -73,30 +73,30 @@ def arrow_schema(text: str) -> pa.Schema:
     fields = []
     try:
         for each in json.loads(text)["fields"]:
-            field = _field(each, each["name"])
+            field = _parse_field(each, each["name"])
             fields.append(field.with_metadata(_string_metadata(each.get("metadata") or {})))
         return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
 
 
-def _field(definition: Mapping[str, Any], column: str) -> pa.Field:
+def _parse_field(definition: Mapping[str, Any], column: str) -> pa.Field:
     return pa.field(
         definition["name"],
-        _type(definition["type"], column),
+        _parse_type(definition["type"], column),
         bool(definition.get("nullable", True)),
     )
 
 
 def _string_metadata(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the string values of a column's metadata (a comment, a shape), None if empty.
+    """Return the string values of column metadata (a comment, a shape), or None if there are none.
 
-    They are written again with each new schema of the table.
+    These values are retained when a new schema is written.
     """
     return {key: value for key, value in metadata.items() if isinstance(value, str)} or None
 
 
-def _type(definition: Any, column: str) -> pa.DataType:
+def _parse_type(definition: Any, column: str) -> pa.DataType:
     if isinstance(definition, str):
         if definition in _PRIMITIVES:
             return _PRIMITIVES[definition]
@@ -107,17 +107,19 @@ def _type(definition: Any, column: str) -> pa.DataType:
     if not isinstance(definition, dict):
         raise UnknownTypeError(column, definition)
     if definition["type"] == "struct":
-        return pa.struct([_field(each, column) for each in definition["fields"]])
+        return pa.struct([_parse_field(each, column) for each in definition["fields"]])
     if definition["type"] == "array":
-        element = _type(definition["elementType"], column)
+        element = _parse_type(definition["elementType"], column)
         return pa.list_(pa.field("element", element, bool(definition.get("containsNull", True))))
     if definition["type"] == "map":
-        return pa.map_(_type(definition["keyType"], column), _type(definition["valueType"], column))
+        return pa.map_(
+            _parse_type(definition["keyType"], column), _parse_type(definition["valueType"], column)
+        )
     raise UnknownTypeError(column, definition)
 
 
 class UnknownTypeError(ValueError):
-    """The type of a column is unknown. Internal to the package."""
+    """A column has an unknown type. Only for use within the package."""
 
     def __init__(self, column: str, kind: object) -> None:
         self.column = column
@@ -128,15 +130,15 @@ class UnknownTypeError(ValueError):
 def requested_schema(
     path: str, table_schema: pa.Schema, schema: pa.Schema | None, columns: Sequence[str] | None
 ) -> pa.Schema:
-    """Return the feature types of the columns that are read from a table.
+    """Return the feature types of the columns to read from a table.
 
-    ``stored`` is the table's schema at the version, ``schema`` has feature types to restore,
-    ``columns`` selects columns. Warns about times without a zone, which are read as UTC. The types
-    of other columns are not checked.
+    ``table_schema`` is the schema of the table version, ``schema`` has feature types to restore, and
+    ``columns`` selects columns; the types of other columns are not checked. A warning is issued for
+    times without a time zone, which are read as UTC.
 
     Raises:
         SchemaMismatch: A requested column does not exist.
-        UnsupportedType: Types are not supported; the message lists the columns.
+        UnsupportedType: Columns have unsupported types; the message lists the columns.
     """
     selected = table_schema if schema is None else schema
     if columns is not None:
@@ -150,7 +152,7 @@ def requested_schema(
     if schema is None:
         feature_types = feature_schema(selected)
         refuse_untyped(feature_types, subject=f"The table {path}", hint=_cast_hint)
-    _warn_of_naive_times(path, table_schema, feature_types)
+    _warn_about_naive_times(path, table_schema, feature_types)
     return feature_types
 
 
@@ -158,7 +160,7 @@ def _cast_hint(columns: pa.Schema) -> str:
     return f"omit them with columns=, or cast them where the table is written: {format_sql_casts(columns)}"
 
 
-def _warn_of_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.Schema) -> None:
+def _warn_about_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.Schema) -> None:
     naive = [
         field.name
         for field in table_schema
@@ -176,7 +178,7 @@ def _warn_of_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.S
 
 @dataclass(frozen=True)
 class Protocol:
-    """The requirements of a table for its readers and writers: Delta versions and features."""
+    """The Delta versions and features that readers and writers of a table must support."""
 
     reader: int = _WRITTEN_READER
     writer: int = _WRITTEN_WRITER
@@ -185,7 +187,7 @@ class Protocol:
 
     @classmethod
     def from_action(cls, action: Mapping[str, Any]) -> Protocol:
-        """Return the protocol of a log action.
+        """Create the protocol from a log action.
 
         Raises:
             ValueError: The action is invalid.
@@ -202,29 +204,29 @@ class Protocol:
 
 
 def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str]) -> None:
-    """Refuse a table that requires unsupported reader features.
+    """Raise an error if a table requires unsupported reader features.
 
     Raises:
         UnsupportedTable: The table is not supported; the message names the features.
     """
     if protocol.reader > _FEATURES_READER:
-        raise refusal(path, f"reader version {protocol.reader}")
+        raise unsupported_feature_error(path, f"reader version {protocol.reader}")
     unknown = sorted(set(protocol.reader_features) - _SUPPORTED_FEATURES)
     if unknown:
-        raise refusal(path, f"the table features {listing(unknown)}")
+        raise unsupported_feature_error(path, f"the table features {listing(unknown)}")
     mode = properties.get(_COLUMN_MAPPING, "none")
     if mode != "none":
-        raise refusal(path, f"column mapping ({_COLUMN_MAPPING}={mode!r})")
+        raise unsupported_feature_error(path, f"column mapping ({_COLUMN_MAPPING}={mode!r})")
 
 
-def check_no_vector(path: str, file: str, add: Mapping[str, Any]) -> None:
-    """Refuse a file with a deletion vector."""
+def check_no_deletion_vector(path: str, file: str, add: Mapping[str, Any]) -> None:
+    """Raise an error if a file has a deletion vector."""
     if add.get("deletionVector") is not None:
-        raise refusal(path, f"deletion vectors (its file {file} has one)")
+        raise unsupported_feature_error(path, f"deletion vectors (its file {file} has one)")
 
 
 def check_writable(path: str, protocol: Protocol) -> None:
-    """Refuse a table that requires writer features that the embedded engine does not support.
+    """Raise an error if a table requires writer features that the embedded engine lacks.
 
     Raises:
         UnsupportedTable: The table is not supported; the message names the required versions.
@@ -238,8 +240,8 @@ def check_writable(path: str, protocol: Protocol) -> None:
         )
 
 
-def refusal(path: str, feature: str) -> UnsupportedTable:
-    """Return the error for a table that the store would read wrongly."""
+def unsupported_feature_error(path: str, feature: str) -> UnsupportedTable:
+    """Return the error for a table that would be read incorrectly."""
     return UnsupportedTable(
         f"The Delta table at {path} uses {feature}, which the store does not support.",
         hint="copy its rows into a plain Delta table or Parquet files with the tool that wrote it",

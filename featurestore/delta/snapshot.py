@@ -1,7 +1,7 @@
 """Snapshots: the state of a Delta table at one version.
 
-A snapshot is replayed from the last checkpoint and later commits, or from an earlier snapshot in the
-cache of this process, so that reading the next version costs only its commit.
+A snapshot is built from the latest checkpoint and the commits after it, or from an earlier cached
+snapshot, so that reading the next version requires reading only one commit.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from featurestore.delta.datafile import (
     DataFile,
     bounds_from_partition,
     bounds_from_statistics,
+    commit_order_key,
     has_bounds,
-    order_of_writing,
     parse_statistics,
 )
 from featurestore.delta.log import FileState, deletion_error
@@ -36,17 +36,17 @@ from featurestore.delta.schema import (
     UnknownTypeError,
     arrow_schema,
     check_readable,
-    refusal,
+    unsupported_feature_error,
 )
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
 from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
 _log = logging.getLogger("featurestore.delta")
-# Cached snapshots, and the most versions between a cached snapshot and one based on it.
+# The number of cached snapshots, and the maximum number of commits applied to a cached snapshot.
 _CACHED_SNAPSHOTS = 64
 _MAX_REPLAYED_VERSIONS = 1000
-# Number of last commits whose files are checked before a cached snapshot is used.
+# The number of last commits whose files are checked before a cached snapshot is used.
 _CHECKED_COMMITS = 16
 
 
@@ -54,8 +54,8 @@ _CHECKED_COMMITS = 16
 class Snapshot:
     """A table at one version.
 
-    ``schema`` has storage types, ``files`` are in commit order, ``metadata`` is the action of the
-    log, and ``transactions`` has the last number of each application.
+    ``schema`` has storage types. ``files`` are in commit order. ``metadata`` is the metadata action
+    in the log. ``transactions`` maps each application to its last transaction number.
     """
 
     path: str
@@ -72,8 +72,8 @@ class Snapshot:
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
 
-    def holds(self, transaction: tuple[str, int] | None) -> bool:
-        """Return True if an application has committed a transaction, or a later one."""
+    def has_committed(self, transaction: tuple[str, int] | None) -> bool:
+        """Return True if a transaction, or a later one of the same application, was committed."""
         if transaction is None:
             return False
         app, number = transaction
@@ -81,18 +81,19 @@ class Snapshot:
         return last is not None and number <= last
 
     def bounds(self, column: str) -> ColumnBounds | None:
-        """Return a column's bounds in each of ``files``, None for types without bounds."""
+        """Return the bounds of a column in each of ``files``, or None for types without bounds."""
         index = self.schema.get_field_index(column)
         if index < 0 or not has_bounds(self.schema.field(index).type):
             return None
         if column not in self._bounds:
-            self._bounds[column] = _bounds_of(self, self.files, column)
+            self._bounds[column] = _read_bounds(self, self.files, column)
         return self._bounds[column]
 
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
-        """Return minimum and maximum time of each of ``files`` in microseconds since 1970.
+        """Return the minimum and maximum time in each of ``files``, in microseconds since 1970.
 
-        Dates are midnight. Files without statistics are None; columns without times return None.
+        Dates are converted to midnight. The pair is None for files without statistics. The result is
+        None if the column does not contain times.
         """
         bounds = self.bounds(column)
         if bounds is None:
@@ -100,20 +101,20 @@ class Snapshot:
         kind = self.schema.field(column).type
         if pat.is_integer(kind):
             return None
-        return [_in_micros(pair, kind) for pair in bounds.pairs()]
+        return [_to_micros(pair, kind) for pair in bounds.pairs()]
 
     def times_of_added(self, add: Mapping[str, Any], column: str) -> tuple[int, int] | None:
-        """Return minimum and maximum time of a file of an add action, None if unknown."""
+        """Return the minimum and maximum time in the file of an add action, or None if unknown."""
         kind = self.schema.field(column).type
         if column in self.partition_by:
             bounds = bounds_from_partition(add.get("partitionValues", {}).get(column), kind)
         else:
             bounds = bounds_from_statistics(parse_statistics(add.get("stats")), column, kind)
-        return _in_micros(bounds, kind)
+        return _to_micros(bounds, kind)
 
 
 def read_snapshot(path: str, version: int | None = None) -> Snapshot:
-    """Return the snapshot of a table at a version, by default the latest.
+    """Read the snapshot of a table at a version, by default the latest.
 
     Raises:
         VersionNotFound: The version does not exist.
@@ -122,10 +123,10 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
     """
     path = make_absolute(path)
     with log.cached_listing(path):
-        return _read(path, version)
+        return _read_cached(path, version)
 
 
-def _read(path: str, version: int | None) -> Snapshot:
+def _read_cached(path: str, version: int | None) -> Snapshot:
     if not log.is_delta_table(path):
         deleted = deletion_error(path)
         if deleted is not None:
@@ -140,44 +141,44 @@ def _read(path: str, version: int | None) -> Snapshot:
         return cached.snapshot
     latest = log.latest_version(path)
     if not 0 <= requested_version <= latest:
-        raise _no_version(path, requested_version, latest)
+        raise _version_not_found_error(path, requested_version, latest)
     base = _CACHE.base(path, requested_version)
     if base is None:
-        read = _replay_log(path, requested_version)
+        cached_snapshot = _replay_log(path, requested_version)
     else:
-        read = _replay_from(base, requested_version)
-    _CACHE.add(read)
-    return read.snapshot
+        cached_snapshot = _replay_from(base, requested_version)
+    _CACHE.add(cached_snapshot)
+    return cached_snapshot.snapshot
 
 
 def transaction_version(path: str, app: str) -> int | None:
-    """Return the last transaction number of an application, if any."""
+    """Return the last transaction number of an application, or None."""
     return read_snapshot(path).transactions.get(app)
 
 
 @dataclass(frozen=True)
 class _CachedSnapshot:
-    """A snapshot, and the log files of its checkpoint and last commits."""
+    """A snapshot, and the states of the log files from which it was built."""
 
     snapshot: Snapshot
     sources: tuple[FileState, ...]
 
     def is_current(self) -> bool:
         if storage_for(self.snapshot.path).prefers_listing:
-            # Object stores do not overwrite commits; a new table at this path has other commits.
+            # Commits in object stores are not overwritten; a new table at this path has new commits.
             return self.sources[-1].is_current()
         return all(source.is_current() for source in self.sources)
 
 
 class _SnapshotCache:
-    """LRU cache of the snapshots of this process."""
+    """LRU cache of the snapshots in this process."""
 
     def __init__(self) -> None:
         self._snapshots: OrderedDict[tuple[str, int], _CachedSnapshot] = OrderedDict()
         self._lock = Lock()
 
     def find(self, path: str, version: int) -> _CachedSnapshot | None:
-        """Return a cached snapshot, if its log has not changed."""
+        """Return the cached snapshot of a version, or None if it is missing or the log changed."""
         with self._lock:
             cached = self._snapshots.get((path, version))
             if cached is not None:
@@ -187,7 +188,7 @@ class _SnapshotCache:
         return cached
 
     def base(self, path: str, version: int) -> _CachedSnapshot | None:
-        """Return the nearest cached snapshot before a version."""
+        """Return the nearest cached snapshot before a version, or None."""
         with self._lock:
             nearest = -1
             for table, number in self._snapshots:
@@ -198,10 +199,12 @@ class _SnapshotCache:
             return None
         return cached
 
-    def add(self, read: _CachedSnapshot) -> None:
-        """Cache a snapshot, and evict the least recently used ones."""
+    def add(self, cached_snapshot: _CachedSnapshot) -> None:
+        """Cache a snapshot, and evict the least recently used snapshots."""
         with self._lock:
-            self._snapshots[(read.snapshot.path, read.snapshot.version)] = read
+            self._snapshots[(cached_snapshot.snapshot.path, cached_snapshot.snapshot.version)] = (
+                cached_snapshot
+            )
             while len(self._snapshots) > _CACHED_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
 
@@ -210,19 +213,19 @@ _CACHE = _SnapshotCache()
 
 
 def _replay_log(path: str, version: int) -> _CachedSnapshot:
-    """Return a snapshot replayed from the last checkpoint up to a version and later commits."""
-    replay, start, sources = _from_checkpoint(path, version)
+    """Build the snapshot at ``version`` from the latest preceding checkpoint and later commits."""
+    replay, start, sources = _replay_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
-    snapshot = _snapshot(replay, version, tuple(replay.data_files()))
+    snapshot = _build_snapshot(replay, version, tuple(replay.data_files()))
     return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
 
 
-def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
-    """Return the state at the last readable checkpoint, its version, and its files.
+def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
+    """Return the table state at the last readable checkpoint, its version, and its file states.
 
-    A power loss may truncate a checkpoint, since other writers and the libraries do not sync it.
-    The commits before have the same content while they are retained. The version is -1 if the log
-    is replayed from its start.
+    A checkpoint may be truncated after a power failure, because other writers do not sync it. Then an
+    earlier checkpoint or the commits are used, if they are still in the log. The version is -1 if
+    the log must be replayed from the start.
     """
     damaged: TableDamaged | None = None
     before = version
@@ -241,11 +244,13 @@ def _from_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileSta
             raise damaged
         listed = log.list_log(path)
         if version < listed.earliest:
-            raise _no_version(path, version, listed.latest, earliest=listed.earliest)
+            raise _version_not_found_error(path, version, listed.latest, earliest=listed.earliest)
     return replay, start, []
 
 
-def _no_version(path: str, version: int, latest: int, *, earliest: int = 0) -> VersionNotFound:
+def _version_not_found_error(
+    path: str, version: int, latest: int, *, earliest: int = 0
+) -> VersionNotFound:
     return VersionNotFound(
         f"{path} has no Delta version {version}; it has {earliest} to {latest}.",
         hint=f"as_of={latest}",
@@ -253,7 +258,7 @@ def _no_version(path: str, version: int, latest: int, *, earliest: int = 0) -> V
 
 
 def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
-    """Return a snapshot from an earlier one and later commits."""
+    """Build the snapshot at ``version`` from an earlier snapshot and the commits after it."""
     before = base.snapshot
     replay = Replay(before.path)
     replay.transactions = dict(before.transactions)
@@ -267,17 +272,17 @@ def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
 
 
 def _snapshot_with_new_metadata(before: Snapshot, replay: Replay, version: int) -> Snapshot:
-    """Return the snapshot after commits that changed metadata or protocol."""
+    """Build the snapshot after commits that changed metadata or protocol."""
     files = [file for file in before.files if file.log_path not in replay.removed]
-    files = sorted([*files, *replay.data_files()], key=order_of_writing)
+    files = sorted([*files, *replay.data_files()], key=commit_order_key)
     replay.metadata = replay.metadata or before.metadata
     if replay.protocol is None:
-        return _snapshot(replay, version, tuple(files), known_protocol=before.protocol)
-    return _snapshot(replay, version, tuple(files))
+        return _build_snapshot(replay, version, tuple(files), known_protocol=before.protocol)
+    return _build_snapshot(replay, version, tuple(files))
 
 
 def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
-    """Return the snapshot after commits that changed only files."""
+    """Build the snapshot after commits that changed only files and transactions."""
     added_files = replay.data_files()
     is_retained = np.ones(len(before.files), dtype=np.bool_)
     removed_files = []
@@ -292,12 +297,15 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     in_order = (
         not files
         or not added_files
-        or order_of_writing(files[-1]) <= order_of_writing(added_files[0])
+        or commit_order_key(files[-1]) <= commit_order_key(added_files[0])
     )
     files = (*files, *added_files)
     if not in_order:
-        files = tuple(sorted(files, key=order_of_writing))
-    (rows_in, bytes_in), (rows_out, bytes_out) = _sizes(added_files), _sizes(removed_files)
+        files = tuple(sorted(files, key=commit_order_key))
+    (rows_in, bytes_in), (rows_out, bytes_out) = (
+        _total_size(added_files),
+        _total_size(removed_files),
+    )
     after = replace(
         before,
         version=version,
@@ -310,13 +318,13 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     if in_order:
         for column, bounds in list(before._bounds.items()):
             after._bounds[column] = bounds.select(is_retained).concat(
-                _bounds_of(after, added_files, column)
+                _read_bounds(after, added_files, column)
             )
     return after
 
 
-def _sizes(files: Iterable[DataFile]) -> tuple[int, int]:
-    """Return rows and bytes of files."""
+def _total_size(files: Iterable[DataFile]) -> tuple[int, int]:
+    """Return the total number of rows and bytes of files."""
     rows = size = 0
     for file in files:
         rows += file.rows
@@ -324,7 +332,7 @@ def _sizes(files: Iterable[DataFile]) -> tuple[int, int]:
     return rows, size
 
 
-def _snapshot(
+def _build_snapshot(
     replay: Replay,
     version: int,
     files: tuple[DataFile, ...],
@@ -343,7 +351,7 @@ def _snapshot(
             raise ValueError("the properties are not an object")
         properties = {str(name): str(value) for name, value in configuration.items()}
         check_readable(path, table_protocol, properties)
-        rows, size = _sizes(files)
+        rows, size = _total_size(files)
         return Snapshot(
             path=path,
             version=version,
@@ -359,7 +367,9 @@ def _snapshot(
             transactions=replay.transactions,
         )
     except UnknownTypeError as error:
-        raise refusal(path, f"the type {error.kind} (column {error.column!r})") from error
+        raise unsupported_feature_error(
+            path, f"the type {error.kind} (column {error.column!r})"
+        ) from error
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UnsupportedTable):
             raise
@@ -369,7 +379,7 @@ def _snapshot(
         ) from error
 
 
-def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
+def _to_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, int] | None:
     if pair is None or pat.is_integer(kind):
         return None
     if pat.is_timestamp(kind):
@@ -377,7 +387,7 @@ def _in_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, in
     return pair[0] * MICROS_OF_DAY, pair[1] * MICROS_OF_DAY
 
 
-def _bounds_of(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
+def _read_bounds(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
     kind = snapshot.schema.field(column).type
     if column in snapshot.partition_by:
         pairs = [bounds_from_partition(file.partition.get(column), kind) for file in files]

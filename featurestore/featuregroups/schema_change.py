@@ -124,7 +124,7 @@ def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field
         return
     with session.registry.transaction() as connection:
         groups.lock(connection, group.spec.name, group.spec.version)
-        declared_spec = commits.announced_spec(read_snapshot(group.path))
+        declared_spec = commits.declared_spec(read_snapshot(group.path))
         new_columns = _undeclared_columns(added, declared_spec)
         if new_columns:
             properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())

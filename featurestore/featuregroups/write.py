@@ -295,7 +295,7 @@ def insert(
     spec = group.spec
     _check_write(write, spec)
     df, write = _describe_rows(df, write)
-    if write.transaction is not None and read_snapshot(group.path).holds(write.transaction):
+    if write.transaction is not None and read_snapshot(group.path).has_committed(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     record_columns = () if write.order is None else tuple(write.order.columns)
     known_columns = pa.schema([*spec.schema, *record_columns])

@@ -65,7 +65,7 @@ def _iter_stream_commits(path: str) -> Iterator[StreamCommit]:
 
 def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
     """Parse the stream metadata of a commit; return None if it is missing or invalid."""
-    metadata = commit.note.get("stream")
+    metadata = commit.user_metadata.get("stream")
     if not isinstance(metadata, Mapping):
         return None
     try:
@@ -226,7 +226,7 @@ def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | 
     if not spec.fills_group:  # findings of a monitor are recorded with the end of its run
         return None
     for version, job_commit in iter_job_commits(session, spec):
-        if job_commit.commit.note.get("run") == run.run_id:
+        if job_commit.commit.user_metadata.get("run") == run.run_id:
             return RunOutput(job_commit.commit.rows_in, job_commit.commit.version, version)
     return None
 
@@ -234,14 +234,14 @@ def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | 
 def _to_run(job_commit: JobCommit) -> Run:
     commit = job_commit.commit
     return Run(
-        run_id=str(commit.note.get("run")),
+        run_id=str(commit.user_metadata.get("run")),
         job=job_commit.job,
         job_version=0,
         window=job_commit.window,
         windows=job_commit.count,
         state=runs.DONE,
         owner="restored",
-        inputs={"inputs": list(commit.note.get("inputs") or ())},
+        inputs={"inputs": list(commit.user_metadata.get("inputs") or ())},
         started=commit.time,
         ended=commit.time,
         rows=commit.rows_in,

@@ -206,7 +206,7 @@ def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
         return []
     commits = []
     for commit in read_history(path):
-        parsed = parse_windows(commit.note)
+        parsed = parse_windows(commit.user_metadata)
         if parsed is not None and job in (None, parsed[0]):
             commits.append(JobCommit(*parsed, commit))
     return commits

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from featurestore.delta.log import commit_path, note_of, read_commit
+from featurestore.delta.log import commit_path, parse_user_metadata, read_commit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument
 from featurestore.jobs.inputs import (
@@ -268,7 +268,7 @@ def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -
     for action in actions:
         if action.get("commitInfo") is None:
             continue
-        replaced = parse_row_range(note_of([action]))
+        replaced = parse_row_range(parse_user_metadata([action]))
         if replaced is None:
             return None
         return Change(to_micros(replaced.start), to_micros(replaced.end))

@@ -169,7 +169,7 @@ def _finish_interrupted_replay(
     ):
         return state
     for commit in read_history(group.path):
-        ranges = commit.note.get("replayed")
+        ranges = commit.user_metadata.get("replayed")
         if isinstance(ranges, Mapping):
             _remove_records(session, state, positions_of_ranges(ranges), spec.stream.topic)
             return read_snapshot(state.path)

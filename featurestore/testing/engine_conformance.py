@@ -211,7 +211,7 @@ class CrossEngineConformance:
         ]
         for reader in (engine, other):
             assert rows(reader, reader.read_table(path, schema=wide), sort_by="id") == expected
-        assert [commit.note.get("by") for commit in read_history(path)[1::-1]] == names
+        assert [commit.user_metadata.get("by") for commit in read_history(path)[1::-1]] == names
 
 
 def is_identical(first: Any, second: Any) -> bool:

@@ -357,8 +357,8 @@ class TableConformance:
             ("delete", 0, 1, 4),
             ("overwrite", 1, 4, 1),
         ]
-        assert commits[0].note["run"] == "r1"
-        assert commits[1].note["inputs"] == {"a": 1}
+        assert commits[0].user_metadata["run"] == "r1"
+        assert commits[1].user_metadata["inputs"] == {"a": 1}
         times = [commit.timestamp for commit in commits]
         assert times == sorted(times)
 

@@ -99,7 +99,11 @@ def test_read_history_counts_rows_from_actions(tmp_path: Path) -> None:
         3,
         1,
     )
-    assert [each.note for each in found[:3]] == [{"run": "r0"}, {"run": "r1"}, {"run": "r2"}]
+    assert [each.user_metadata for each in found[:3]] == [
+        {"run": "r0"},
+        {"run": "r1"},
+        {"run": "r2"},
+    ]
 
 
 def test_read_history_counts_rows_without_statistics(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_read_history_counts_rows_without_statistics(tmp_path: Path) -> None:
 def test_read_history_non_json_metadata_is_empty(tmp_path: Path) -> None:
     note = CommitProperties(custom_metadata={"userMetadata": "written by hand"})
     write_deltalake(str(tmp_path / "t"), pa.table({"id": [1]}), commit_properties=note)
-    assert read_history(str(tmp_path / "t"))[0].note == {}
+    assert read_history(str(tmp_path / "t"))[0].user_metadata == {}
 
 
 def test_read_history_invalid_timestamps_are_ignored(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: st
         thread.join()
     assert failures == []
     assert [each["k"] for each in content(engine, path)] == [0, 1, 2]
-    assert sorted(commit.note["run"] for commit in read_history(path)[:-2]) == ["1", "2"]
+    assert sorted(commit.user_metadata["run"] for commit in read_history(path)[:-2]) == ["1", "2"]
 
 
 def test_repeated_conflicts_raise_write_conflict(
@@ -322,5 +322,8 @@ def test_concurrent_drivers_lose_no_appends(tmp_path: Path) -> None:
     go.touch()
     assert [writer.wait(timeout=500) for writer in writers] == [0, 0]
     assert latest_version(path) == 30
-    assert sorted(commit.note["by"] for commit in read_history(path)[:-1]) == [1] * 15 + [2] * 15
+    assert (
+        sorted(commit.user_metadata["by"] for commit in read_history(path)[:-1])
+        == [1] * 15 + [2] * 15
+    )
     assert read_snapshot(path).rows == 30

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
 from featurestore.delta import log
-from featurestore.delta.commits import check_offsets, check_winner
+from featurestore.delta.commits import check_concurrent_transactions, check_offsets
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
@@ -122,7 +122,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     version = state.version
     # ``state`` may be newer than the snapshot whose rows were read: the transaction may have been
     # committed since.
-    if state.holds(change.transaction):
+    if state.has_committed(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
     actions = list(_build_actions(state, change))
@@ -341,12 +341,12 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
             txn = action.get("txn")
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
-    check_winner(log.actions_of(winner, "txn"), change.offsets)
+    check_concurrent_transactions(log.actions_of_kind(winner, "txn"), change.offsets)
     conflicting_actions: tuple[str, ...] = ("metaData", "protocol")
     if not change.data_change:
         # A compaction commutes with appends, unless its input files were removed.
         moved_paths = {file.log_path for file in change.removes}
-        if any(remove["path"] in moved_paths for remove in log.actions_of(winner, "remove")):
+        if any(remove["path"] in moved_paths for remove in log.actions_of_kind(winner, "remove")):
             raise LostRaceError
     elif change.reads:
         conflicting_actions = ("add", "remove", "metaData", "protocol")

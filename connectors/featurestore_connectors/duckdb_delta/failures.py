@@ -29,7 +29,7 @@ import duckdb
 import pyarrow as pa
 
 from featurestore.arrow.unstorable import parse_refusal
-from featurestore.delta.maintenance import vacuumed_file
+from featurestore.delta.maintenance import vacuumed_file_error
 from featurestore.errors import (
     MANY_FILES_HINT,
     EngineError,
@@ -146,7 +146,7 @@ def _translate(error: duckdb.Error) -> FeatureStoreError:
             hint="column and table names are case-insensitive in SQL",
         )
     file_match = _DATA_FILE.search(message)
-    vacuum_error = None if file_match is None else vacuumed_file(file_match[1])
+    vacuum_error = None if file_match is None else vacuumed_file_error(file_match[1])
     if vacuum_error is not None:
         return vacuum_error
     if _contains_any(lowered, _DAMAGED) and ".parquet" in lowered:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import storage_schema
-from featurestore.delta.maintenance import modified, orphaned_before, remove_unneeded_files
+from featurestore.delta.maintenance import modification_time, orphaned_before, remove_unneeded_files
 from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
@@ -62,7 +62,7 @@ def write(database: Database, path: str, relation: Relation, write: TableWrite) 
     """Write one commit; return None if its transaction is already committed."""
     state = read_snapshot(path)
     check_writable(state.path, state.protocol)
-    if state.holds(write.transaction):
+    if state.has_committed(write.transaction):
         return None
     schema = _table_schema(state, relation, write)
     if write.mode in ("append", "overwrite"):
@@ -227,6 +227,6 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     writing = os.path.join(path, WRITING)
     for name in storage.list_directory(writing):
         folder = os.path.join(writing, name)
-        if modified(folder) < abandoned:
+        if modification_time(folder) < abandoned:
             storage.remove(folder, below=path)
     return removed

@@ -185,7 +185,7 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
     """Return whether a transaction is already committed."""
-    return transaction is not None and read_snapshot(path).holds(transaction)
+    return transaction is not None and read_snapshot(path).has_committed(transaction)
 
 
 def wait(attempt: int) -> None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from urllib.parse import unquote
 
 from featurestore import errors
-from featurestore.delta.maintenance import vacuumed_file
+from featurestore.delta.maintenance import vacuumed_file_error
 from featurestore.errors import (
     EngineError,
     FeatureStoreError,
@@ -96,7 +96,9 @@ def to_store_error(error: BaseException) -> FeatureStoreError:
         )
     if any(sign in text for sign in _UNREADABLE):
         file_match = _MISSING.search(text)
-        vacuum_error = None if file_match is None else vacuumed_file(unquote(file_match.group(1)))
+        vacuum_error = (
+            None if file_match is None else vacuumed_file_error(unquote(file_match.group(1)))
+        )
         if vacuum_error is not None:
             return vacuum_error
         file_name = f"The file {file_match.group(1)!r}" if file_match else "A file of the table"

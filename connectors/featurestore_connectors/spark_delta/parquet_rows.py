@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.delta.log import damaged_file
-from featurestore.delta.maintenance import unreadable_data_file
+from featurestore.delta.maintenance import unreadable_data_file_error
 from featurestore.storage import files
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
@@ -116,4 +116,4 @@ def _translate_read_errors(path: str) -> Iterator[None]:
     except pa.ArrowInvalid as error:
         raise damaged_file(path, f"is no readable Parquet file: {error}") from error
     except OSError as error:
-        raise unreadable_data_file(path, error) from error
+        raise unreadable_data_file_error(path, error) from error

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.delta.commits import overtaken
+from featurestore.delta.commits import stream_overtaken_error
 from featurestore.delta.datafile import DataFile, has_bounds, ordinal
 from featurestore.delta.maintenance import check_files
 from featurestore.delta.snapshot import Snapshot, read_snapshot
@@ -202,7 +202,7 @@ def _advance_offsets(transaction: Transaction, write: TableWrite) -> None:
     """Advance the offsets of a write; raise StreamOvertaken if another commit changed an offset."""
     for app, (expected, number) in write.offsets.items():
         if transaction.last_number(app) != (NONE_YET if expected is None else expected):
-            raise overtaken(app)
+            raise stream_overtaken_error(app)
         transaction.set_number(app, number)
 
 

@@ -38,7 +38,7 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import (
     PlainFormat,
-    one_array,
+    combine_chunks,
     plain_bytes_per_row,
     rebatch,
     select_fields,
@@ -176,7 +176,7 @@ class CsvShard:
             if table.num_rows != expected:
                 raise pa.ArrowInvalid(f"{table.num_rows:,} lines; the index lists {expected:,}")
             rows = table.slice(start - first * self._step, stop - start).combine_chunks()
-            arrays = [_from_text(one_array(rows[field.name]), field.type) for field in schema]
+            arrays = [_from_text(combine_chunks(rows[field.name]), field.type) for field in schema]
         except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",

@@ -32,7 +32,7 @@ from featurestore.plugins.format import (
 )
 from featurestore.plugins.plain import (
     PlainFormat,
-    one_array,
+    combine_chunks,
     plain_bytes_per_row,
     rebatch,
     select_fields,
@@ -200,7 +200,7 @@ class ParquetShard:
             empty = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(empty, schema=schema)
         table = pa.concat_tables(slices).combine_chunks()
-        arrays = [cast_array(one_array(table[field.name]), field.type) for field in schema]
+        arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:

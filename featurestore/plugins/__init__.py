@@ -1,4 +1,4 @@
-"""The interfaces of engines, formats, validators and other plugins, and their lookup by entry point."""
+"""Plugin interfaces (engines, formats, validators, sources and others), and entry point lookup."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from featurestore._imports import uninterrupted
 
 
 def find_plugin(group: str, name: str) -> EntryPoint | None:
-    """Return the entry point of ``featurestore.<group>`` with this name, or None."""
-    if name not in _installed(group):
-        _installed.cache_clear()  # it may have been installed since
-    return _installed(group).get(name)
+    """Return the entry point with a name in the group ``featurestore.<group>``, or None."""
+    if name not in _installed_entry_points(group):
+        _installed_entry_points.cache_clear()  # it may have been installed since
+    return _installed_entry_points(group).get(name)
 
 
 def load_plugin(entry_point: EntryPoint) -> Any:
-    """Load an entry point; signals are deferred during its imports."""
+    """Load an entry point, deferring signals during its imports."""
     with uninterrupted():
         return entry_point.load()
 
 
 def plugin_names(group: str) -> list[str]:
-    """Return the names of a group's entry points, sorted."""
-    return sorted(_installed(group))
+    """Return the sorted names of the entry points in a group."""
+    return sorted(_installed_entry_points(group))
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
-    """Return entry points by name; cached, since scanning all packages takes 0.1 seconds."""
+def _installed_entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return entry points by name; the result is cached, since a scan takes 0.1 seconds."""
     return {
         entry_point.name: entry_point for entry_point in entry_points(group=f"featurestore.{group}")
     }

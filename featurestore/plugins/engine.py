@@ -1,6 +1,6 @@
-"""The interface of engines: relations in, relations out, Delta tables below.
+"""The engine interface: computation on relations, and writes to Delta tables.
 
-Engines are entry points of the group ``featurestore.engines``, the built-in ones included.
+Engines, including the built-in engines, are entry points of the group ``featurestore.engines``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 
-# Properties of every new table. Only the store's own maintenance removes versions, so Delta must
-# expire neither log entries nor data files.
+# Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must not
+# expire log entries or data files.
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "10",
     "delta.deletedFileRetentionDuration": "interval 3650 days",
@@ -40,23 +40,22 @@ TABLE_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Relation:
-    """A lazy table that an engine owns.
+    """A lazy table of an engine.
 
-    It describes rows and computes them on demand. Nothing is cached between two reads: each of
-    ``stream``, ``count``, ``write`` and similar calls computes the rows again, so a caller that
-    needs them twice stages them first (``Engine.stage``). Relations are immutable; engine methods
-    that take a relation return a new one. A relation is valid until its engine is closed or the
-    relation that it derives from is released. It belongs to one process (not picklable) and to one
-    engine.
+    The rows are computed on demand and not cached: each call of ``stream``, ``count``, ``write`` and
+    similar methods computes them again. To read rows more than once, stage them first
+    (``Engine.stage``). Relations are immutable; engine methods return new relations. A relation is
+    valid until its engine is closed or a relation from which it is derived is released. It belongs
+    to one engine in one process and cannot be pickled.
 
     Attributes:
-        engine: The name of the engine that owns the relation.
-        native: The engine's own frame (DuckDBPyRelation, Spark DataFrame).
-        schema: The feature types that ``stream`` yields; they may be richer than the native ones
-            (unsigned integers, fixed-size lists).
-        single_use: Whether the relation reads a stream. Such a relation and all relations derived
-            from it can be read once in total; the result of a second read is undefined, so callers
-            stage it before they read it twice.
+        engine: The name of the engine.
+        native: The engine's native frame (DuckDBPyRelation, Spark DataFrame).
+        schema: The feature types that ``stream`` yields. Native types may be less specific (for
+            unsigned integers and fixed-size lists).
+        single_use: Whether the relation reads a stream. The relation and all derived relations can
+            then be read only once in total; the result of a second read is undefined, so callers
+            must stage the rows first.
     """
 
     engine: str
@@ -66,38 +65,38 @@ class Relation:
 
 
 class Accumulator(Protocol[State, Result_co]):
-    """A mergeable aggregate over record batches, run by ``Engine.aggregate`` where the rows are.
+    """A mergeable aggregate over record batches, for ``Engine.aggregate``.
 
-    The engine creates one state with ``start`` for each partition or thread, passes every batch of
-    that partition to ``update``, combines the states with ``merge`` in partition order, and calls
-    ``finish`` once, in the calling process, on the merged state. Methods may modify the states that
-    they receive in place; the engine does not use them afterwards. Batches may be empty and have
-    any number of rows; the engine keeps no reference to them. Accumulators and states are
-    picklable. An exception from a method ends the aggregation and propagates to the caller.
+    The engine creates a state with ``start`` for each partition or thread, calls ``update`` with
+    each batch of the partition, and combines the states with ``merge`` in partition order. It calls
+    ``finish`` once, in the calling process, with the merged state. Methods may modify their state
+    arguments in place; the engine does not use them afterwards. Batches may be empty and have any
+    number of rows; the engine retains no reference to them. Accumulators and states must be
+    picklable. An exception in a method ends the aggregation and is propagated to the caller.
     """
 
     @property
     def threads(self) -> int:
-        """The number of states that one process may update concurrently.
+        """The number of states that a process may update concurrently.
 
-        Return more than 1 only if ``update`` releases the GIL.
+        This should be more than 1 only if ``update`` releases the GIL.
         """
         return 1
 
     def start(self) -> State:
-        """Return the state of no rows."""
+        """Return the initial state, which contains no rows."""
         ...
 
     def update(self, state: State, batch: pa.RecordBatch) -> State:
-        """Return the state with the rows of ``batch`` added."""
+        """Add the rows of ``batch`` and return the new state."""
         ...
 
     def merge(self, left: State, right: State) -> State:
-        """Return the combined state."""
+        """Return the merged state."""
         ...
 
     def finish(self, state: State) -> Result_co:
-        """Return the aggregate of all rows from the merged state."""
+        """Return the result for the merged state of all rows."""
         ...
 
 
@@ -105,7 +104,7 @@ class Accumulator(Protocol[State, Result_co]):
 class TimeRange:
     """A range of an event-time column.
 
-    ``[start, end)``, or ``(start, end]`` when ``closed`` is "right".
+    The range is ``[start, end)``, or ``(start, end]`` if ``closed`` is "right".
     """
 
     column: str
@@ -116,20 +115,20 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class TableWrite:
-    """One write into a Delta table.
+    """A write to a Delta table.
 
     Attributes:
-        mode: What happens to the existing rows.
+        mode: How existing rows are treated.
         key: The merge columns of an upsert.
-        replace: The range that mode "replace" empties in the same commit.
-        add_columns: New nullable columns, as feature types.
-        commit_metadata: A JSON object stored in the commit's info (run, inputs, validation, unique).
-        transaction: (application, number). The write is a no-op if the number is not above the last
-            one committed for that application.
-        offsets: For modes "append" and "upsert": {application: (current number, next number)}, all
-            advanced in the commit of the rows. Before the first commit, the current number is missing (None).
-            ``StreamOvertaken`` is raised if an application has another number by then.
-        deletes: More keys (columns ``key``) whose rows an upsert removes. They are disjoint from
+        replace: The time range that is deleted in the same commit, for mode "replace".
+        add_columns: New nullable columns with feature types.
+        commit_metadata: A JSON object that is stored in the commit (run, inputs, validation, unique).
+        transaction: The application and transaction number. The write is a no-op if the number does
+            not exceed the last committed number of the application.
+        offsets: For modes "append" and "upsert": {application: (current number, next number)}. All
+            numbers are advanced in the same commit. The current number is None before the first
+            commit. ``StreamOvertaken`` is raised if the current number of an application differs.
+        deletes: Additional keys (columns ``key``) that an upsert deletes; they must not overlap with
             the keys of the written rows.
     """
 
@@ -144,47 +143,47 @@ class TableWrite:
 
 
 class Engine(Protocol):
-    """The operations that the store needs from an engine.
+    """The engine operations that the store requires.
 
-    Every implementation passes ``featurestore.testing.EngineConformance``.
+    Every implementation must pass ``featurestore.testing.EngineConformance``.
 
-    **Laziness.** Methods that return a ``Relation`` compute no rows, except ``stage``, which writes
-    them, and ``from_arrow`` where the rows must be shipped. Errors that need no rows are raised
-    immediately: unknown columns and tables, SQL that does not parse. Errors in the rows are raised
+    **Laziness.** Methods that return a ``Relation`` do not compute rows, except for ``stage``, which
+    writes them, and ``from_arrow`` if rows must be sent to executors. Errors that do not depend on
+    rows (unknown columns and tables, invalid SQL) are raised immediately. Errors in rows are raised
     when the rows are computed.
 
-    **Location of rows.** Rows enter this process only through ``stream``, and as the few examples
-    of ``duplicates``. Functions and accumulators passed to ``map_batches``, ``aggregate`` and
-    ``write_shards`` run where the rows are (on Spark in the executors). They and their results are
-    picklable, and they may be called more than once for the same rows when a task is retried; only
-    the results of one call count. Batches have any number of rows, also zero. An exception from
-    such a function propagates to the caller unchanged or as an ``EngineError`` that quotes it.
+    **Location of rows.** Rows enter the calling process only through ``stream``, and as examples of
+    ``duplicates``. Functions and accumulators passed to ``map_batches``, ``aggregate`` and
+    ``write_shards`` run where the rows are stored (on Spark, in the executors). They and their
+    results must be picklable. If a task is retried, they may be called repeatedly for the same rows;
+    only the results of one call are used. Batches may have any number of rows, including zero. An
+    exception in a function is propagated to the caller, unchanged or quoted by an ``EngineError``.
 
-    **SQL** is in the engine's own ``dialect``: ``featurestore.usersql`` has parsed and transpiled
-    the user's query. User text arrives only through ``user_sql``, or as a predicate that was
-    checked there.
+    **SQL** uses the engine's ``dialect``. User queries are parsed and transpiled by
+    ``featurestore.usersql`` before. User text is passed only to ``user_sql``, or as a checked
+    predicate.
 
-    **Threads.** All methods are thread-safe; each stream is read by one thread. Engines are not
-    picklable: executors receive functions, not the engine.
+    **Threads.** All methods are thread-safe; a stream is read by one thread. Engines cannot be
+    pickled: executors receive functions, not the engine.
 
-    **Tables** are Delta tables of reader version 1 and writer version 2, below a path that the
-    caller derived. Several engines, threads and processes may write one table. A commit is atomic,
-    conflicts are resolved by reading the table again, and once a commit is visible nothing in it is
-    removed and the call does not fail (``PublicationWarning`` names the remaining work). An
-    interrupted or failed write leaves the table unchanged; ``vacuum`` removes its orphan files.
+    **Tables** are Delta tables of reader version 1 and writer version 2, at a path that the caller
+    determines. Several engines, threads and processes may write to the same table. Commits are
+    atomic, and conflicts are resolved by reading the table again. After a commit is visible, it is
+    not undone and the call does not fail (``PublicationWarning`` describes the remaining work). A
+    failed or interrupted write does not change the table; ``vacuum`` removes its orphan files.
     Versions are immutable: ``read_table`` returns the same rows for a version as long as its files
     exist.
 
-    **Files.** The engine owns the files of tables. The caller owns the files of ``stage`` and
-    removes the directory when no relation needs it any more. Files passed to ``read_files`` are
-    only read. ``release`` and ``close`` remove the engine's temporary files (spilled rows, rows
-    shipped to executors).
+    **Files.** The engine owns the files of tables. The caller owns the files written by ``stage``,
+    and removes the directory when no relation requires it. Files passed to ``read_files`` are not
+    modified. ``release`` and ``close`` remove temporary files of the engine (spilled rows, rows sent
+    to executors).
 
-    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for columns
-    and types that do not fit, ``WriteConflict`` when retries against concurrent writers are
+    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for incompatible
+    columns or types, ``WriteConflict`` if retries after conflicts with concurrent writers are
     exhausted, ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for unreadable tables,
-    ``StorageError`` for the file system, ``EngineError`` for all other failures. Exceptions of the
-    underlying libraries are wrapped.
+    ``StorageError`` for file system errors, ``EngineError`` for all other failures. Exceptions of
+    the underlying libraries are wrapped.
     """
 
     @property
@@ -194,35 +193,35 @@ class Engine(Protocol):
 
     @property
     def dialect(self) -> str:
-        """The sqlglot dialect of SQL that this engine accepts."""
+        """The sqlglot name of the SQL dialect that the engine accepts."""
         ...
 
     @property
     def is_distributed(self) -> bool:
-        """Whether other machines read the rows, so that files must be in the store's location."""
+        """Whether other machines read rows, so that all files must be in the store's location."""
         ...
 
     def session_settings(self, location: str) -> Mapping[str, str]:
-        """Return the settings that a user-built session needs for a store at a location.
+        """Return the settings that a user's session needs for a store at a location.
 
-        Starts nothing. Empty if the engine has no sessions.
+        No session is started. The result is empty if the engine has no sessions.
         """
         ...
 
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:
-        """Return a relation over the engine's native frame, or None when ``frame`` is not one."""
+        """Return a relation for a native frame of the engine, or None for other objects."""
         ...
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
-        """Return a relation over an Arrow stream (on Spark: shipped to the executors)."""
+        """Return a relation for an Arrow stream; on Spark, the rows are sent to the executors."""
         ...
 
     def release(self, relation: Relation) -> None:
-        """Remove the temporary rows that ``from_arrow`` stored for a relation.
+        """Remove temporary rows that ``from_arrow`` has stored for a relation.
 
-        Neither the relation nor relations derived from it may be read afterwards.
+        The relation and all relations derived from it must not be read afterwards.
         """
         ...
 
@@ -234,9 +233,9 @@ class Engine(Protocol):
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
     ) -> Relation:
-        """Return the rows of a table at a Delta version (None: the latest).
+        """Return the rows of a table at a Delta version, by default the latest.
 
-        ``schema`` restores feature types, ``columns`` selects columns.
+        ``schema`` has the feature types to restore; ``columns`` selects columns.
         """
         ...
 
@@ -245,15 +244,15 @@ class Engine(Protocol):
         ...
 
     def select(self, relation: Relation, columns: Mapping[str, str]) -> Relation:
-        """Return columns renamed: ``{name in the result: name in the relation}``, in that order."""
+        """Select and rename columns: ``{result name: column name}``, in this order."""
         ...
 
     def filter(self, relation: Relation, predicate: str) -> Relation:
-        """Return the rows for which an SQL predicate (this engine's dialect) is true."""
+        """Return the rows that match an SQL predicate in the engine's dialect."""
         ...
 
     def within(self, relation: Relation, window: TimeRange) -> Relation:
-        """Return the rows whose time is in a range."""
+        """Return the rows in a time range."""
         ...
 
     def sql(
@@ -261,18 +260,18 @@ class Engine(Protocol):
     ) -> Relation:
         """Return the result of an internal query over named relations.
 
-        The query is in this engine's dialect, with ``$name`` parameters. It must not contain user
-        text.
+        The query is in the engine's dialect, with parameters like ``$name``. It must not contain
+        user text.
         """
         ...
 
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        """Return the result of a user's query, as ``sql``.
+        """Return the result of a user's query; the arguments are those of ``sql``.
 
-        The query can read ``tables`` and nothing else. ``featurestore.usersql.query`` has checked
-        it; the engine enforces the limit again at run time.
+        The query must read only ``tables``. ``featurestore.usersql.query`` checks this before the
+        call, and the engine enforces it again at run time.
         """
         ...
 
@@ -283,7 +282,7 @@ class Engine(Protocol):
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema
     ) -> Relation:
-        """Return the relation with ``function`` applied to each record batch."""
+        """Apply ``function`` to each record batch."""
         ...
 
     def aggregate(self, relation: Relation, accumulator: Accumulator[State, Result]) -> Result:
@@ -293,26 +292,26 @@ class Engine(Protocol):
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Return the number of keys without nulls that occur more than once, and examples.
+        """Return the number of keys that occur more than once, and examples.
 
-        Each example has the key's columns and its count in ``n``.
+        Keys with nulls are ignored. Each example has the key columns, and the row count in ``n``.
         """
         ...
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
-        """Return the last row of each key, in the order of the relation (on Spark: partition order)."""
+        """Return the last row of each key in the relation's row order (on Spark: partition order)."""
         ...
 
     def stream(
         self, relation: Relation, *, batch_rows: int = 65_536, limit: int | None = None
     ) -> pa.RecordBatchReader:
-        """Stream the rows into this process as record batches of feature types."""
+        """Stream the rows to the calling process as record batches with feature types."""
         ...
 
     def stage(self, relation: Relation, directory: str) -> Relation:
-        """Write the rows as Parquet into ``directory`` and return a relation over the files.
+        """Write the rows to Parquet files in ``directory``, and return a relation for the files.
 
-        Row order is lost, so order-dependent operations (``last_per_key``) must come first.
+        The row order is lost, so operations that depend on it (``last_per_key``) must come first.
         """
         ...
 
@@ -335,9 +334,10 @@ class Engine(Protocol):
         ...
 
     def write(self, path: str, relation: Relation, write: TableWrite) -> int | None:
-        """Write one commit and return its Delta version; None if its transaction is committed.
+        """Write one commit and return its Delta version.
 
-        Conflicts with other writers are retried.
+        Return None if the transaction is already committed. Conflicts with other writers are
+        retried.
 
         Raises:
             WriteConflict: The retries are exhausted.
@@ -349,7 +349,7 @@ class Engine(Protocol):
     ) -> int | None:
         """Delete the rows that match a predicate.
 
-        Return the Delta version, or None if no row matched.
+        Return the new Delta version, or None if no row matches.
         """
         ...
 
@@ -358,19 +358,22 @@ class Engine(Protocol):
         ...
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
-        """Give decimals of a table more digits, so that they hold those of ``columns``, too.
+        """Widen decimal columns of a table, so that they can represent the types in ``columns``.
 
-        One commit writes all files again and changes no row; versions before it keep their types.
-        Writers at the same time land their rows in the new types. Return the Delta version, None
-        when the table is as wide already; ``SchemaMismatch`` when 38 digits do not hold both.
+        All files are rewritten in one commit that changes no rows. Earlier versions retain their
+        types. Concurrent writers commit their rows with the new types. Return the new Delta version,
+        or None if the table is already wide enough.
+
+        Raises:
+            SchemaMismatch: More than 38 digits would be required.
         """
         ...
 
     def compact(self, path: str, *, below: int | None = None) -> int | None:
-        """Rewrite small files into large ones.
+        """Rewrite small files into larger ones.
 
-        Files of fewer than ``below`` bytes are small; None uses the engine's default. Return the
-        Delta version, or None if no file was rewritten.
+        Files with fewer than ``below`` bytes are small; None uses the engine's default. Return the
+        new Delta version, or None if no file was rewritten.
         """
         ...
 
@@ -381,7 +384,7 @@ class Engine(Protocol):
     # -- queries ------------------------------------------------------------------------
 
     def retrieve(self, plan: FeaturePlan, *, labels: Relation | None = None) -> Relation:
-        """Return the rows of a feature plan."""
+        """Return the rows of a feature retrieval plan."""
         ...
 
     def write_shards(
@@ -395,21 +398,21 @@ class Engine(Protocol):
         row_count: int | None = None,
         write: ShardFunction[Result],
     ) -> list[Result]:
-        """Call ``write(shard number, batches)`` for each shard, where its rows are.
+        """Call ``write(shard number, batches)`` for each shard, in the processes that have the rows.
 
         Args:
             relation: The rows of all shards.
-            shard: An int32 column with the shard number of each row. Shards without rows get no
-                call.
+            shard: An int32 column with the shard number of each row. The function is not called for
+                shards without rows.
             shard_count: The exclusive upper bound of shard numbers.
-            order: Columns by which the rows of a shard are sorted, ascending. The batches include
-                them.
+            order: The columns by which rows of a shard are sorted, ascending. The batches include
+                these columns.
             shard_ascends: Whether sorting all rows by ``order`` also sorts them by shard.
             row_count: The approximate number of rows, if known.
-            write: The function; it may run in executors.
+            write: The function; it may be called in executors.
 
         Returns:
-            The results, by shard number.
+            The results, ordered by shard number.
         """
         ...
 
@@ -420,57 +423,57 @@ class Engine(Protocol):
         ...
 
     def explain(self, relation: Relation) -> str:
-        """Return the engine's physical plan as text.
+        """Return the engine's physical plan as a string.
 
-        Tests check it for pushed-down filters and columns.
+        Tests use it to check that filters and column selections are pushed down.
         """
         ...
 
     def interrupt(self, thread: int) -> None:
-        """Cancel the computation of another thread (``threading.get_ident``).
+        """Cancel the computation of another thread, identified by ``threading.get_ident``.
 
-        A no-op if the thread computes nothing, or if the engine cannot cancel: on Spark a job of
-        another session may run in the same context.
+        This is a no-op if the thread is not computing, or if the engine cannot cancel computations:
+        on Spark, the same context may run jobs of another session.
         """
         ...
 
     def close(self) -> None:
-        """Release connections and sessions that this engine opened. May be called twice."""
+        """Close all connections and sessions that the engine opened; may be called repeatedly."""
         ...
 
 
 @runtime_checkable
 class HoldsRows(Protocol):
-    """An optional capability of engines whose rows are in this process."""
+    """An optional capability of engines that run in the calling process."""
 
     def hold(self, relation: Relation) -> Relation:
         """Buffer the rows in memory for repeated reads, if they fit.
 
-        If they do not fit, return a single-use relation of the same rows, which replaces the
-        argument.
+        If they do not fit, return a single-use relation with the same rows; the argument must not be
+        used any more.
         """
         ...
 
 
 @runtime_checkable
 class AggregatesWhileStaging(Protocol):
-    """An optional capability of engines that can aggregate rows while they stage them."""
+    """An optional capability of engines: aggregation of rows while they are staged."""
 
     def stage_and_aggregate(
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
-        """Stage rows as ``stage`` does and return the accumulator's result.
+        """Stage rows like ``stage``, and return the result of the accumulator.
 
-        Returns None if the accumulator needs a second pass over the rows.
+        The result is None if the accumulator requires a second pass over the rows.
         """
         ...
 
 
 def find_engine(name: str, *, durability: str = "full") -> Engine:
-    """Create an engine from the name of its entry point.
+    """Create an engine by its entry point name.
 
     Raises:
-        InvalidArgument: No such engine is installed.
+        InvalidArgument: No engine with this name is installed.
     """
     entry_point = find_plugin("engines", name)
     if entry_point is None:

@@ -1,6 +1,6 @@
-"""The interface of file formats of training datasets: write a shard, read rows [a, b) of a shard.
+"""The interface of training dataset formats: writing shards, and reading row ranges of a shard.
 
-Formats are entry points of the group ``featurestore.formats``, the built-in ones included.
+Formats, including the built-in formats, are entry points of the group ``featurestore.formats``.
 """
 
 from __future__ import annotations
@@ -27,21 +27,23 @@ Layout = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """Counts and extremes of a column over all splits, as input of a layout.
+    """Counts and extremes of a column over all splits, from which a format derives its layout.
 
     Attributes:
-        name: The column.
-        rows: Number of rows.
-        nulls: Number of null rows.
-        minimum: Of integers, dates (days) and timestamps (microseconds), else None. For lists:
-            of the items, if they were counted.
-        maximum: As ``minimum``.
-        longest: Maximum length: bytes of strings and binaries, items of lists, else 0.
-        total_length: Sum of the lengths.
-        inner_nulls: Number of null items of lists.
-        longest_item: For lists of strings and binaries: bytes of the longest item.
-        longest_bytes: For lists of strings and binaries: maximum bytes of all items of a row.
-        declared: Whether the caller bounded the length and requires one width for all records.
+        name: The column name.
+        rows: The number of rows.
+        nulls: The number of null rows.
+        minimum: The minimum of integers, dates (in days), timestamps (in microseconds), or items of
+            lists if they were counted; None for other types.
+        maximum: The maximum, defined like ``minimum``.
+        longest: The maximum length: bytes for strings and binaries, items for lists, else 0.
+        total_length: The sum of all lengths.
+        inner_nulls: The number of null items in lists.
+        longest_item: The bytes of the longest item, for lists of strings and binaries.
+        longest_bytes: The maximum total bytes of all items in a row, for lists of strings and
+            binaries.
+        declared: Whether the caller declared a maximum length, so that all records have the same
+            width.
     """
 
     name: str
@@ -59,9 +61,9 @@ class ColumnProfile:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """One file that a format wrote: path relative to the dataset's directory, size and SHA-256.
+    """A file that a format wrote: path relative to the dataset directory, size and SHA-256 digest.
 
-    ``prefixes`` are truncated SHA-256 digests of its first 1, 2, ... MiB, from ``ShardFile``.
+    ``prefixes`` has truncated SHA-256 digests of the first 1, 2, ... MiB, computed by ``ShardFile``.
     """
 
     path: str
@@ -72,7 +74,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """One written shard; ``sidecars`` are accompanying files, such as an offset index."""
+    """A written shard; ``sidecars`` are additional files, such as an offset index."""
 
     file: WrittenFile
     rows: int
@@ -81,7 +83,7 @@ class WrittenShard:
 
 @dataclass(frozen=True)
 class ShardProblem:
-    """A defect of a shard, with its byte offset or row if known."""
+    """A defect in a shard, with its byte offset or row if known."""
 
     path: str
     message: str
@@ -94,11 +96,11 @@ class ColumnEncoding:
     """The representation of a column in a format.
 
     Attributes:
-        tf_type: "int64", "float32" or "bytes"; formats that are not parsed as Example also use
-            "float64" and "struct".
-        shape: () for scalars, (n,) or (n, m) for fixed sizes, None for ragged lists.
+        tf_type: "int64", "float32" or "bytes"; formats that TensorFlow does not parse as Example
+            also use "float64" and "struct".
+        shape: () for scalars, (n,) or (n, m) for fixed-size lists, None for ragged lists.
         null: The representation of nulls.
-        loss: The loss of precision, for example "float64 to float32"; None if lossless.
+        loss: The loss of precision, for example "float64 to float32"; None if there is none.
     """
 
     tf_type: str
@@ -108,17 +110,20 @@ class ColumnEncoding:
 
 
 class ShardReader(Protocol):
-    """An open shard, used by one thread at a time and closed by its opener; not picklable."""
+    """An open shard. Only one thread at a time may use it, and it cannot be pickled.
+
+    The caller that opened the shard closes it.
+    """
 
     @property
     def rows(self) -> int:
-        """Number of rows in the file."""
+        """The number of rows in the shard."""
         ...
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
-        """Return rows ``[start, stop)`` of the shard as feature types of the manifest's schema.
+        """Return the rows ``[start, stop)`` of the shard with the feature types in the manifest.
 
-        The batch stays valid after the shard is closed. The cost does not grow with ``start``, and
+        The batch remains valid after the shard is closed. The cost must not depend on ``start``, and
         only the requested columns are decoded.
 
         Raises:
@@ -127,13 +132,13 @@ class ShardReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the file."""
+        """Close the file."""
         ...
 
 
 @dataclass(frozen=True)
 class Plane:
-    """One row of an output array: the values of a column, or its validity (``presence``)."""
+    """One row of an output array: the values of a column, or its validity mask (``presence``)."""
 
     column: str
     presence: bool = False
@@ -142,7 +147,7 @@ class Plane:
 class PlaneReader(Protocol):
     """A function that decodes columns of records into rows of arrays.
 
-    Thread-safe as long as each thread passes its own arrays.
+    It is thread-safe if each thread passes its own arrays.
     """
 
     def __call__(
@@ -150,7 +155,7 @@ class PlaneReader(Protocol):
     ) -> None:
         """Decode records of shape (n, record_bytes) into ``array[row, start:start + n]``.
 
-        ``arrays`` has one contiguous array for each group.
+        ``arrays`` contains one contiguous array for each group of planes.
         """
         ...
 
@@ -158,13 +163,13 @@ class PlaneReader(Protocol):
 class RecordAccess(Protocol):
     """Random access to fixed-width records, the fastest way to read a shard.
 
-    Stateless and thread-safe: memory maps and returned arrays belong to the caller. Records may be
-    passed in any order and number, also none.
+    It is stateless and thread-safe: memory maps and returned arrays belong to the caller. Any number
+    of records may be passed in any order, including none.
     """
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one record, framing included."""
+        """The size of a record in bytes, including framing."""
         ...
 
     def records(self, path: str) -> npt.NDArray[Any]:
@@ -176,44 +181,44 @@ class RecordAccess(Protocol):
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Return ``{column: (values, present)}`` for records of shape (n, record_bytes).
 
-        Values have the shape (n, *shape of the column). Booleans, integers and floats have the
-        feature's own numpy type; dates are int64 days and timestamps int64 microseconds since 1970
-        in UTC; strings, binaries and decimals (their text) are object arrays of bytes. Nulls are
-        zeros or empty bytes. Lists of varying length are the rows of ``arrow.batches.create_item_rows``, nulls of
-        length 0. Without nulls, ``present`` is not set (None).
+        Values have the shape (n, *column shape). Booleans, integers and floats have the numpy type of
+        the feature. Dates are int64 days and timestamps int64 microseconds since 1970 in UTC.
+        Strings, binaries and decimals (formatted) are object arrays of bytes. Nulls are zeros or
+        empty bytes. Lists of varying length are encoded as ``arrow.batches.create_item_rows``, with length
+        0 for nulls. ``present`` is None if there are no nulls.
         """
         ...
 
     def present(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
-        """Return the validity mask of a column, None for columns without nulls."""
+        """Return the validity mask of a column, or None for columns without nulls."""
         ...
 
     def padded_texts(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
         """Return scalar strings, binaries or decimals as a numpy array of dtype ``S``.
 
-        Nulls are empty. None if a value ends with a zero byte, which numpy would drop.
+        Nulls are empty. Return None if a value ends with a zero byte, which numpy would drop.
         """
         ...
 
     def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[Any] | None:
-        """Return strings or binaries of one length as a view of records, uint8 of (n, length).
+        """Return strings or binaries of equal length as a uint8 view of shape (n, length).
 
-        Nulls have undefined bytes. None if lengths differ.
+        The bytes of nulls are undefined. Return None if the lengths differ.
         """
         ...
 
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
         """Return a function that decodes numeric scalar columns into arrays.
 
-        A group describes the rows of one array: columns of one numpy type (that of ``decode``), or
-        validity in arrays of booleans. Rows of None are not written.
+        A group describes the rows of one array: columns with the same numpy type (as in ``decode``),
+        or validity masks in boolean arrays. Rows for which the group has None are not written.
         """
         ...
 
 
 @runtime_checkable
 class NativeReading(Protocol):
-    """An optional capability of formats: the library's own reader of one worker's rows."""
+    """An optional capability of formats: the native reader of a library, for one worker."""
 
     def native_reader(
         self,
@@ -225,57 +230,61 @@ class NativeReading(Protocol):
         workers: int,
         **options: Any,
     ) -> Any:
-        """Return the library's own reader; ``options`` are passed to the library."""
+        """Return the native reader for a worker's rows; ``options`` are passed to the library."""
         ...
 
 
 @runtime_checkable
 class NarrowProfile(Protocol):
-    """An optional capability of formats whose layout depends on the values of some columns only."""
+    """An optional capability of formats whose layout depends on only some columns."""
 
     def columns_to_profile(self, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns to profile; the ``ColumnProfile`` of others has only the row count."""
+        """Return the columns to profile; profiles of other columns have only the row count."""
         ...
 
 
 @runtime_checkable
 class ShardFitting(Protocol):
-    """An optional capability of formats whose layout depends on the rows of a shard."""
+    """An optional capability of formats whose layout depends on the number of rows in a shard."""
 
     def fitted(self, layout: Layout, *, rows: int, shards: int) -> Layout:
-        """Return the layout for a dataset whose largest split has these rows in these shards."""
+        """Return the layout for a dataset whose largest split has ``rows`` rows in ``shards`` shards."""
         ...
 
 
 class DatasetFormat(Protocol):
-    """A file format. Every implementation passes ``featurestore.testing.FormatConformance``.
+    """A file format of training datasets.
+
+    Every implementation must pass ``featurestore.testing.FormatConformance``.
 
     **State.** A format is stateless, picklable and thread-safe; executors and workers create it
-    from its name. It needs no store, registry or engine.
+    from its name. It does not use the store, registry or engine.
 
-    **Order of calls.** ``check`` and ``layout`` once in the process that exports a dataset;
-    ``write_shard`` once for each shard, on any machine and in any order, and again if a task is
-    retried; ``finish`` once after all shards; then the manifest, which contains the layout. All
-    other calls depend only on path, layout or manifest. A format reads files of its older releases.
+    **Order of calls.** ``check`` and ``layout`` are called once in the process that exports a
+    dataset. ``write_shard`` is called once for each shard, on any machine and in any order, and
+    again if a task is retried. ``finish`` is called once after all shards are written. Then the
+    manifest, which contains the layout, is written. All other calls depend only on path, layout or
+    manifest. A format must be able to read files of its older releases.
 
-    **Layouts** are JSON objects that determine the bytes: the same rows with the same layout give
-    the same bytes, independent of batch boundaries and machine.
+    **Layouts** are JSON objects that determine the bytes: the same rows with the same layout result
+    in the same bytes, independent of batch boundaries and machine.
 
-    **Values.** Every feature type is read back unchanged, with its nulls; or ``encodings`` names
-    the loss; or ``check`` rejects it. The memory under a null does not affect the bytes.
+    **Values.** Each feature type is either read back unchanged, including nulls, or ``encodings``
+    describes the loss, or ``check`` rejects the type. Memory contents of null values must not affect
+    the bytes.
 
-    **Files.** A shard and its sidecars are published atomically (``storage.shards.ShardFile``):
-    a failed or killed call leaves at most a temporary file. Paths are relative to ``directory`` and
-    chosen by the caller. A format writes no other file, removes nothing, and reads only files whose
-    path it receives.
+    **Files.** A shard and its sidecars are published atomically (``storage.shards.ShardFile``): a
+    failed or killed call leaves at most a temporary file. The caller chooses the paths, which are
+    relative to ``directory``. A format writes no other files, removes no files, and reads only files
+    whose paths are passed to it.
 
     **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before
-    the first byte is written; ``UnsupportedType`` from ``write_shard`` for values that no layout
-    supports; ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
-    ``StorageError`` for the file system.
+    any data is written; ``UnsupportedType`` from ``write_shard`` for values that no layout supports;
+    ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
+    ``StorageError`` for file system errors.
 
     Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
-    ``ShardFitting`` and ``records.DescribesRecords``.
+    ``ShardFitting`` and ``plugins.native.DescribesRecords``.
     """
 
     @property
@@ -285,14 +294,14 @@ class DatasetFormat(Protocol):
 
     @property
     def extension(self) -> str:
-        """The ending of shard files without a dot, or empty.
+        """The file extension of shards without the dot, or an empty string.
 
-        ``<split>/<format>-00000-of-00008[.<extension>]``.
+        The file names are ``<split>/<format>-00000-of-00008[.<extension>]``.
         """
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        """Raise UnsupportedType (naming all such columns) or InvalidArgument."""
+        """Raise UnsupportedType, listing all unsupported columns, or InvalidArgument."""
         ...
 
     def layout(
@@ -311,21 +320,21 @@ class DatasetFormat(Protocol):
         ...
 
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
-        """Return the expected bytes of one row, to choose the number of shards."""
+        """Return the expected bytes per row, from which the number of shards is derived."""
         ...
 
     def write_shard(
         self, directory: str, path: str, batches: Iterator[pa.RecordBatch], *, layout: Layout
     ) -> WrittenShard:
-        """Write one shard at ``directory/path`` atomically (temporary file, fsync, rename).
+        """Write a shard to ``directory/path`` atomically (temporary file, fsync, rename).
 
-        ``batches`` is consumed once; it may be empty or yield empty batches. If it raises, the
-        exception propagates and no shard is published.
+        ``batches`` is consumed once; it may be empty or yield empty batches. If it raises an
+        exception, the exception is propagated and no shard is published.
         """
         ...
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Write files that describe the dataset (metadata, schema), before the manifest."""
+        """Write files that describe the dataset (metadata, schema), before the manifest is written."""
         ...
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
@@ -333,7 +342,7 @@ class DatasetFormat(Protocol):
         ...
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return random access to records, or None if the layout does not support it."""
+        """Return an object for random access to records, or None if the layout has no such access."""
         ...
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
@@ -349,15 +358,15 @@ class DatasetFormat(Protocol):
         ...
 
     def refuse_reading(self, layout: Layout) -> str | None:
-        """Return the reason why rows cannot be read at random (GZIP), or None."""
+        """Return the reason why random access to rows is impossible (GZIP), or None."""
         ...
 
 
 def find_format(name: str) -> DatasetFormat:
-    """Create a format from the name of its entry point.
+    """Create a format by its entry point name.
 
     Raises:
-        InvalidArgument: No such format is installed.
+        InvalidArgument: No format with this name is installed.
     """
     entry_point = find_plugin("formats", name)
     if entry_point is None and isinstance(name, str):

@@ -1,6 +1,6 @@
-"""The interface of launchers, which start, poll and stop the workers of a run.
+"""The launcher interface: starting, polling and stopping the workers of a run.
 
-Launchers are entry points of the group ``featurestore.launchers``, the built-in ones included
+Launchers are entry points of the group ``featurestore.launchers``, including the built-in launchers
 (local processes, Spark barrier mode).
 """
 
@@ -14,13 +14,13 @@ from typing import Any, Protocol, runtime_checkable
 from featurestore.errors import LauncherNotFound, did_you_mean, listing
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
-# The module that a worker process runs; it reads the task and the function from standard input.
+# The module that worker processes run; it reads the task and the function from standard input.
 WORKER_MODULE = "featurestore.experiments.worker"
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The settings and the output paths of one worker.
+    """The settings and output paths of one worker.
 
     ``settings`` is a JSON object; the launcher adds ``cluster`` (worker addresses by role) if
     ``Gang.needs_addresses``.
@@ -46,9 +46,9 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class Gang:
-    """Workers that start together or not at all.
+    """A group of workers that are started together or not at all.
 
-    ``function`` is the pickled training function; only workers' processes load it.
+    ``function`` is the pickled training function, which only worker processes unpickle.
     """
 
     tasks: tuple[WorkerTask, ...]
@@ -57,40 +57,40 @@ class Gang:
 
 
 class RunningGang(Protocol):
-    """A started gang of workers.
+    """A running gang of workers.
 
-    ``poll`` never blocks. ``stop`` ends every worker with its child processes and returns after
-    they have exited; it may be called again.
+    ``poll`` never blocks. ``stop`` terminates all workers and their child processes, and returns
+    after they have exited; it may be called repeatedly.
     """
 
     def poll(self) -> list[int | None]:
-        """Return the exit status of each worker: negative for a signal, None while it runs."""
+        """Return the exit status of each worker: negative for a signal, None if it is running."""
         ...
 
     def stop(self) -> None:
-        """End all workers."""
+        """Terminate all workers."""
         ...
 
 
 @runtime_checkable
 class Launcher(Protocol):
-    """A way to start workers.
+    """A method of starting workers.
 
     Workers are new processes that run ``python -m`` ``WORKER_MODULE`` with
-    ``WorkerTask.standard_input`` as standard input; their output is appended to ``log``. They end
-    when the process that called ``start`` ends, also if it is killed. ``driver_host`` is the
-    address of this machine at which workers reach the process that called ``start``.
+    ``WorkerTask.standard_input`` as standard input; their output is appended to ``log``. Workers
+    end when the process that called ``start`` ends, even if it is killed. ``driver_host`` is the
+    address at which workers can connect to this process.
     """
 
     name: str
 
     @property
     def driver_host(self) -> str:
-        """The driver's address as seen by workers."""
+        """The address at which workers can connect to the driver."""
         ...
 
     def check(self, workers: int) -> None:
-        """Raise NotEnoughSlots if this number of workers cannot run at once now."""
+        """Raise NotEnoughSlots if this number of workers cannot run concurrently at the moment."""
         ...
 
     def start(self, gang: Gang) -> RunningGang:
@@ -99,10 +99,10 @@ class Launcher(Protocol):
 
 
 def find_launcher(name: str | Launcher) -> Launcher:
-    """Create a launcher from its name; an instance is returned unchanged.
+    """Create a launcher by its entry point name, or return an instance unchanged.
 
     Raises:
-        LauncherNotFound: No such launcher is installed.
+        LauncherNotFound: No launcher with this name is installed.
     """
     if not isinstance(name, str):
         return name

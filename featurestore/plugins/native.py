@@ -1,8 +1,8 @@
-"""Optional capabilities of engines: row hashes, and records encoded without a pass through Python.
+"""Optional capabilities of engines: row hashing, and native encoding of records.
 
-A format that implements ``DescribesRecords`` (a template with slots) lets an engine that implements
-``WritesRecords`` encode its records natively. Without either, the format's own ``write_shard`` runs
-and writes the same bytes.
+If a format implements ``DescribesRecords`` (a template with slots) and an engine implements
+``WritesRecords``, the engine encodes the records natively, without Python. Otherwise the format's
+``write_shard`` is used, which writes the same bytes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from featurestore.plugins.format import ColumnProfile, Layout, WrittenShard
 
 
 @runtime_checkable
-class HashesRows(Protocol):
-    """An engine that computes the hashes of ``featurestore.hashing`` where the rows are.
+class SupportsRowHashing(Protocol):
+    """An engine that can compute the row hashes of ``featurestore.hashing``.
 
-    Methods return None for types that the engine cannot hash; Arrow batches are hashed instead.
-    Hashes are mapped to signed integers in the order of the unsigned hashes. Only ``count_hashes``
+    Methods return None for types that the engine cannot hash; then the caller must hash Arrow
+    batches. Unsigned hashes are mapped to signed integers with the same order. Only ``count_hashes``
     and ``hashes_of_groups`` run a query.
     """
 
     def with_row_hash(
         self, relation: Relation, columns: Sequence[str], *, seed: int, name: str
     ) -> Relation | None:
-        """Return the rows with an additional int64 column, the row hash of ``columns``."""
+        """Add an int64 column with the row hash of ``columns``."""
         ...
 
     def with_range_number(
@@ -41,26 +41,29 @@ class HashesRows(Protocol):
         numbers: Sequence[int],
         name: str,
     ) -> Relation:
-        """Return the rows with an additional int32 column, the number of the value's range.
+        """Add an int32 column with the number of the range that contains the value of ``column``.
 
-        ``starts`` are the strictly ascending starts of the second and later ranges; ``numbers`` has
-        one more element than ``starts``.
+        ``starts`` has the strictly ascending starts of all ranges except the first; ``numbers`` has
+        the number of each range.
         """
         ...
 
     def count_hashes(
         self, relation: Relation, *, hashes: str, group: str, columns: Sequence[str]
     ) -> HashCounts | None:
-        """Return the counts of hashed rows by group, and profiles of columns over all groups."""
+        """Count hashed rows by group, and compute column profiles over all groups.
+
+        Return None if the engine cannot count them and the caller must count Arrow batches.
+        """
         ...
 
     def hashes_of_groups(
         self, relation: Relation, *, hashes: str, group: str, bits: int
     ) -> dict[int, tuple[Any, Any]]:
-        """Return {group: (distinct hashes in order, rows of each)} as int64 arrays.
+        """Return ``{group: (distinct hashes, row counts)}`` as int64 arrays, ordered by hash.
 
-        Only the leading ``bits`` of the hashes are kept; the others are 0. For few distinct hashes,
-        since they are collected in the calling process.
+        Only the leading ``bits`` of the hashes are returned; all other bits are 0. The number of
+        distinct hashes should be small, since they are collected in the calling process.
         """
         ...
 
@@ -70,10 +73,10 @@ class HashCounts:
     """Statistics of hashed rows by group.
 
     Attributes:
-        bits: Leading bits of the hash that select a bin.
-        histograms: Rows per bin, int64 arrays of ``2**bits`` in the order of the hashes.
-        hash_sums: Sum of the hashes modulo 2**64.
-        profiles: Column profiles over all groups.
+        bits: The number of leading hash bits that select a bin.
+        histograms: The row counts of the ``2**bits`` bins, as int64 arrays ordered by hash.
+        hash_sums: The sums of the hashes modulo 2**64.
+        profiles: The column profiles over all groups.
     """
 
     bits: int
@@ -84,31 +87,32 @@ class HashCounts:
 
 @runtime_checkable
 class DescribesRecords(Protocol):
-    """A format whose records can be described as a template with slots."""
+    """A format that can describe its records as a template with slots."""
 
     def record_plan(self, layout: Layout) -> RecordPlan | None:
-        """Return the encoding of records, or None if the layout cannot be described this way."""
+        """Return the plan for encoding records, or None if the layout has no such description."""
         ...
 
 
 @runtime_checkable
 class WritesRecords(Protocol):
-    """An engine that writes records where the rows are, byte-identical to the format's writer."""
+    """An engine that can encode records natively, with the same bytes as the format's writer."""
 
     def can_write_records(self, schema: pa.Schema, directory: str) -> bool:
-        """Return True if the engine can write rows of a schema into a directory."""
+        """Return True if the engine can write rows with a schema to a directory."""
         ...
 
     def write_records(self, relation: Relation, task: RecordTask) -> list[RecordShard]:
-        """Write the shards that have rows and return their metadata."""
+        """Write all shards that have rows, and return their metadata."""
         ...
 
 
 @dataclass(frozen=True)
 class ValueLengths:
-    """Length prefixes of a value: varints of ``width`` bytes.
+    """The length prefixes of a value: varints of ``width`` bytes.
 
-    ``positions`` are pairs (offset of the varint, bytes that it counts beyond the value).
+    ``positions`` has a pair for each prefix: the offset of the varint, and the number of additional
+    bytes that it counts.
     """
 
     positions: tuple[tuple[int, int], ...]
@@ -117,7 +121,7 @@ class ValueLengths:
 
 @dataclass(frozen=True)
 class NullMark:
-    """The byte at ``offset`` of the template that is replaced by ``value`` for nulls."""
+    """A byte at ``offset`` of the template that is replaced by ``value`` for nulls."""
 
     offset: int
     value: int
@@ -125,13 +129,13 @@ class NullMark:
 
 @dataclass(frozen=True)
 class RecordSlot:
-    """A column with a fixed offset in every record.
+    """A column at a fixed offset in every record.
 
-    Integers are varints of ``width`` bytes, floating-point numbers little-endian floats, strings
-    and binaries raw bytes. Values of constant length (no ``lengths``) fill the slot; shorter
-    ones are padded with the byte ``filler`` and a varint of ``filler_width`` bytes that counts the
-    remaining bytes of ``width``. A null is encoded as zero and sets ``null_mark``; ``null_mark`` is
-    None if the column has no nulls.
+    Integers are encoded as varints of ``width`` bytes, floating-point numbers as little-endian
+    floats, and strings and binaries as raw bytes. Values of constant length (``lengths`` is None)
+    fill the slot. Shorter values are padded with the byte ``filler`` and a varint of
+    ``filler_width`` bytes that counts the remaining bytes of ``width``. Nulls are encoded as zero
+    and set ``null_mark``, which is None if the column has no nulls.
     """
 
     column: str
@@ -145,7 +149,7 @@ class RecordSlot:
 
 @dataclass(frozen=True)
 class RecordTail:
-    """A string or binary after the slots of a record: ``head`` with its lengths, then the value."""
+    """A string or binary after the slots of a record: ``head`` with the lengths, then the value."""
 
     column: str
     head: bytes
@@ -155,12 +159,12 @@ class RecordTail:
 
 @dataclass(frozen=True)
 class RecordPlan:
-    """The encoding of a layout's records from ``template``.
+    """The plan for encoding the records of a layout from ``template``.
 
-    If ``fixed``, the template is the complete framed record; its last four bytes are the masked
+    If ``fixed``, the template is the complete framed record; the last four bytes are the masked
     checksum of the bytes between the twelve-byte header and the checksum. Otherwise the template is
-    the start of the payload, ``tails`` follow, and each shard has a sidecar file, named by
-    ``index_suffix``, with the offsets of records.
+    the start of the payload, followed by ``tails``, and each shard has a sidecar file with the
+    record offsets, whose name ends with ``index_suffix``.
     """
 
     template: bytes
@@ -172,11 +176,11 @@ class RecordPlan:
 
 @dataclass(frozen=True)
 class RecordTask:
-    """A request to write shards: (path, rows) of each shard, below a directory.
+    """A request to write shards, with path and row count of each shard in a directory.
 
-    ``shard`` and ``hash`` are columns of the relation. Shards ascend with the hash, and rows with
-    equal hashes are ordered by the canonical bytes of ``columns``. The values of ``labels`` are
-    counted up to ``max_labels`` distinct values.
+    ``shard`` and ``hash`` are columns of the relation. Shard numbers ascend with the hash. Rows with
+    equal hashes are ordered by the canonical bytes of ``columns``. Values of the columns ``labels``
+    are counted if there are at most ``max_labels`` distinct values.
     """
 
     directory: str
@@ -191,9 +195,9 @@ class RecordTask:
 
 @dataclass(frozen=True)
 class RecordShard:
-    """A shard that an engine wrote.
+    """A shard that an engine has written.
 
-    ``labels`` maps each label column to (value, row count) pairs, None if there are too many.
+    ``labels`` maps each label column to (value, row count) pairs, or to None if there are too many.
     """
 
     number: int

@@ -1,8 +1,9 @@
-"""Observers of units of work: jobs, writes, exports, validations.
+"""Observers of operations: jobs, writes, exports, validations.
 
-Code that does such work runs it within ``observed`` and fills in its ``Work``; observers derive
-lineage events from it. An observer is called in the thread of the work, must return immediately and
-must not raise, so that it can neither slow nor fail the work.
+An operation runs in a ``with observed(work)`` block and sets the attributes of its ``Work``, from which
+observers derive lineage events. Observers are called in the thread of the operation. They must return
+immediately and must not raise exceptions, so that they neither slow down the operation nor make it
+fail.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ WorkKind = Literal["job", "create", "write", "delete", "export", "remove", "vali
 
 @dataclass
 class Work:
-    """One unit of work, from start to end.
+    """An operation from its start to its end.
 
     Attributes:
-        kind: The kind of work.
-        name: The job, the feature group or the training dataset.
+        kind: The kind of operation.
+        name: The name of the job, feature group or training dataset.
         run_id: The id of the run.
-        location: The store's location.
+        location: The location of the store.
         version: The version of the group or dataset.
-        parent: The enclosing work.
-        job: The job's specification.
-        window: The job's window.
+        parent: The enclosing operation.
+        job: The specification of the job.
+        window: The window of the job run.
         started: The start time.
         committed_version: The published Delta version or dataset version; set at the end.
         plan: The retrieval plan of the written rows, as JSON; set at the end.
-        inputs: The pinned inputs of a job; set at the end.
-        report: The report of a validation; set at the end.
-        monitor_report: The report of a monitor; set at the end.
-        error: The exception if the work failed; set at the end.
+        inputs: The pinned inputs of a job run; set at the end.
+        report: The validation report; set at the end.
+        monitor_report: The monitor report; set at the end.
+        error: The exception if the operation failed; set at the end.
     """
 
     kind: WorkKind
@@ -69,13 +70,13 @@ class Work:
 
 
 class Observer(Protocol):
-    """A listener for work. It is called from many threads and must neither block nor raise."""
+    """A listener for operations, called from many threads; it must not block or raise exceptions."""
 
     def began(self, work: Work) -> None:
-        """Handle the start of work; the attributes that are set at the end are still empty."""
+        """Handle the start of an operation; attributes that are set at the end are not set yet."""
 
     def ended(self, work: Work, timestamp: datetime) -> None:
-        """Handle the end of work; ``work.error`` is set if it failed. ``work`` is final."""
+        """Handle the end of an operation; ``work`` is final, with ``work.error`` set on failure."""
 
 
 _observers: list[Observer] = []
@@ -83,7 +84,7 @@ _current: ContextVar[Work | None] = ContextVar("featurestore_work", default=None
 
 
 def add_observer(observer: Observer) -> None:
-    """Register an observer for all work of this process."""
+    """Register an observer for all operations of this process."""
     _observers.append(observer)
 
 
@@ -94,15 +95,15 @@ def remove_observer(observer: Observer) -> None:
 
 
 def current() -> Work | None:
-    """Return the current work of this thread."""
+    """Return the current operation of this thread, or None."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def observed(work: Work) -> Iterator[Work]:
-    """Notify observers when the work of the block starts, and when it ends or fails.
+    """Notify observers at the start and end of a ``with`` block.
 
-    Work has failed if the block raises or sets ``error``.
+    The operation has failed if the block raises an exception or sets ``work.error``.
     """
     work.parent = _current.get()
     token = _current.set(work)
@@ -121,9 +122,9 @@ def observed(work: Work) -> Iterator[Work]:
 
 @contextlib.contextmanager
 def observed_part(kind: WorkKind, name: str, *, version: int | None = None) -> Iterator[Work]:
-    """Notify observers of a step of this thread's current work; a no-op without current work.
+    """Notify observers of a step within the current operation; a no-op without one.
 
-    If the current work has the same kind, it is yielded itself and observers are not notified.
+    If the current operation has the same kind, it is yielded and observers are not notified.
     """
     parent = _current.get()
     if parent is None:

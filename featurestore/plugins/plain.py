@@ -1,4 +1,4 @@
-"""Shared implementation of formats that preserve every feature type and accept any batch size."""
+"""Shared implementation of formats that preserve all feature types and accept any batch size."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _VERIFIED_ROWS = 8192
 
 
 def select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
-    """Return a schema of these columns, in this order."""
+    """Select columns of a schema, in this order."""
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in columns])
 
 
 class PlainFormat:
-    """Base class for formats without fixed-width records; implements much of ``DatasetFormat``.
+    """Base class for formats without fixed-width records; implements most of ``DatasetFormat``.
 
-    Layouts of such formats have an entry ``mean_bytes``, the expected bytes of a row, and an entry
+    The layouts of these formats have the entries ``mean_bytes``, the expected bytes per row, and
     ``schema``, the feature types as JSON.
     """
 
@@ -47,21 +47,21 @@ class PlainFormat:
         return self.name
 
     def encodings(self, layout: Layout) -> dict[str, ColumnEncoding]:
-        """Return lossless encodings of all columns."""
+        """Return lossless encodings for all columns."""
         from featurestore.arrow.schemas import schema_from_json
 
         return plain_encodings(schema_from_json(layout["schema"]), null=self.null)
 
     def bytes_per_row(self, layout: Layout, profiles: Sequence[ColumnProfile]) -> float:
-        """Return the entry ``mean_bytes`` of the layout."""
+        """Return the expected bytes per row in the layout."""
         return float(layout["mean_bytes"])
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
-        """Open a shard; subclasses override this method."""
+        """Open a shard for reading; subclasses override this method."""
         raise NotImplementedError
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
-        """Return the defects of a shard, by reading all rows."""
+        """Read all rows of a shard, and return its defects."""
         names = [each["name"] for each in layout["schema"]]
         try:
             shard = self.open_shard(path, layout=layout)
@@ -75,27 +75,27 @@ class PlainFormat:
         return []
 
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
-        """Return no files: all data is in the shards."""
+        """Return an empty list, because all data is in the shards."""
         return []
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
-        """Return None: the format has no fixed-width records."""
+        """Return None, because the format has no fixed-width records."""
         return None
 
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
-        """Raise InvalidArgument: only TFRecord is parsed as Example."""
+        """Raise InvalidArgument, because only TFRecord is parsed as Example."""
         raise InvalidArgument(
             f"Files of the format {self.name!r} are not parsed as tf.train.Example.",
             hint="use reader(...).tf_dataset(), or data_format='tfrecord'",
         )
 
     def refuse_reading(self, layout: Layout) -> str | None:
-        """Return None: rows can be read at random."""
+        """Return None, because random access to rows is supported."""
         return None
 
 
 def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of ``rows`` rows; the last may be shorter."""
+    """Yield the same rows in batches of ``rows`` rows; the last batch may be shorter."""
     buffered: list[pa.RecordBatch] = []
     missing_rows = rows
     for batch in batches:
@@ -105,22 +105,22 @@ def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.Reco
             buffered.append(rows_slice)
             start, missing_rows = start + rows_slice.num_rows, missing_rows - rows_slice.num_rows
             if missing_rows == 0:
-                yield from _joined(buffered)
+                yield from _combine_batches(buffered)
                 buffered, missing_rows = [], rows
-    yield from _joined(buffered)
+    yield from _combine_batches(buffered)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _combine_batches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     if len(batches) > 1:
-        # Columns of more than 2 GiB keep several chunks, so several batches may result.
+        # Columns of more than 2 GiB have several chunks, so there may be several batches.
         batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
     yield from batches
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one contiguous array."""
+def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
+    """Combine the chunks of a column into one array."""
     import pyarrow as pa
 
     if column.num_chunks == 1:
@@ -129,7 +129,7 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding]:
-    """Return the encodings of a format that preserves every feature type."""
+    """Return the column encodings of a format that preserves all feature types."""
     import pyarrow.types as pat
 
     encodings = {}
@@ -163,7 +163,7 @@ def _tf_type(kind: pa.DataType) -> str:
 
 
 def variable_length_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns whose lengths ``plain_bytes_per_row`` needs: strings, binaries, lists."""
+    """Return the string, binary and list columns, whose lengths ``plain_bytes_per_row`` requires."""
     return [field.name for field in schema if _has_variable_length(field.type)]
 
 
@@ -178,7 +178,7 @@ def _has_variable_length(kind: pa.DataType) -> bool:
 
 
 def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> float:
-    """Estimate the bytes of a row in memory, for formats that neither pack nor pad values."""
+    """Estimate the bytes per row in memory, for formats that neither pack nor pad values."""
     return sum(_value_bytes(schema.field(each.name).type, each) for each in profiles)
 
 

@@ -1,6 +1,6 @@
-"""The interface of clients of a served store: records as JSON, rows as Arrow streams.
+"""The interface of clients for a served store: records as JSON, rows as Arrow streams.
 
-Clients are entry points of the group ``featurestore.clients``, named by the address's scheme.
+Clients are entry points of the group ``featurestore.clients``, named by the URL scheme.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ADDRESS = ("http://", "https://")
-# The content type of a line of JSON (the request) followed by an Arrow stream (rows).
+# The content type of a request as a JSON line, followed by rows as an Arrow stream.
 RETRIEVAL = "application/vnd.featurestore.retrieval"
 
 
 class Client(Protocol):
     """A client of a served store.
 
-    **Errors** of the server are raised with the same class, message and hint
-    (``FeatureGroupNotFound``, ``NotSignedIn``, ``NotAllowed``). If the server cannot be reached or
-    the connection breaks, ``ServerUnavailable`` is raised.
+    **Errors.** Server errors (for example ``FeatureGroupNotFound``, ``NotSignedIn``, ``NotAllowed``)
+    are raised with the same class, message and hint. ``ServerUnavailable`` is raised if the server
+    cannot be reached or the connection is interrupted.
 
     **Threads.** All methods are thread-safe.
     """
@@ -35,7 +35,7 @@ class Client(Protocol):
         ...
 
     def get(self, path: str, **arguments: str | int | None) -> Any:
-        """Return a record below ``/api/v1``; arguments that are None are omitted."""
+        """Return the record at a path below ``/api/v1``; arguments that are None are omitted."""
         ...
 
     def content(self, path: str) -> bytes:
@@ -43,30 +43,30 @@ class Client(Protocol):
         ...
 
     def items(self, path: str, **arguments: str | int | None) -> list[dict[str, Any]]:
-        """Return all items of a paginated list."""
+        """Return the items of all pages of a list."""
         ...
 
     def post(self, path: str, **arguments: str | int | None) -> Any:
-        """Run an action on the server and return its record; it may take long."""
+        """Run an action on the server, which may take a long time, and return its record."""
         ...
 
     def send(
         self, path: str, request: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
-        """Request a change, optionally with rows, and return the server's record."""
+        """Send a change request, optionally with rows, and return the server's record."""
         ...
 
     def file_chunks(self, path: str) -> Iterator[bytes]:
-        """Yield the bytes of a file below ``/api/v1``, in order.
+        """Yield the bytes of a file at a path below ``/api/v1``, in order.
 
-        If the connection breaks, the remaining bytes are requested on a new connection.
+        If the connection is interrupted, the remaining bytes are requested on a new connection.
         """
         ...
 
     def rows(
         self, retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None = None
     ) -> pa.RecordBatchReader:
-        """Stream the rows of a retrieval; labels are streamed to the server.
+        """Stream the rows of a retrieval, with labels streamed to the server.
 
         Closing the reader cancels the retrieval on the server. A truncated stream raises
         ``ServerUnavailable``.
@@ -91,7 +91,7 @@ def open_client(address: str, *, token: str | None) -> Client:
     """Create the client for an address.
 
     Raises:
-        ConfigurationError: No installed client supports its scheme.
+        ConfigurationError: No installed client supports the URL scheme.
     """
     scheme = address.partition(":")[0]
     entry_point = find_plugin("clients", scheme)

@@ -1,10 +1,10 @@
-"""The interface of sources: external tables, queries and files, and streams of records.
+"""The source interface: external tables, queries and files, and streams of records.
 
-Tables are read as Arrow from one snapshot. Sources are entry points of the group
-``featurestore.sources``, named by the scheme of the URI; the built-in ones are included.
+Tables are read as Arrow data from a consistent snapshot. Sources, including the built-in sources, are
+entry points of the group ``featurestore.sources``, named by the URI scheme.
 
-A source with topics implements ``HasStreams``; its method ``stream`` returns a ``StreamSource``:
-topics with partitions of immutable records, identified by offsets.
+Sources with topics implement ``HasStreams``; the method ``stream`` returns a ``StreamSource`` with
+topics, whose partitions contain immutable records identified by offsets.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
     from featurestore.model.stream import StreamSpec
 
-# Columns that a decoder adds to those of the group: the record's position and its error.
+# Columns that a decoder adds to the columns of the group: record position and decoding error.
 RECORD_ERROR = "record_error"
-# True if the record deletes the rows of its primary key; the other columns are null then.
+# The column that is true if the record deletes the rows of its primary key. All other columns of such
+# rows are null.
 RECORD_DELETES = "record_deletes"
 RECORD_COLUMNS = (
     RECORD_ERROR,
@@ -48,8 +49,8 @@ STORED_COLUMNS = RECORD_COLUMNS[2:]
 class SourceConfig:
     """The arguments of a source.
 
-    ``secret`` returns the secret; the source calls it when it connects. None if no secret is
-    registered. The secret must not appear in messages, reprs or errors.
+    ``secret`` is a function that returns the secret, None if no secret is registered. The source
+    calls it when it connects. The secret must not appear in messages, reprs or errors.
     """
 
     name: str
@@ -60,26 +61,26 @@ class SourceConfig:
 
 
 class Decisions(Protocol):
-    """A persistent store of a source's decisions about its tables, such as inferred types.
+    """Persistent storage for decisions of a source about its tables, such as inferred types.
 
-    Keys are chosen by the source; a decision is a JSON object. It is kept until the source is
-    removed from the store.
+    The source chooses the keys; a decision is a JSON object. Decisions are retained until the source
+    is removed from the store.
     """
 
     def get(self, key: str) -> Mapping[str, Any] | None:
-        """Return the decision of a key, or None."""
+        """Return the decision for a key, or None."""
         ...
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store a decision unless the key has one, and return the stored decision."""
+        """Store a decision unless one exists for the key, and return the stored decision."""
         ...
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row of a file that cannot be parsed, with its position and the reason.
+    """A row of a file that cannot be parsed, with position and reason.
 
-    Without ``column``, the complete line is invalid. ``text`` is the line.
+    If ``column`` is None, the complete line is invalid. ``text`` contains the line.
     """
 
     file: str
@@ -91,16 +92,16 @@ class BadRow:
 
 @dataclass(frozen=True)
 class SourceQuery:
-    """A query to a source: one of ``table``, ``sql`` and ``path``, as its kind allows.
+    """A query to a source: ``table``, ``sql`` or ``path``, depending on the kind of source.
 
     Attributes:
-        table: A table's name.
+        table: A table name.
         sql: A query in the source's dialect.
         path: A file or folder.
         at: A version or timestamp, if the source supports time travel.
         columns: The required columns, in order; None selects all.
         window: The time range of the rows.
-        options: Options of the source for this query.
+        options: Additional options of the source.
     """
 
     table: str | None = None
@@ -130,134 +131,136 @@ class SourceQuery:
 
 
 class SourceSnapshot(Protocol):
-    """One consistent state of a source, until it is closed.
+    """A consistent state of a source, until it is closed.
 
-    All reads of a snapshot see the same state: concurrent writes are not visible. If
-    the source cannot guarantee this (files), a detected change raises ``SourceChanged`` before the
-    last batch. A snapshot is used by one thread; several of its reads may be open at once.
+    All reads of a snapshot have the same state: concurrent writes are not visible. If the source
+    cannot guarantee this (files), ``SourceChanged`` is raised before the last batch when a change is
+    detected. A snapshot is used by one thread; several reads may be open at the same time.
     """
 
     @property
     def identity(self) -> str:
-        """The identifier of this state: a transaction, a version or a fingerprint."""
+        """The identifier of the state: a transaction, a version or a fingerprint."""
         ...
 
     @property
     def server(self) -> str:
-        """The server's product name and version, for display."""
+        """The product name and version of the server, for display."""
         ...
 
     def tables(self) -> Sequence[SourceTable]:
-        """List the tables (files, folders) and whether they are readable."""
+        """Return the tables (files, folders), with a flag for readability."""
         ...
 
     def query_of(self, table: SourceTable) -> SourceQuery:
-        """Return the query for all rows of one of ``tables``."""
+        """Return the query for all rows of a table in ``tables``."""
         ...
 
     def names(self, query: SourceQuery) -> Sequence[str]:
-        """Return the columns of a query's result, including unreadable ones."""
+        """Return the column names of a query result, including unreadable columns."""
         ...
 
     def schema(self, query: SourceQuery) -> pa.Schema:
-        """Return the feature types of a query's result; samples the data at most.
+        """Return the feature types of a query result, without reading more than a sample.
 
         Raises:
-            SourceTableNotFound: The table or path does not exist; the message lists the existing.
-            UnsupportedType: Columns have types without a lossless feature type; the message names
-                each, with the SQL that converts it.
+            SourceTableNotFound: The table or path does not exist; the message lists the available
+                ones.
+            UnsupportedType: Columns have types without a lossless feature type; the message lists
+                them with the SQL that converts them.
             InvalidSql: The source rejects the query.
         """
         ...
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        """Stream the rows in the types of ``schema``, in bounded memory.
+        """Stream the rows with the types of ``schema``, in bounded memory.
 
-        The projection and the window of the query are evaluated by the source. Values that do not
-        fit (infinite times, numerics of unbounded scale) raise ``UnsupportedType`` naming the
+        The source evaluates the column selection and the window of the query. For values that cannot
+        be represented (infinite times, numerics of unbounded scale), ``UnsupportedType`` names the
         column.
         """
         ...
 
     def close(self) -> None:
-        """Release the snapshot and its connections. May be called twice."""
+        """Close the snapshot and its connections; may be called repeatedly."""
         ...
 
 
 class Source(Protocol):
-    """A read-only origin of rows: a database, a folder of files, a lake table.
+    """A read-only source of rows: a database, a folder of files, a lake table.
 
-    Every implementation passes ``featurestore.testing.SourceConformance``.
+    Every implementation must pass ``featurestore.testing.SourceConformance``.
 
     A source is constructed from a ``SourceConfig`` without connecting. The constructor rejects
-    unknown options and invalid URIs (``InvalidArgument``). A source never writes.
+    unknown options and invalid URIs (``InvalidArgument``). A source never writes data.
 
-    **SQL** in a query is the user's own text for the user's own database; it is passed on unchanged
-    as a subquery. One function quotes the names of tables and columns and formats literals.
+    **SQL** in a query is written by the user for the user's database and is used unchanged as a
+    subquery. Table and column names must be quoted and literals formatted by a single function.
 
     **Errors.** ``SourceUnavailable`` if the source cannot be reached or rejects the credentials,
-    ``SourceTableNotFound``, ``InvalidSql``, ``UnsupportedType`` as above, ``SourceError`` for all
-    other failures. No message contains the secret; exceptions of libraries are wrapped.
+    ``SourceTableNotFound``, ``InvalidSql`` and ``UnsupportedType`` as described for snapshots,
+    ``SourceError`` for all other failures. Messages must not contain the secret; exceptions of
+    libraries are wrapped.
     """
 
     def snapshot(self, at: int | datetime | None = None) -> SourceSnapshot:
-        """Connect and return a snapshot of the current state, or of a version or timestamp."""
+        """Connect and return a snapshot of the current state, or of a past version or time."""
         ...
 
 
 @runtime_checkable
 class PartitionedSource(Protocol):
-    """A source whose partitions can be read by an engine's tasks in parallel.
+    """A source whose partitions can be read by engine tasks in parallel.
 
-    If ``has_parts`` is true, its snapshots are ``PartitionedSnapshot``.
+    If ``has_parts`` returns True, snapshots implement ``PartitionedSnapshot``.
     """
 
     def has_parts(self, engine: Engine) -> bool:
-        """Return True if an engine can read this source in parallel; otherwise use ``read``."""
+        """Return True if an engine can read this source in parallel, False to use ``read``."""
         ...
 
 
 @runtime_checkable
 class PartitionedSnapshot(Protocol):
-    """A snapshot that several tasks can read while it is open."""
+    """A snapshot that several tasks can read concurrently while it is open."""
 
     def stage(self, query: SourceQuery, engine: Engine, directory: str) -> Relation:
-        """Write the rows to files of a directory by the engine's tasks; return a relation over them.
+        """Write the rows to files in parallel engine tasks, and return a relation for the files.
 
-        Rows, types and errors are those of ``read``. All tasks read this snapshot.
+        Rows, types and errors are the same as for ``read``. All tasks read this snapshot.
 
         Raises:
-            ConfigurationError: The engine lacks a library for its tasks; the hint installs it.
+            ConfigurationError: The engine lacks a required library; the hint shows how to install it.
         """
         ...
 
 
 @runtime_checkable
 class QuarantiningSnapshot(Protocol):
-    """A snapshot that can skip and count rows that cannot be parsed."""
+    """A snapshot that skips and counts rows that cannot be parsed."""
 
     @property
     def bad_row_count(self) -> int:
-        """The number of rows that its reads have skipped."""
+        """The number of rows that were skipped by all reads."""
         ...
 
     @property
     def bad_rows(self) -> Sequence[BadRow]:
-        """Examples of skipped rows, the first ones."""
+        """The first skipped rows, as examples."""
         ...
 
 
 @runtime_checkable
 class DescribedSnapshot(Protocol):
-    """A snapshot that infers the format of its files and can describe it."""
+    """A snapshot that infers the format of its files and describes it."""
 
     @property
     def unread(self) -> Sequence[str]:
-        """Files of unknown formats, which belong to no table."""
+        """The files with unknown formats, which do not belong to a table."""
         ...
 
     def description(self, query: SourceQuery) -> Mapping[str, Any]:
-        """Return dialect, types and file count of a table, and the ignored files."""
+        """Return the dialect, types and file count of a table, and the ignored files."""
         ...
 
 
@@ -265,7 +268,7 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
     """Return the factory for a kind of source.
 
     Raises:
-        InvalidArgument: No such kind is installed.
+        InvalidArgument: The kind is not installed.
     """
     entry_point = find_plugin("sources", kind)
     if entry_point is None:
@@ -282,7 +285,7 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """The available offsets of a partition: the first, and the one after the last."""
+    """The available offsets of a partition: the first offset, and the offset after the last."""
 
     first: int
     end: int
@@ -292,7 +295,7 @@ class OffsetRange:
 class Topic:
     """The current state of a topic.
 
-    ``identity`` distinguishes topics that were created with the same name; None if unsupported.
+    ``identity`` changes if a topic is recreated with the same name; None if this is not supported.
     """
 
     name: str
@@ -302,9 +305,9 @@ class Topic:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """All records in ``[start, end)`` of each partition.
+    """All records with offsets in ``[start, end)``, for each partition.
 
-    ``records`` is an Arrow table or the engine's native frame.
+    ``records`` is an Arrow table or a native frame of the engine.
     """
 
     records: Any = field(repr=False)
@@ -317,10 +320,10 @@ class DecoderRequest:
     """The requirements of a job on decoded rows.
 
     Attributes:
-        primary_key: Key columns, not null.
-        times: Time columns, not null.
-        partition_by: Columns whose strings must not be empty.
-        keep_values: Whether valid records also keep their raw key and value.
+        primary_key: The key columns, which must not be null.
+        times: The time columns, which must not be null.
+        partition_by: The partition columns, whose strings must not be empty.
+        keep_values: Whether rows of valid records also contain the raw key and value.
     """
 
     primary_key: tuple[str, ...] = ()
@@ -330,7 +333,7 @@ class DecoderRequest:
 
 
 class StreamSource(Protocol):
-    """A connection to a message broker, used by one thread until it is closed.
+    """A connection to a message broker, for use by one thread.
 
     **Errors.** ``SourceUnavailable`` if the broker cannot be reached or rejects the credentials,
     ``SourceTableNotFound`` for an unknown topic, ``SourceError`` for all other failures.
@@ -341,10 +344,10 @@ class StreamSource(Protocol):
         ...
 
     def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
-        """Return the partitions that are assigned to this reader now.
+        """Return the partitions that are currently assigned to this reader.
 
-        These are all, unless ``spec.consumer_group`` shares them; then the assignment may differ in
-        each call, and two readers may read a partition for a short time.
+        All partitions are assigned, unless they are shared by ``spec.consumer_group``. Then the
+        assignment may differ in each call, and two readers may briefly read the same partition.
         """
         ...
 
@@ -353,8 +356,8 @@ class StreamSource(Protocol):
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` in micro-batches.
 
-        Each has at most about ``spec.batch_records`` records, starts where the previous one ended,
-        and is invalid after the next one is requested. Records that arrived since may follow
+        A micro-batch has about ``spec.batch_records`` records at most and starts at the end of the
+        previous one. It is invalid after the next one is requested. Later records may follow after
         ``end``. Offsets without a record (transactions, compaction) are skipped.
         """
         ...
@@ -366,7 +369,7 @@ class StreamSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection. May be called twice."""
+        """Close the connection; may be called repeatedly."""
         ...
 
 
@@ -375,22 +378,23 @@ class HasStreams(Protocol):
     """A source with topics."""
 
     def stream(self) -> StreamSource:
-        """Return a lazy connection; no request is sent yet."""
+        """Return a connection without sending a request."""
         ...
 
     def decoder(self, spec: StreamSpec, request: DecoderRequest) -> BatchFunction:
-        """Return a function from records to rows of the group's columns and ``RECORD_COLUMNS``.
+        """Return a function that decodes records to rows.
 
-        A record that cannot be decoded, or that lacks a required column, has the reason in
-        ``record_error`` and keeps its raw key and value; for valid records these are null unless
-        ``request.keep_values``. The function is picklable, runs where the records are, and never
-        raises for a record.
+        The rows have the columns of the group and ``RECORD_COLUMNS``. If a record cannot be decoded
+        or lacks a required column, ``record_error`` contains the reason, and the row contains the
+        raw key and value; for valid records these are null unless ``request.keep_values``. The
+        function is picklable, runs where the records are stored, and never raises an error for a
+        record.
 
         Raises:
-            InvalidJob: The record format cannot represent a column of the schema; names it.
+            InvalidJob: The record format cannot represent a column; the message names the column.
         """
         ...
 
     def decoded_schema(self, spec: StreamSpec) -> pa.Schema:
-        """Return the columns of the decoder's output."""
+        """Return the schema of the decoded rows."""
         ...

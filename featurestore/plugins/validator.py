@@ -1,6 +1,7 @@
-"""The interface of validators: expectations in, results and failing rows out.
+"""The validator interface: evaluation of expectations to results and failing rows.
 
-Validators are entry points of the group ``featurestore.validators``, the built-in one included.
+Validators, including the built-in validator, are entry points of the group
+``featurestore.validators``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ MeasureKind = Literal[
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """The outcome of one expectation on a table or a chunk of rows.
+    """The outcome of an expectation for a table or a chunk of rows.
 
     ``checked`` is the number of evaluated rows (nulls are often skipped). ``failing`` is a mask of
-    the failing rows; None if no row fails or the expectation is not row-level.
+    the failing rows, None if no row fails or the expectation is not row-level.
     """
 
     result: ExpectationResult
@@ -40,15 +41,15 @@ class CheckOutcome:
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric over all rows that an engine computes without loading rows into this process.
+    """A metric over all rows that an engine computes without loading rows into the process.
 
-    Null and NaN count as missing. Kinds:
+    Nulls and NaN are missing values. The kinds are:
 
-    - "rows": number of rows.
-    - "present": rows in which at least one of the columns has a value.
-    - "repeated": rows whose values, not all missing, occur in several rows.
-    - Of the values of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (None without
-      values), "distinct" (number of distinct values).
+    - "rows": the number of rows.
+    - "present": the number of rows with a value in at least one of the columns.
+    - "repeated": the number of rows whose values, not all missing, occur in several rows.
+    - Metrics of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (all None if there
+      are no values), and "distinct", the number of distinct values.
     """
 
     kind: MeasureKind
@@ -56,26 +57,26 @@ class Measure:
 
 
 class Validator(Protocol):
-    """A validator of tables against expectations, plain dicts ``{"type": ..., "kwargs": {...}}``.
+    """Validates tables against expectations, which are dicts ``{"type": ..., "kwargs": {...}}``.
 
-    **Expectations are data.** They are stored with a table and are untrusted. ``normalize`` is
-    called again before each audit, and no method executes, evaluates, fetches or opens their
-    content: anything that could be code is rejected (``InvalidExpectation``).
+    **Expectations** are untrusted data that is stored with a table. ``normalize`` is called again
+    before each audit. Methods must not execute, evaluate, fetch or open the content of expectations:
+    anything that could be code is rejected (``InvalidExpectation``).
 
-    **State.** A validator is stateless, picklable and thread-safe: on Spark ``check`` runs on the
-    executors. It writes no file, prints nothing and uses no network.
+    **State.** A validator is stateless, picklable and thread-safe; on Spark, ``check`` runs in the
+    executors. It writes no files, prints nothing and uses no network.
 
-    **Order of calls.** Row-level expectations (``is_row_level``) are passed to ``check`` with one
-    chunk of rows after the other; the counts are added up, and ``holds`` decides. Others concern
-    the table: if ``measures`` returns metrics, the engine computes them and ``evaluate`` builds the
-    result; otherwise ``check`` receives all rows of the expectation's columns at once, or the
-    distinct rows if ``needs_copies`` is false.
+    **Order of calls.** For row-level expectations (``is_row_level``), ``check`` is called with each
+    chunk of rows, the counts are summed, and ``holds`` is called with the totals. For table-level
+    expectations, the engine computes the metrics that ``measures`` returns, and ``evaluate``
+    returns the result. If ``measures`` returns None, ``check`` is called with all rows of the
+    required columns, or with the distinct rows if ``needs_copies`` returns False.
 
-    **Tables** have at least the columns of the expectations, as feature types, and any number of
-    rows, also zero; they are not modified.
+    **Tables** have at least the required columns, with feature types, and any number of rows,
+    including zero. They must not be modified.
 
-    **Errors.** ``InvalidExpectation`` for malformed expectations and for those that cannot be
-    evaluated on these types. A failed check is a result, not an error.
+    **Errors.** ``InvalidExpectation`` for malformed expectations, and for expectations that do not
+    support the column types. A failed check is a result, not an error.
     """
 
     @property
@@ -84,19 +85,19 @@ class Validator(Protocol):
         ...
 
     def normalize(self, expectations: object) -> tuple[Expectation, ...]:
-        """Convert the user's expectations to plain JSON-serializable dicts; idempotent."""
+        """Convert the user's expectations to JSON-serializable dicts; idempotent."""
         ...
 
     def columns(self, expectation: Expectation) -> tuple[str, ...]:
-        """Return the columns whose values an expectation needs; () if it needs only the schema."""
+        """Return the columns that an expectation requires, or () if it requires only the schema."""
         ...
 
     def is_row_level(self, expectation: Expectation) -> bool:
-        """Return True if the expectation is checked chunk by chunk and identifies failing rows."""
+        """Return True if the expectation can be checked by chunk and identifies failing rows."""
         ...
 
     def check(self, table: pa.Table, expectations: Sequence[Expectation]) -> list[CheckOutcome]:
-        """Return an outcome for each expectation.
+        """Evaluate expectations and return an outcome for each.
 
         Raises:
             InvalidExpectation: An expectation cannot be evaluated.
@@ -104,21 +105,21 @@ class Validator(Protocol):
         ...
 
     def holds(self, expectation: Expectation, *, checked: int, unexpected: int) -> bool:
-        """Return True if a row-level expectation is met, from its counts over all chunks."""
+        """Return True if a row-level expectation is met, based on the counts over all chunks."""
         ...
 
     def measures(self, expectation: Expectation, schema: pa.Schema) -> tuple[Measure, ...] | None:
-        """Return the metrics that decide an expectation about a table; None if it needs values."""
+        """Return the metrics that a table-level expectation requires, or None if it needs rows."""
         ...
 
     def evaluate(
         self, expectation: Expectation, schema: pa.Schema, *, measured: Mapping[Measure, Any]
     ) -> ExpectationResult:
-        """Return the result of an expectation from its measured metrics."""
+        """Return the result of an expectation, based on the measured metrics."""
         ...
 
     def needs_copies(self, expectation: Expectation) -> bool:
-        """Return True if an expectation about a table depends on duplicate rows."""
+        """Return True if a table-level expectation depends on duplicate rows."""
         ...
 
     def to_html(self, report: ValidationReport) -> str:
@@ -127,10 +128,10 @@ class Validator(Protocol):
 
 
 def find_validator(name: str = "great_expectations") -> Validator:
-    """Create a validator from the name of its entry point.
+    """Create a validator by its entry point name.
 
     Raises:
-        MissingExtra: Its library is not installed.
+        MissingExtra: The library of the validator is not installed.
     """
     entry_point = find_plugin("validators", name)
     if entry_point is None:

@@ -1,8 +1,8 @@
 """A server socket for messages between workers and the process that started them.
 
-It uses ``multiprocessing.connection``: both sides prove knowledge of the key, which workers receive
-with their task, before a message is read. Messages are bytes; nothing is pickled. They are neither
-encrypted nor signed, so an attacker who can modify packets on the network can modify them.
+It uses ``multiprocessing.connection``: before messages are read, both sides prove that they know the
+key, which workers receive with their task. Messages are bytes and are not unpickled. They are neither
+encrypted nor signed, so an attacker who can modify network packets can modify messages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 
 from featurestore.errors import EngineError
 
-_MOST_BYTES = 1 << 24
-# Maximum number of unauthenticated connections. Further ones evict the oldest, so that foreign
-# clients cannot exhaust file descriptors or lock out workers.
+_MAX_MESSAGE_BYTES = 1 << 24
+# The maximum number of unauthenticated connections. If it is exceeded, the oldest is closed, so that
+# unknown clients cannot exhaust file descriptors or lock out workers.
 _MOST_PENDING = 32
 _PROOF_SECONDS = 10.0
 _ACCEPT_SECONDS = 0.2
@@ -41,21 +41,23 @@ class Peer:
 
 @dataclass(frozen=True)
 class Received:
-    """A message from a peer; without ``data`` its connection was closed."""
+    """A message from a peer; ``data`` is None if the connection was closed."""
 
     peer: Peer
     data: bytes | None
 
 
 class WorkerPort:
-    """A server socket for workers. One thread calls it; background threads accept and receive.
+    """A server socket for workers.
+
+    It is used by one thread; background threads accept connections and receive messages.
 
     Args:
         host: The address to listen on; a loopback address unless workers run on other machines.
 
     Attributes:
         address: Host and port.
-        key: The authentication key, as text.
+        key: The authentication key as a string.
     """
 
     def __init__(self, host: str) -> None:
@@ -69,12 +71,12 @@ class WorkerPort:
         self._peers: set[Peer] = set()
         self._is_closed = False
         self._accepting = threading.Thread(
-            target=self._accept, name="featurestore-worker-port", daemon=True
+            target=self._accept_connections, name="featurestore-worker-port", daemon=True
         )
         self._accepting.start()
 
     def poll(self, seconds: float) -> list[Received]:
-        """Wait up to ``seconds`` for a message and return all messages received so far."""
+        """Wait up to ``seconds`` for a message, and return all messages received so far."""
         messages: list[Received] = []
         with suppress(queue.Empty):
             messages.append(self._received.get(timeout=seconds))
@@ -84,20 +86,20 @@ class WorkerPort:
 
     @property
     def has_peers(self) -> bool:
-        """Whether a worker is connected. If False, the next ``poll`` returns all remaining messages."""
+        """Whether a worker is connected; if not, the next ``poll`` returns all remaining messages."""
         with self._lock:
             return bool(self._peers)
 
     def send(self, peer: Peer, data: bytes) -> None:
-        """Send a message; drop the peer if its connection is broken."""
+        """Send a message, or drop the peer if the connection is broken."""
         try:
             peer.connection.send_bytes(data)
         except (OSError, ValueError):
             self.drop(peer)
 
     def drop(self, peer: Peer) -> None:
-        """Close the connection of a peer."""
-        self._end([peer.connection])
+        """Close the connection to a peer."""
+        self._shut_down([peer.connection])
 
     def close(self) -> None:
         """Stop listening and close all connections."""
@@ -105,12 +107,12 @@ class WorkerPort:
         self._listening.close()
         with self._lock:
             connections = [*self._pending, *[peer.connection for peer in self._peers]]
-        self._end(connections)
+        self._shut_down(connections)
         self._accepting.join()
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         while not self._is_closed:
-            self._end_slow_proofs()
+            self._close_unauthenticated()
             try:
                 accepted, _ = self._listening.accept()
             except TimeoutError:
@@ -123,30 +125,30 @@ class WorkerPort:
                 self._pending[connection] = time.monotonic() + _PROOF_SECONDS
                 oldest = next(iter(self._pending)) if len(self._pending) > _MOST_PENDING else None
             if oldest is not None:
-                self._end([oldest])
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                self._shut_down([oldest])
+            threading.Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
 
-    def _end_slow_proofs(self) -> None:
-        """Close connections that did not authenticate in time."""
+    def _close_unauthenticated(self) -> None:
+        """Close connections that were not authenticated in time."""
         now = time.monotonic()
         with self._lock:
             slow = [each for each, end in self._pending.items() if end < now]
-        self._end(slow)
+        self._shut_down(slow)
 
-    def _end(self, connections: Iterable[Connection]) -> None:
-        """Shut down connections and wake the threads that wait for their next message."""
+    def _shut_down(self, connections: Iterable[Connection]) -> None:
+        """Shut down connections, and wake the threads that wait for messages."""
         with self._lock:
             for connection in connections:
                 self._pending.pop(connection, None)
                 if connection.closed:
                     continue
-                # Closing the descriptor would not wake the thread, and the number may be reused.
+                # Closing the descriptor would not wake the thread, and the descriptor may be reused.
                 duplicate = socket.socket(fileno=os.dup(connection.fileno()))
                 with duplicate, suppress(OSError):
                     duplicate.shutdown(socket.SHUT_RDWR)
 
-    def _serve(self, connection: Connection) -> None:
-        """Authenticate one connection and receive its messages."""
+    def _serve_connection(self, connection: Connection) -> None:
+        """Authenticate a connection and receive its messages."""
         peer = None
         try:
             key = self.key.encode()
@@ -158,7 +160,7 @@ class WorkerPort:
                 peer = Peer(connection)
                 self._peers.add(peer)
             while not self._is_closed:
-                self._received.put(Received(peer, connection.recv_bytes(_MOST_BYTES)))
+                self._received.put(Received(peer, connection.recv_bytes(_MAX_MESSAGE_BYTES)))
         except (OSError, EOFError, AuthenticationError, ValueError, AssertionError):
             pass  # the connection was closed, or is not from a worker
         finally:
@@ -175,14 +177,14 @@ def connect_to_driver(address: tuple[str, int], key: str) -> Connection:
     """Connect a worker to the process that started it.
 
     Raises:
-        EngineError: The driver does not respond or rejects the key.
+        EngineError: The driver does not respond, or it rejects the key.
     """
     end = time.monotonic() + _CONNECT_SECONDS
     while True:
         try:
             connection = Client(address, authkey=key.encode())
         except (OSError, EOFError, AuthenticationError) as error:
-            # Retry: foreign connections may evict this one before it is authenticated.
+            # Retry, because this connection may be evicted by others before it is authenticated.
             if time.monotonic() > end:
                 raise EngineError(
                     f"The driver at {address[0]}:{address[1]} does not answer: "

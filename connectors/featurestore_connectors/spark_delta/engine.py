@@ -22,9 +22,9 @@ from featurestore.plugins.engine import (
 )
 from featurestore.plugins.native import (
     HashCounts,
-    HashesRows,
     RecordShard,
     RecordTask,
+    SupportsRowHashing,
     WritesRecords,
 )
 from featurestore.storage import storage_for
@@ -331,5 +331,5 @@ class SparkEngine:
 
 if TYPE_CHECKING:
     _contract: Engine = SparkEngine()
-    _hashes_rows: HashesRows = SparkEngine()
+    _hashes_rows: SupportsRowHashing = SparkEngine()
     _writes_records: WritesRecords = SparkEngine()

@@ -21,7 +21,7 @@ from featurestore.hashing import row_hash
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.requests import FractionSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
-from featurestore.plugins.native import HashCounts, HashesRows
+from featurestore.plugins.native import HashCounts, SupportsRowHashing
 from featurestore.training.export.assignment import (
     SHARD,
     Assignment,
@@ -232,7 +232,7 @@ def hash_rows_in_engine(
 ) -> Relation | None:
     """Add hash and group to rows by engine functions; return None if the engine cannot."""
     rule = request.rule
-    if not isinstance(engine, HashesRows) or relation.single_use:
+    if not isinstance(engine, SupportsRowHashing) or relation.single_use:
         return None
     if not isinstance(rule.rule, FractionSplit) or rule.stratify:
         return None
@@ -259,7 +259,7 @@ def count_in_engine(engine: Engine, hashed: Relation, columns: Sequence[str]) ->
 
     None if the engine cannot count them and the caller must count Arrow batches.
     """
-    if not isinstance(engine, HashesRows) or hashed.single_use:
+    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
         return None
     return engine.count_hashes(hashed, hashes=HASH, group=GROUP, columns=columns)
 
@@ -271,14 +271,16 @@ def count_ranges_in_engine(
 
     None if the engine cannot count them and the caller must count Arrow batches.
     """
-    if not isinstance(engine, HashesRows) or hashed.single_use:
+    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
         return None
     numbered = _add_range_numbers(engine, hashed, HASH, _number_ranges(ranges), name=_INSIDE)
     inside = engine.select(engine.filter(numbered, f"{_INSIDE} = 1"), {HASH: HASH, GROUP: GROUP})
     return count_leading_bits(engine, inside, bits)
 
 
-def count_leading_bits(engine: HashesRows, hashed: Relation, bits: int) -> dict[int, RangeCounts]:
+def count_leading_bits(
+    engine: SupportsRowHashing, hashed: Relation, bits: int
+) -> dict[int, RangeCounts]:
     """Count the rows of each group by the leading bits of their hash."""
     counts = {}
     counts_by_group = engine.hashes_of_groups(hashed, hashes=HASH, group=GROUP, bits=bits)
@@ -295,7 +297,7 @@ def assign_shards_in_engine(
     None if the shard does not depend only on the hash: if ``split_by`` or ``stratify`` determines
     the split, or if a boundary divides rows with the same hash.
     """
-    if not isinstance(engine, HashesRows) or hashed.single_use:
+    if not isinstance(engine, SupportsRowHashing) or hashed.single_use:
         return None
     if not isinstance(rule.rule, FractionSplit) or rule.split_columns or rule.stratify:
         return None
@@ -344,7 +346,7 @@ def _none_if_empty(ranges: Ranges) -> Ranges | None:
 
 
 def _add_range_numbers(
-    engine: HashesRows, relation: Relation, column: str, ranges: Ranges, *, name: str
+    engine: SupportsRowHashing, relation: Relation, column: str, ranges: Ranges, *, name: str
 ) -> Relation:
     return engine.with_range_number(
         relation, column, starts=ranges.starts, numbers=ranges.numbers, name=name

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
-from featurestore.plugins.native import HashesRows
+from featurestore.plugins.native import SupportsRowHashing
 from featurestore.training.export.assignment import (
     UNCOVERED,
     Assignment,
@@ -353,7 +353,7 @@ def _range_counts(
     counts = None
     if rows.by_engine:
         counts = count_ranges_in_engine(engine, rows.source, ranges, bits)
-    elif bits < HASH_BITS and isinstance(engine, HashesRows):
+    elif bits < HASH_BITS and isinstance(engine, SupportsRowHashing):
         # With an accumulator, each state would hold as many counts as the result.
         counts = count_leading_bits(engine, rows.hashes(engine, function, inside), bits)
     if counts is None:

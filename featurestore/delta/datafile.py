@@ -199,7 +199,7 @@ class ColumnBounds:
         return overlaps | ~self.is_known
 
     def maximum(self) -> int | None:
-        """Return the upper bound of all files, or None if it is unknown or there are no files."""
+        """Return the upper bound of all files, or None if it is unknown or without files."""
         if not len(self.is_known) or not self.is_known.all():
             return None
         return int(self.high.max())

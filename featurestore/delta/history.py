@@ -129,7 +129,7 @@ def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
 def version_at(path: str, timestamp: datetime) -> int:
     """Return the last version with a commit time at or before an instant.
 
-    Commit times have millisecond precision. If several commits have the same time, the last of them
+    Commit times have millisecond precision. If several commits have the same time, the last one
     is returned.
 
     Raises:

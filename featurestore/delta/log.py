@@ -374,7 +374,7 @@ def record_deletion(path: str) -> None:
 
 
 def deletion_error(path: str) -> FeatureGroupNotFound | None:
-    """Return the error for a deleted table, or None if there is no deletion record."""
+    """Return the error for a deleted table, or None without a deletion record."""
     if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
         return None
     try:

@@ -92,7 +92,7 @@ class Snapshot:
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
         """Return the minimum and maximum time in each of ``files``, in microseconds since 1970.
 
-        Dates are converted to midnight. The pair is None for files without statistics. The result is
+        Dates are converted to midnight. Files without statistics have None instead of a pair. Return
         None if the column does not contain times.
         """
         bounds = self.bounds(column)

@@ -139,7 +139,7 @@ def _audit_staged_rows(
         report=outcome.report,
         quarantined=outcome.quarantined,
         unique=None if has_null_keys and not is_quarantining else outcome.unique,
-        # Statistics of all staged rows are not usable if some of them are quarantined.
+        # Statistics of all staged rows are not usable if some rows are quarantined.
         statistics_state=None if is_quarantining else batch.statistics_state,
     )
 

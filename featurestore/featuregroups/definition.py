@@ -203,7 +203,7 @@ def normalize_expectations(expectations: object) -> tuple[Mapping[str, Any], ...
 
 
 def check_validation_policy(policy: str | None) -> None:
-    """Reject an unknown validation policy; None stands for the group's policy."""
+    """Reject an unknown validation policy; None means the group's policy."""
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={policy!r} is not a policy.",

@@ -70,7 +70,7 @@ def compact(session: Session, name: str, *, version: int | None = None) -> Commi
 def compact_when_due(
     session: Session, spec: FeatureGroupSpec, path: str, *, run: InFlight
 ) -> int | None:
-    """Merge small files after a write if a group has too many of them.
+    """Merge small files after a write if a group has too many.
 
     Return the new Delta version, or None if nothing was merged. Failures are only warnings, because
     the write is already committed; the next write tries again.

@@ -264,7 +264,7 @@ class _AddReason:
 class _TimeRangeAccumulator(Accumulator[Any, Any]):
     """Accumulator of minimum and maximum of a time column, as integers of the storage type.
 
-    The result is None if the column has no values.
+    For a column without values, the result becomes None.
     """
 
     kind: pa.DataType

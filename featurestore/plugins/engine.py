@@ -126,8 +126,8 @@ class TableWrite:
         transaction: The application and transaction number. The write is a no-op if the number does
             not exceed the last committed number of the application.
         offsets: For modes "append" and "upsert": {application: (current number, next number)}. All
-            numbers are advanced in the same commit. The current number is None before the first
-            commit. ``StreamOvertaken`` is raised if the current number of an application differs.
+            numbers are advanced in the same commit. Before the first commit, None must be used as
+            the current number. ``StreamOvertaken`` is raised if the current number of an application differs.
         deletes: Additional keys (columns ``key``) that an upsert deletes; they must not overlap with
             the keys of the written rows.
     """
@@ -464,7 +464,7 @@ class AggregatesWhileStaging(Protocol):
     ) -> tuple[Relation, Result | None]:
         """Stage rows like ``stage``, and return the result of the accumulator.
 
-        The result is None if the accumulator requires a second pass over the rows.
+        Return None for the result if the accumulator requires a second pass over the rows.
         """
         ...
 

@@ -100,7 +100,7 @@ class ColumnEncoding:
             also use "float64" and "struct".
         shape: () for scalars, (n,) or (n, m) for fixed-size lists, None for ragged lists.
         null: The representation of nulls.
-        loss: The loss of precision, for example "float64 to float32"; None if there is none.
+        loss: The loss of precision, for example "float64 to float32"; None if lossless.
     """
 
     tf_type: str
@@ -185,7 +185,7 @@ class RecordAccess(Protocol):
         the feature. Dates are int64 days and timestamps int64 microseconds since 1970 in UTC.
         Strings, binaries and decimals (formatted) are object arrays of bytes. Nulls are zeros or
         empty bytes. Lists of varying length are encoded as ``arrow.batches.create_item_rows``, with length
-        0 for nulls. ``present`` is None if there are no nulls.
+        0 for nulls. Without nulls, None is returned for ``present``.
         """
         ...
 

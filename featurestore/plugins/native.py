@@ -132,10 +132,10 @@ class RecordSlot:
     """A column at a fixed offset in every record.
 
     Integers are encoded as varints of ``width`` bytes, floating-point numbers as little-endian
-    floats, and strings and binaries as raw bytes. Values of constant length (``lengths`` is None)
+    floats, and strings and binaries as raw bytes. Values of constant length (without ``lengths``)
     fill the slot. Shorter values are padded with the byte ``filler`` and a varint of
     ``filler_width`` bytes that counts the remaining bytes of ``width``. Nulls are encoded as zero
-    and set ``null_mark``, which is None if the column has no nulls.
+    and set ``null_mark``; columns without nulls have no ``null_mark``.
     """
 
     column: str

@@ -80,7 +80,7 @@ class Decisions(Protocol):
 class BadRow:
     """A row of a file that cannot be parsed, with position and reason.
 
-    If ``column`` is None, the complete line is invalid. ``text`` contains the line.
+    Without ``column``, the complete line is invalid. ``text`` contains the line.
     """
 
     file: str

@@ -48,8 +48,8 @@ class Measure:
     - "rows": the number of rows.
     - "present": the number of rows with a value in at least one of the columns.
     - "repeated": the number of rows whose values, not all missing, occur in several rows.
-    - Metrics of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (all None if there
-      are no values), and "distinct", the number of distinct values.
+    - Metrics of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (all None without
+      values), and "distinct", the number of distinct values.
     """
 
     kind: MeasureKind

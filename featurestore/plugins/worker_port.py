@@ -41,7 +41,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class Received:
-    """A message from a peer; ``data`` is None if the connection was closed."""
+    """A message from a peer, with ``data`` None if the connection was closed."""
 
     peer: Peer
     data: bytes | None

@@ -5,7 +5,7 @@ in the registry. A running export writes its pins to a file in the staging direc
 rows.
 
 Exports and operations that remove files (vacuum, deletion) are synchronized as in Dekker's algorithm:
-both first publish what they are going to do, and then check the other side. A removal records a
+both first publish their plan, and then check the plan of the other side. A removal records a
 ``RECLAIM`` intent before it reads the pins; an export writes its pins before it waits for ``RECLAIM``
 intents. So either the removal sees the pins and retains the files, or the export sees the intent and
 checks the files after the removal has ended.

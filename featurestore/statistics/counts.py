@@ -81,7 +81,7 @@ class ColumnCounts:
         return merged
 
     def widen(self, minimum: Extreme, maximum: Extreme) -> None:
-        """Extend the extremes to include others; None stands for no values."""
+        """Extend the extremes to include others; None means no values."""
         if minimum is None or maximum is None:
             return
         if self.minimum is None or minimum < self.minimum:  # type: ignore[operator]
@@ -90,7 +90,7 @@ class ColumnCounts:
             self.maximum = maximum
 
     def widen_lengths(self, shortest: int | None, longest: int | None) -> None:
-        """Extend the extreme lengths to include others; None stands for no values."""
+        """Extend the extreme lengths to include others; None means no values."""
         if shortest is None or longest is None:
             return
         if self.shortest is None or shortest < self.shortest:

@@ -53,7 +53,7 @@ class Cumulative:
         return self._share_at(x, np.searchsorted(self.points, x, side="left") - 1)
 
     def _share_at(self, x: Floats, index: NDArray[np.intp]) -> Floats:
-        """Return the share at x; ``index`` is the last point before x, -1 if there is none."""
+        """Return the share at x; ``index`` is the last point before x, -1 if x is before the first point."""
         last = len(self.points) - 1
         position = np.clip(index, 0, last)
         share = np.where(index < 0, 0.0, self.right[position])

@@ -163,7 +163,7 @@ class StatisticsFiles:
         return links
 
     def _remove_replaced_states(self, delta_version: int) -> None:
-        """Remove the states that are no longer needed because of a full state."""
+        """Remove the states that a full state makes unnecessary."""
         for state_file in self._list_state_files():
             is_full_state = state_file.version == delta_version and state_file.base is None
             if state_file.version <= delta_version and not is_full_state:

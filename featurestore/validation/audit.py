@@ -55,8 +55,8 @@ class AuditOutcome:
     """The outcome of an audit.
 
     ``good`` has the rows to commit. ``quarantined`` has the failing rows with a column ``reasons``;
-    it is None if no row failed or the policy is not "quarantine". ``unique`` states whether the keys
-    of the good rows are unique; it is None if no key was checked.
+    None means that no row failed or that the policy is not "quarantine". ``unique`` states whether
+    the keys of the good rows are unique, with None if no key was checked.
     """
 
     report: ValidationReport

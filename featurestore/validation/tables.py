@@ -29,7 +29,7 @@ def compute_measures(
 ) -> dict[Measure, Any]:
     """Compute measures with the engine, and return their values.
 
-    Integral results are of type int. The value is None if a column has no values.
+    Integral results are of type int. Columns without values have None.
     """
     from sqlglot import exp
 

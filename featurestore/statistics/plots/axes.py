@@ -248,7 +248,7 @@ def is_integer_column(column: ColumnStatistics) -> bool:
 
 
 def _trim_tails(quantiles: Floats) -> tuple[float, float]:
-    """Return the range without long tails, or the full range if there are no long tails."""
+    """Return the range without long tails, or the full range if it has no long tails."""
     steps = len(quantiles) - 1
     ranges = []
     for share in _TAILS:

@@ -36,7 +36,7 @@ from report import Report
 import featurestore
 from featurestore.delta import commits
 from featurestore.delta.log import commit_path
-from featurestore.delta.maintenance import size_to_merge_below
+from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.registry import featuregroups, tables
@@ -95,7 +95,7 @@ def grow(store: FeatureStore, name: str, appends: int, *, rows: int = ROWS) -> N
     compacts = store.featuregroup(name).spec.compact == "auto"
     for commit in range(1, appends):
         append(path, commit, rows=rows)
-        below = size_to_merge_below(read_snapshot(path)) if compacts else None
+        below = find_merge_size_limit(read_snapshot(path)) if compacts else None
         if below is not None:
             store.session.engine.compact(path, below=below)
 

@@ -52,7 +52,7 @@ __all__ = [
     "properties",
     "base_metadata",
     "spec_of",
-    "unique_at",
+    "is_unique_at",
 ]
 
 
@@ -189,7 +189,7 @@ def _commit(path: str, commit: LogCommit) -> Commit:
         rows_out=commit.rows_out,
         validation=note.get("validation"),
         inputs={str(index): each for index, each in enumerate(inputs)},
-        unique=unique_at(path, commit.version) if "unique" in note else None,
+        unique=is_unique_at(path, commit.version) if "unique" in note else None,
     )
 
 
@@ -198,7 +198,7 @@ def base_metadata(path: str, version: int) -> dict[str, Any]:
     with log.cached_listing(path):
         return {
             "base": version,
-            "base_unique": unique_at(path, version),
+            "base_unique": is_unique_at(path, version),
             "base_time": commit_time(path, version),
         }
 
@@ -206,7 +206,7 @@ def base_metadata(path: str, version: int) -> dict[str, Any]:
 def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
     """Return the version after ``after`` that a run committed, or None."""
     for version in range(log.latest_version(path), after, -1):
-        actions = _actions(path, version)
+        actions = _read_actions(path, version)
         if actions is not None and log.parse_user_metadata(actions).get("run") == run_id:
             return version
     return None
@@ -215,17 +215,17 @@ def version_of_run(path: str, run_id: str, *, after: int) -> int | None:
 def latest_data_version(path: str, version: int) -> int:
     """Return the last version up to ``version`` that changed rows, or 0."""
     for number in range(version, 0, -1):
-        actions = _actions(path, number)
+        actions = _read_actions(path, number)
         if actions is None or log.changes_data(actions):
             return number
     return 0
 
 
-def unique_at(path: str, version: int) -> bool:
+def is_unique_at(path: str, version: int) -> bool:
     """Return True if (primary key, event time, created time) is known to be unique in a version."""
     number = latest_data_version(path, version)
     while number > 0:
-        actions = _actions(path, number)
+        actions = _read_actions(path, number)
         note = log.parse_user_metadata(actions or [])
         claim, base, base_unique = note.get("unique"), note.get("base"), note.get("base_unique")
         if claim not in ("kept", "kept_after"):
@@ -240,7 +240,7 @@ def unique_at(path: str, version: int) -> bool:
     return True  # commit 0 has no rows
 
 
-def _actions(path: str, version: int) -> Actions | None:
+def _read_actions(path: str, version: int) -> Actions | None:
     """Return the actions of a commit, or None if it was removed from the log."""
     file = log.commit_path(path, version)
     return log.read_commit(file) if files.exists(file) else None

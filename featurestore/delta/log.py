@@ -144,7 +144,7 @@ def list_log(path: str) -> LogFiles:
     return LogFiles(tuple(sorted(commits)), _complete_checkpoints(folder, checkpoint_names))
 
 
-def checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
+def find_checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
     """Return the last complete checkpoint up to a version and its files, or (-1, ())."""
     last = _read_last_checkpoint(path)
     if 0 <= last <= version:

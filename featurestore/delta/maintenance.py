@@ -39,7 +39,7 @@ _TIERS = tuple((1 << 14) * _FILES_PER_TIER**number for number in range(5))
 _LONGEST_WRITE = timedelta(days=1)
 
 
-def size_to_merge_below(snapshot: Snapshot) -> int | None:
+def find_merge_size_limit(snapshot: Snapshot) -> int | None:
     """Return the size below which files should be merged, or None if no size tier is full."""
     if len(snapshot.files) < _FILES_PER_TIER:
         return None
@@ -82,7 +82,7 @@ def remove_unneeded_files(
     candidates -= _files_added_between(path, latest + 1, latest_version(path))
     # A concurrent vacuum may already have removed some of the files.
     removed = [file for file in sorted(candidates) if files.remove(file, below=make_absolute(path))]
-    orphaned = datetime.fromtimestamp(orphaned_before(retain), UTC)
+    orphaned = datetime.fromtimestamp(orphan_cutoff_time(retain), UTC)
     storage_for(path).remove_unfinished(path, before=orphaned)
     return removed
 
@@ -93,7 +93,7 @@ def _find_unneeded_files(
     """Return the files that no retained version needs, except for recent uncommitted files."""
     needed = _find_needed_files(path, latest, keep_versions=keep_versions, retain=retain)
     committed = _files_added_between(path, 0, latest)
-    abandoned = orphaned_before(retain)
+    abandoned = orphan_cutoff_time(retain)
     return {
         file
         for file in files.walk(make_absolute(path), enter=_is_data_folder)
@@ -131,7 +131,7 @@ def _is_data_folder(folder: str) -> bool:
     return "=" in folder or not folder.startswith(("_", "."))
 
 
-def orphaned_before(retain: datetime) -> float:
+def orphan_cutoff_time(retain: datetime) -> float:
     """Return the modification time (seconds since 1970) before which uncommitted files are orphans."""
     return min(retain, utc_now() - _LONGEST_WRITE).timestamp()
 

@@ -142,7 +142,7 @@ def _read_cached(path: str, version: int | None) -> Snapshot:
     latest = log.latest_version(path)
     if not 0 <= requested_version <= latest:
         raise _version_not_found_error(path, requested_version, latest)
-    base = _CACHE.base(path, requested_version)
+    base = _CACHE.find_base(path, requested_version)
     if base is None:
         cached_snapshot = _replay_log(path, requested_version)
     else:
@@ -187,7 +187,7 @@ class _SnapshotCache:
             return None
         return cached
 
-    def base(self, path: str, version: int) -> _CachedSnapshot | None:
+    def find_base(self, path: str, version: int) -> _CachedSnapshot | None:
         """Return the nearest cached snapshot before a version, or None."""
         with self._lock:
             nearest = -1
@@ -230,7 +230,7 @@ def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileS
     damaged: TableDamaged | None = None
     before = version
     while True:
-        start, files = log.checkpoint_before(path, before)
+        start, files = log.find_checkpoint_before(path, before)
         replay = Replay(path)
         if start < 0:
             break

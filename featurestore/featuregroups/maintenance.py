@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version, record_deletion
-from featurestore.delta.maintenance import size_to_merge_below
+from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureViewWarning,
@@ -79,7 +79,7 @@ def compact_when_due(
         return None
     delta_version = None
     with warn_after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
-        below = size_to_merge_below(read_snapshot(path))
+        below = find_merge_size_limit(read_snapshot(path))
         if below is not None:
             with suppress(WriteConflict):
                 delta_version = session.engine.compact(path, below=below)

@@ -76,7 +76,7 @@ def open_group(
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
-        return _open(path, f"{name!r} version {version}", as_of)
+        return _read_group_snapshot(path, f"{name!r} version {version}", as_of)
 
 
 def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
@@ -88,7 +88,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
-        group = _open(path, f"{name!r} version {version}", None)
+        group = _read_group_snapshot(path, f"{name!r} version {version}", None)
         group = replace(group, writer_view=commits.base_metadata(path, group.delta_version))
     if group.spec.external is not None:
         raise ExternalRowsError(
@@ -100,7 +100,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     return group
 
 
-def _open(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
+def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
     if not is_delta_table(path):
         raise TableDamaged(
             f"Feature group {title} is registered, but there is no Delta table at {path}.",

@@ -66,7 +66,7 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
         rows_by_table = {}
         for table in _ACCESS_TABLES:
             rows_by_table[table.name] = [
-                _access_row(table, stored_row) for stored_row in content.objects(table.name)
+                _parse_access_row(table, stored_row) for stored_row in content.objects(table.name)
             ]
         return rows_by_table
     except MalformedJson as error:
@@ -77,7 +77,7 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
         ) from error
 
 
-def _access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
+def _parse_access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for column in table.columns:
         if column.nullable and stored_row.get(column.name) is None:

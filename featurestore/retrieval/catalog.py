@@ -184,7 +184,7 @@ def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
         path=path,
         delta_version=state.version,
         table_id=state.table_id,
-        unique=commits.unique_at(path, state.version),
+        unique=commits.is_unique_at(path, state.version),
         rows=state.rows,
         bytes=state.bytes,
     )

@@ -76,11 +76,11 @@ class ColumnCounts:
             values=merge_value_counts(self.values, added.values),
         )
         for side in (self, added):
-            merged.widen(side.minimum, side.maximum)
-            merged.widen_lengths(side.shortest, side.longest)
+            merged.extend_extremes(side.minimum, side.maximum)
+            merged.extend_lengths(side.shortest, side.longest)
         return merged
 
-    def widen(self, minimum: Extreme, maximum: Extreme) -> None:
+    def extend_extremes(self, minimum: Extreme, maximum: Extreme) -> None:
         """Extend the extremes to include others; None means no values."""
         if minimum is None or maximum is None:
             return
@@ -89,7 +89,7 @@ class ColumnCounts:
         if self.maximum is None or maximum > self.maximum:  # type: ignore[operator]
             self.maximum = maximum
 
-    def widen_lengths(self, shortest: int | None, longest: int | None) -> None:
+    def extend_lengths(self, shortest: int | None, longest: int | None) -> None:
         """Extend the extreme lengths to include others; None means no values."""
         if shortest is None or longest is None:
             return
@@ -107,7 +107,7 @@ def count_values(column: CountedColumn, data: pa.Array, *, counts_distinct: bool
     if column.has_length:
         _count_lengths(counts, value_lengths(data))
     if column.kind == "text" and counts.nulls < counts.rows:
-        counts.widen(*_extreme_strings(data))
+        counts.extend_extremes(*_extreme_strings(data))
     counts.values = None
     if column.kind == "text" and counts_distinct:
         counts.values = count_texts(data, longest=counts.longest)
@@ -122,7 +122,7 @@ def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
     counts = ColumnCounts(len(values.numbers), values.nulls, values.nan, values.infinite)
     if values.extremes is None:
         return counts
-    counts.widen(*[each.item() for each in values.extremes])
+    counts.extend_extremes(*[each.item() for each in values.extremes])
     counts.values = None
     if counts_distinct:
         counts.values = count_numbers(values)
@@ -148,7 +148,7 @@ def _count_dictionary(data: pa.DictionaryArray, *, counts_distinct: bool) -> Col
     counts = ColumnCounts(rows=len(data), nulls=data.null_count)
     values, occurrences = count_occurrences(data)
     if len(values):
-        counts.widen(*_extreme_strings(values))
+        counts.extend_extremes(*_extreme_strings(values))
         lengths = value_lengths(values)
         _count_lengths(counts, lengths)
         counts.length = int(lengths @ occurrences)

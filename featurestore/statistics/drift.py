@@ -44,11 +44,11 @@ class Cumulative:
     right: Floats
     stepwise: bool
 
-    def up_to(self, x: Floats) -> Floats:
+    def share_up_to(self, x: Floats) -> Floats:
         """Return the share of values <= x."""
         return self._share_at(x, np.searchsorted(self.points, x, side="right") - 1)
 
-    def below(self, x: Floats) -> Floats:
+    def share_below(self, x: Floats) -> Floats:
         """Return the share of values < x."""
         return self._share_at(x, np.searchsorted(self.points, x, side="left") - 1)
 
@@ -93,8 +93,8 @@ def _cumulative_from_counts(top: Sequence[TopValue]) -> Cumulative:
 def kolmogorov_smirnov(a: Cumulative, b: Cumulative) -> float:
     """Return the Kolmogorov-Smirnov distance, the maximum difference of two functions."""
     points = np.union1d(a.points, b.points)
-    up_to = np.abs(a.up_to(points) - b.up_to(points)).max()
-    below = np.abs(a.below(points) - b.below(points)).max()
+    up_to = np.abs(a.share_up_to(points) - b.share_up_to(points)).max()
+    below = np.abs(a.share_below(points) - b.share_below(points)).max()
     return float(max(up_to, below))
 
 
@@ -295,7 +295,7 @@ def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, F
 
 
 def _shares_between(distribution: Cumulative, edges: Floats) -> Floats:
-    return np.diff(np.concatenate(([0.0], distribution.up_to(edges), [1.0])))
+    return np.diff(np.concatenate(([0.0], distribution.share_up_to(edges), [1.0])))
 
 
 def _category_shares(old: _TableColumn, new: _TableColumn) -> tuple[Floats, Floats] | None:

@@ -348,15 +348,15 @@ class _PairSums:
             self._sums[:, 0] += deviations.sum(axis=(0, 2))
         else:
             # A single product of two arrays that includes the sums is faster than a self product.
-            products = _product(deviations, with_ones)
+            products = _slab_product(deviations, with_ones)
             self._products += products[:, :columns]
             self._sums[:, 0] += products[:, columns]
         self._squares[:, 0] = np.diag(self._products)
         if self._masked:
             masks, squares = slabs[:, columns + 1 : -columns], slabs[:, -columns:]
-            self._sums[:, 1:] += _product(deviations, masks)
-            self._squares[:, 1:] += _product(squares, masks)
-            self._rows[1:] += _product(masks, slabs[:, columns:-columns])
+            self._sums[:, 1:] += _slab_product(deviations, masks)
+            self._squares[:, 1:] += _slab_product(squares, masks)
+            self._rows[1:] += _slab_product(masks, slabs[:, columns:-columns])
 
     def co_moments(self) -> CoMoments:
         """Return the co-moments."""
@@ -381,11 +381,11 @@ class _PairSums:
         )
 
 
-def _product(rows_side: Floats, columns_side: Floats) -> Floats:
+def _slab_product(rows_side: Floats, columns_side: Floats) -> Floats:
     """Return ``left @ right.T`` summed over slabs of rows."""
     products = np.empty((rows_side.shape[1], columns_side.shape[1]))
-    for rows in _tiles(rows_side.shape[1]):
-        for columns in _tiles(columns_side.shape[1]):
+    for rows in _column_tiles(rows_side.shape[1]):
+        for columns in _column_tiles(columns_side.shape[1]):
             products[rows, columns] = _tile_product(rows_side[:, rows], columns_side[:, columns])
     return products
 
@@ -393,7 +393,7 @@ def _product(rows_side: Floats, columns_side: Floats) -> Floats:
 def _self_product(slabs: Floats) -> Floats:
     """Return ``slabs @ slabs.T`` summed over slabs of rows."""
     products = np.empty((slabs.shape[1], slabs.shape[1]))
-    tiles = _tiles(slabs.shape[1])
+    tiles = _column_tiles(slabs.shape[1])
     for index, rows in enumerate(tiles):
         for columns in tiles[index:]:
             products[rows, columns] = _tile_product(slabs[:, rows], slabs[:, columns])
@@ -405,5 +405,5 @@ def _tile_product(row_tiles: Floats, column_tiles: Floats) -> Floats:
     return np.asarray((row_tiles @ column_tiles.transpose(0, 2, 1)).sum(axis=0))
 
 
-def _tiles(columns: int) -> list[slice]:
+def _column_tiles(columns: int) -> list[slice]:
     return [slice(start, start + _TILE) for start in range(0, columns, _TILE)]

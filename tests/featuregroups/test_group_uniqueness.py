@@ -28,7 +28,7 @@ def rows(ids: list[Any], day: int) -> pa.Table:
 
 
 def unique(group: FeatureGroup) -> bool:
-    return commits.unique_at(group.path, group.delta_version)
+    return commits.is_unique_at(group.path, group.delta_version)
 
 
 def group_of(store: FeatureStore, name: str = "g") -> FeatureGroup:

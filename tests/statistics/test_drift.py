@@ -214,7 +214,7 @@ def test_distribution_function_rises_from_zero_to_one() -> None:
         function = cumulative(one(values).column("x"))
         assert function is not None
         grid = np.linspace(min(values) - 1, max(values) + 1, 300)
-        shares = function.up_to(grid)
+        shares = function.share_up_to(grid)
         assert shares[0] == 0.0
         assert shares[-1] == 1.0
         assert np.all(np.diff(shares) >= 0)

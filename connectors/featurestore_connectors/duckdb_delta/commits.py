@@ -365,7 +365,7 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     last_checkpoint = _LAST_CHECKPOINTS.get(state.path, 0)
     if last_checkpoint <= version < last_checkpoint + interval:
         return
-    last = max(log.checkpoint_before(state.path, version)[0], 0)
+    last = max(log.find_checkpoint_before(state.path, version)[0], 0)
     _LAST_CHECKPOINTS[state.path] = last
     if version - last >= interval:
         # Readers do not need the checkpoint, and the next commit tries again.
@@ -376,5 +376,5 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
             options = delta_options(state.path)
             DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
             if durable:
-                _, checkpoint_paths = log.checkpoint_before(state.path, version)
+                _, checkpoint_paths = log.find_checkpoint_before(state.path, version)
                 files.sync(checkpoint_paths)

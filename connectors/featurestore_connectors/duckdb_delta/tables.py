@@ -13,7 +13,11 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import storage_schema
-from featurestore.delta.maintenance import modification_time, orphaned_before, remove_unneeded_files
+from featurestore.delta.maintenance import (
+    modification_time,
+    orphan_cutoff_time,
+    remove_unneeded_files,
+)
 from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
@@ -223,7 +227,7 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     Return the paths of the removed files.
     """
     removed = remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)
-    abandoned = orphaned_before(retain)
+    abandoned = orphan_cutoff_time(retain)
     writing = os.path.join(path, WRITING)
     for name in storage.list_directory(writing):
         folder = os.path.join(writing, name)

@@ -47,7 +47,7 @@ _MAX_COMPARED = 4
 _MAX_CENTERS = 40
 
 
-def _pyplot() -> Any:
+def _import_pyplot() -> Any:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -58,7 +58,7 @@ def _pyplot() -> Any:
 @contextmanager
 def _new_figure(figsize: Size | None, *, default: Size) -> Iterator[Figure]:
     """Create an empty figure in the current style, and detach it from pyplot afterwards."""
-    plt = _pyplot()
+    plt = _import_pyplot()
     figure = plt.figure(figsize=figsize or default, layout="constrained")
     try:
         yield figure
@@ -84,7 +84,7 @@ def show(figure: Figure) -> None:
 
     Without a display, a log message explains how to save the figure.
     """
-    plt = _pyplot()
+    plt = _import_pyplot()
     backend = str(plt.get_backend()).lower()
     if any(name in backend for name in _NOTEBOOK_BACKENDS):
         from IPython.display import display
@@ -225,7 +225,7 @@ def clusters(
 
 
 def _draw_plane(axis: Axes, clustering: Clusters) -> None:
-    palette = _pyplot().get_cmap("tab10")
+    palette = _import_pyplot().get_cmap("tab10")
     for number in range(len(clustering.centers)):
         members = clustering.labels == number
         horizontal, vertical = clustering.plane[members].T

@@ -72,7 +72,7 @@ def number_text(value: float) -> str:
     >>> number_text(100_000), number_text(1_234), number_text(-2.5e6), number_text(0.0312)
     ('100 k', '1234', '-2.5 M', '0.0312')
     """
-    return _format_with_unit(value, _unit_of(abs(value)), digits=3)
+    return _format_with_unit(value, _select_unit(abs(value)), digits=3)
 
 
 def number_texts(values: Sequence[float]) -> list[str]:
@@ -83,7 +83,7 @@ def number_texts(values: Sequence[float]) -> list[str]:
     >>> number_texts([1_000_000, 1_000_002])
     ['1,000,000', '1,000,002']
     """
-    unit = _unit_of(max(map(abs, values), default=0.0))
+    unit = _select_unit(max(map(abs, values), default=0.0))
     for digits in range(3, 6):
         texts = [_format_with_unit(value, unit, digits=digits) for value in values]
         if len(set(texts)) == len(values):
@@ -121,7 +121,7 @@ def time_text(seconds: float, *, days: float) -> str:
 def percent_ticks(axis: Axes, axis_name: Literal["x", "y"]) -> None:
     """Format the ticks of an axis as percentages, with at most five ticks."""
     axis.locator_params(axis=axis_name, nbins=4)
-    _axis(axis, axis_name).set_major_formatter(lambda value, _: percent_text(value))
+    _get_axis(axis, axis_name).set_major_formatter(lambda value, _: percent_text(value))
 
 
 def number_ticks(axis: Axes, axis_name: str = "x", *, integers_only: bool = False) -> None:
@@ -132,7 +132,7 @@ def number_ticks(axis: Axes, axis_name: str = "x", *, integers_only: bool = Fals
         def format_ticks(self, values: Any) -> list[str]:
             return number_texts([float(value) for value in values])
 
-    ticked_axis = _axis(axis, axis_name)
+    ticked_axis = _get_axis(axis, axis_name)
     ticked_axis.set_major_locator(MaxNLocator(nbins=5, integer=integers_only, steps=[1, 2, 5, 10]))
     ticked_axis.set_major_formatter(InOneUnit(lambda value, _: number_text(value)))
 
@@ -154,11 +154,11 @@ def time_ticks(axis: Axes) -> None:
     axis.xaxis.set_major_formatter(lambda seconds, _: time_text(seconds, days=days))
 
 
-def _axis(axis: Axes, axis_name: str) -> Any:
+def _get_axis(axis: Axes, axis_name: str) -> Any:
     return axis.xaxis if axis_name == "x" else axis.yaxis
 
 
-def _unit_of(largest: float) -> tuple[float, str]:
+def _select_unit(largest: float) -> tuple[float, str]:
     if not math.isfinite(largest) or not _LARGE <= largest < _SCIENTIFIC:
         return 1.0, ""
     for unit in _UNITS:
@@ -203,7 +203,7 @@ def range_to_draw(columns: Sequence[ColumnStatistics]) -> AxisRange | None:
             trimmed_ranges.append(_trim_tails(quantiles))
     if full_ranges == trimmed_ranges:
         return None
-    full_range, trimmed_range = _union(full_ranges), _union(trimmed_ranges)
+    full_range, trimmed_range = _merge_ranges(full_ranges), _merge_ranges(trimmed_ranges)
     min_value = _MIN_LOG_INTEGER if is_integer_column(columns[0]) else 0.0
     if (
         columns[0].kind == "number"
@@ -227,8 +227,8 @@ def range_label(column: ColumnStatistics, axis_range: AxisRange) -> str:
     distribution = cumulative(column)
     if distribution is not None:
         ends = np.array([axis_range.low, axis_range.high])
-        below = float(distribution.below(ends)[0])
-        above = 1.0 - float(distribution.up_to(ends)[1])
+        below = float(distribution.share_below(ends)[0])
+        above = 1.0 - float(distribution.share_up_to(ends)[1])
         if below > _MIN_REPORTED_SHARE:
             lines.append(
                 f"{_format_share(below)} below, from {_format_value(column, distribution.points[0])}"
@@ -262,7 +262,7 @@ def _trim_tails(quantiles: Floats) -> tuple[float, float]:
     return ranges[0]
 
 
-def _union(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _merge_ranges(ranges: Sequence[tuple[float, float]]) -> tuple[float, float]:
     lows, highs = zip(*ranges, strict=True)
     return min(lows), max(highs)
 

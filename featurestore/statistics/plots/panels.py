@@ -157,7 +157,7 @@ def _draw_bins(axis: Axes, edges: Floats, shares: Floats) -> None:
 
 def _bin_shares(distribution: Cumulative, edges: Floats) -> Floats:
     """Return the share in each bin; bins include the left edge, the last bin both edges."""
-    up_to = np.append(distribution.below(edges[:-1]), distribution.up_to(edges[-1:]))
+    up_to = np.append(distribution.share_below(edges[:-1]), distribution.share_up_to(edges[-1:]))
     return np.diff(up_to)
 
 

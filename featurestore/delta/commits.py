@@ -1,21 +1,22 @@
 """Store metadata in a Delta log: group definitions, commit metadata, unique keys, and stream offsets.
 
-Table properties are ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description and
-tags). The user metadata of a commit is a JSON object with operation, run, job, inputs, validation, and
-the field ``unique``:
+Table properties are ``featurestore.spec`` (the definition) and ``featurestore.meta`` (description
+and tags). The user metadata of a commit is a JSON object with operation, run, job, inputs,
+validation, and the field ``unique``:
 
 * ``true`` / ``false``: keys and times are unique (or not unique) after this commit;
 * ``"kept"``: they are unique if they are unique in the previous version (upserts, deletes);
 * ``"kept_after"``: they are unique if they are unique in version ``base``, and no other data was
   committed in between (appends of later times).
 
-``base`` is the version that the writer read; ``base_unique`` and ``base_time`` are the uniqueness and
-commit time of this version, so that a commit can be interpreted without reading earlier commits.
+``base`` is the version that the writer read; ``base_unique`` and ``base_time`` are the uniqueness
+and commit time of this version, so that a commit can be interpreted without reading earlier
+commits.
 
-A stream has a transaction number for each partition of its topic: the offset of the next record. The
-numbers are committed together with the rows, so that table and offsets are always consistent. A commit
-fails if the current numbers differ from the numbers that the writer started with, because then
-another writer has already committed the records.
+A stream has a transaction number for each partition of its topic: the offset of the next record.
+The numbers are committed together with the rows, so that table and offsets are always consistent. A
+commit fails if the current numbers differ from the numbers that the writer started with, because
+then another writer has already committed the records.
 """
 
 from __future__ import annotations

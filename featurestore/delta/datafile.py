@@ -1,7 +1,7 @@
 """Data files in a Delta log: paths, sizes and statistics, and column bounds from the statistics.
 
-Bounds are ordinals: integers, days since 1970 for dates, and microseconds since 1970 for times. A lower
-bound is at most the minimum; an upper bound is at least the maximum. Spark (and delta-rs in
+Bounds are ordinals: integers, days since 1970 for dates, and microseconds since 1970 for times. A
+lower bound is at most the minimum; an upper bound is at least the maximum. Spark (and delta-rs in
 checkpoints) truncates times to milliseconds, so the actual maximum may be up to 999 microseconds
 later than in the log; the same tolerance is applied to the minimum. Strings have no bounds, because
 writers truncate them in different ways.

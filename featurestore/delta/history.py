@@ -40,9 +40,9 @@ _TIMES: OrderedDict[FileState, int] = OrderedDict()
 class LogCommit:
     """A commit in the log.
 
-    ``timestamp`` is the monotonic commit time in milliseconds since 1970, ``rows`` the number of rows
-    after the commit. ``operation`` is taken from the user metadata, or else from the log, in lower
-    case.
+    ``timestamp`` is the monotonic commit time in milliseconds since 1970, ``rows`` the number of
+    rows after the commit. ``operation`` is taken from the user metadata, or else from the log, in
+    lower case.
     """
 
     version: int

@@ -33,8 +33,8 @@ _CHECKPOINT_NAME = re.compile(
     r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
 )
 _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
-# The last known version of each table in this process. Only the versions after it are checked, without
-# listing the log.
+# The last known version of each table in this process. Only the versions after it are checked,
+# without listing the log.
 _LAST_VERSIONS: dict[str, int] = {}
 # The number of commits before the last known version that a listing includes.
 _RELISTED_COMMITS = 20
@@ -92,8 +92,9 @@ class LogFiles:
 def cached_listing(path: str, *, back: int | None = _RELISTED_COMMITS) -> Iterator[None]:
     """List a log in an object store once, and use this listing during a ``with`` block.
 
-    This is only suitable for reads, since concurrent commits are not visible. If the last version of
-    the log is known, only later files and the ``back`` commits before it are listed; None lists all.
+    This is only suitable for reads, since concurrent commits are not visible. If the last version
+    of the log is known, only later files and the ``back`` commits before it are listed; None lists
+    all.
     """
     last_version = _LAST_VERSIONS.get(path)
     after = ""

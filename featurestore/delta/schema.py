@@ -24,8 +24,8 @@ from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 
-# Reader features that do not change the rows of listed files, or that are checked separately: deletion
-# vectors for each file, and column mapping by its mode.
+# Reader features that do not change the rows of listed files, or that are checked separately:
+# deletion vectors for each file, and column mapping by its mode.
 _SUPPORTED_FEATURES = frozenset(
     {
         "columnMapping",
@@ -132,9 +132,9 @@ def requested_schema(
 ) -> pa.Schema:
     """Return the feature types of the columns to read from a table.
 
-    ``table_schema`` is the schema of the table version, ``schema`` has feature types to restore, and
-    ``columns`` selects columns; the types of other columns are not checked. A warning is issued for
-    times without a time zone, which are read as UTC.
+    ``table_schema`` is the schema of the table version, ``schema`` has feature types to restore,
+    and ``columns`` selects columns; the types of other columns are not checked. A warning is issued
+    for times without a time zone, which are read as UTC.
 
     Raises:
         SchemaMismatch: A requested column does not exist.

@@ -92,8 +92,8 @@ class Snapshot:
     def times(self, column: str) -> list[tuple[int, int] | None] | None:
         """Return the minimum and maximum time in each of ``files``, in microseconds since 1970.
 
-        Dates are converted to midnight. Files without statistics have None instead of a pair. Return
-        None if the column does not contain times.
+        Dates are converted to midnight. Files without statistics have None instead of a pair.
+        Return None if the column does not contain times.
         """
         bounds = self.bounds(column)
         if bounds is None:
@@ -165,7 +165,8 @@ class _CachedSnapshot:
 
     def is_current(self) -> bool:
         if storage_for(self.snapshot.path).prefers_listing:
-            # Commits in object stores are not overwritten; a new table at this path has new commits.
+            # Commits in object stores are not overwritten; a new table at this path has new
+            # commits.
             return self.sources[-1].is_current()
         return all(source.is_current() for source in self.sources)
 
@@ -223,9 +224,9 @@ def _replay_log(path: str, version: int) -> _CachedSnapshot:
 def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
     """Return the table state at the last readable checkpoint, its version, and its file states.
 
-    A checkpoint may be truncated after a power failure, because other writers do not sync it. Then an
-    earlier checkpoint or the commits are used, if they are still in the log. The version is -1 if
-    the log must be replayed from the start.
+    A checkpoint may be truncated after a power failure, because other writers do not sync it. Then
+    an earlier checkpoint or the commits are used, if they are still in the log. The version is -1
+    if the log must be replayed from the start.
     """
     damaged: TableDamaged | None = None
     before = version

@@ -313,7 +313,7 @@ def _is_later_than_table(engine: Engine, batch: Batch, group: OpenGroup) -> bool
 class MinimumTime(Accumulator[Any, Any]):
     """Accumulator of the minimum of a time column, as an ordinal of ``featurestore.delta.datafile``.
 
-    The result of ``finish`` equals None for columns with nulls, and ``_NO_ROWS`` without rows.
+    The result equals None for columns with nulls, and ``_NO_ROWS`` without rows.
     """
 
     column: str

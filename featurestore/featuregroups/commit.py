@@ -1,8 +1,8 @@
 """The second half of a write: stage and audit the rows, commit them, register the commit.
 
-Before, ``write.create`` and ``write.insert`` record an intent in the registry and convert the rows to
-the group's columns. After an error before the Delta commit no rows are visible. An error after the
-Delta commit is reported as a warning, and recovery registers the commit later.
+Before, ``write.create`` and ``write.insert`` record an intent in the registry and convert the rows
+to the group's columns. After an error before the Delta commit no rows are visible. An error after
+the Delta commit is reported as a warning, and recovery registers the commit later.
 """
 
 from __future__ import annotations

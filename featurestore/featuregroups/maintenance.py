@@ -93,8 +93,8 @@ def vacuum(
 ) -> Sequence[str]:
     """Remove data files that no version younger than ``retain`` and no training dataset needs.
 
-    Return the paths of the removed files. Log entries of pinned versions are retained, so that these
-    versions remain readable.
+    Return the paths of the removed files. Log entries of pinned versions are retained, so that
+    these versions remain readable.
     """
     group = open_group(session, name, version)
     oldest = shift_time(utc_now(), -parse_duration(retain, argument="retain"))

@@ -1,7 +1,7 @@
 """Quality of stored rows: statistics and validation reports of a group.
 
-Statistics are updated at each append and recomputed after other changes. They are stored next to the
-table (``featurestore.statistics.storage``).
+Statistics are updated at each append and recomputed after other changes. They are stored next to
+the table (``featurestore.statistics.storage``).
 """
 
 from __future__ import annotations

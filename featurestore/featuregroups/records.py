@@ -44,8 +44,8 @@ class RecordOrder:
     ``columns`` are the record columns of the rows, including partition and offset, in addition to
     the columns of the group. ``on_duplicates`` selects the row that is written for a key: "last",
     "first", or "quarantine", which writes the first row and quarantines the others. ``deleted`` has
-    the primary keys of delete records, with partition and offset. ``written_positions`` collects the
-    positions of written records when quarantined records are written again.
+    the primary keys of delete records, with partition and offset. ``written_positions`` collects
+    the positions of written records when quarantined records are written again.
     """
 
     on_duplicates: str
@@ -135,7 +135,8 @@ def prepare_records(
         ValidationFailed: Rows fail a check under the policy "strict".
     """
     engine, spec = session.engine, batch.spec
-    # Each stage has its own folder, because an engine may empty the folder before it reads the rows.
+    # Each stage has its own folder, because an engine may empty the folder before it reads the
+    # rows.
     staged = engine.stage(batch.relation, os.path.join(run.rows, "given"))
     names = {name: name for name in spec.schema.names}
     rules = checks.ValueRules.for_group(spec, has_checked_values=False)

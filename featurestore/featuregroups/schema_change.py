@@ -1,7 +1,7 @@
 """Schema changes by a write: new columns, and wider decimals.
 
-The required digits depend on the values, not on the column type of the batch: trailing zeros need no
-digits. Digits are counted before the rows are converted, so rows that can be read only once are
+The required digits depend on the values, not on the column type of the batch: trailing zeros need
+no digits. Digits are counted before the rows are converted, so rows that can be read only once are
 staged first.
 """
 
@@ -117,8 +117,8 @@ def widen_table(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> N
 def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field]) -> None:
     """Add new columns to the definition in the table, under a lock.
 
-    The definition is changed before the table schema: readers ignore columns that the table does not
-    have, so a crash in between has no effect.
+    The definition is changed before the table schema: readers ignore columns that the table does
+    not have, so a crash in between has no effect.
     """
     if not added:
         return

@@ -32,7 +32,8 @@ from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.validation import quarantine_schema
 
-# The type of ``as_of=``: a Delta version, or an instant that selects the latest version at that time.
+# The type of ``as_of=``: a Delta version, or an instant that selects the latest version at that
+# time.
 TableVersion = datetime | str | int
 
 

@@ -1,8 +1,8 @@
 """The write path of feature groups: creation and inserts.
 
-Both operations record an intent in the registry, convert the rows to the group's columns, prepare the
-rows (staging and audit), and publish them in one Delta commit. Creation also defines the group, and
-creates the table before the rows are published.
+Both operations record an intent in the registry, convert the rows to the group's columns, prepare
+the rows (staging and audit), and publish them in one Delta commit. Creation also defines the group,
+and creates the table before the rows are published.
 """
 
 from __future__ import annotations
@@ -260,8 +260,8 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
 def _warn_views(session: Session, spec: FeatureGroupSpec) -> None:
     """Warn about feature views that read features which a new definition lacks.
 
-    A view reads a fixed version of the group. If a later version lacks a feature, the view cannot be
-    updated to it; if the version is recreated without a feature, the view cannot be read.
+    A view reads a fixed version of the group. If a later version lacks a feature, the view cannot
+    be updated to it; if the version is recreated without a feature, the view cannot be read.
     """
     with session.registry.reading() as connection:
         reading = feature_views.views_reading(connection, spec.name)

@@ -1,8 +1,8 @@
 """Emission of OpenLineage events; disabled unless OpenLineage's settings configure a transport.
 
-Events are queued and sent by a background thread, so that lineage neither slows down writes nor makes
-them fail. If the receiver is unavailable or too slow, the queue is full and events are dropped. One
-warning is logged until an event is delivered again.
+Events are queued and sent by a background thread, so that lineage neither slows down writes nor
+makes them fail. If the receiver is unavailable or too slow, the queue is full and events are
+dropped. One warning is logged until an event is delivered again.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
 
-# Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must not
-# expire log entries or data files.
+# Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must
+# not expire log entries or data files.
 TABLE_PROPERTIES = {
     "delta.checkpointInterval": "10",
     "delta.deletedFileRetentionDuration": "interval 3650 days",
@@ -42,8 +42,8 @@ TABLE_PROPERTIES = {
 class Relation:
     """A lazy table of an engine.
 
-    The rows are computed on demand and not cached: each call of ``stream``, ``count``, ``write`` and
-    similar methods computes them again. To read rows more than once, stage them first
+    The rows are computed on demand and not cached: each call of ``stream``, ``count``, ``write``
+    and similar methods computes them again. To read rows more than once, stage them first
     (``Engine.stage``). Relations are immutable; engine methods return new relations. A relation is
     valid until its engine is closed or a relation from which it is derived is released. It belongs
     to one engine in one process and cannot be pickled.
@@ -127,7 +127,8 @@ class TableWrite:
             not exceed the last committed number of the application.
         offsets: For modes "append" and "upsert": {application: (current number, next number)}. All
             numbers are advanced in the same commit. Before the first commit, None must be used as
-            the current number. ``StreamOvertaken`` is raised if the current number of an application differs.
+            the current number. ``StreamOvertaken`` is raised if the current number of an
+            application differs.
         deletes: Additional keys (columns ``key``) that an upsert deletes; they must not overlap with
             the keys of the written rows.
     """
@@ -147,17 +148,18 @@ class Engine(Protocol):
 
     Every implementation must pass ``featurestore.testing.EngineConformance``.
 
-    **Laziness.** Methods that return a ``Relation`` do not compute rows, except for ``stage``, which
-    writes them, and ``from_arrow`` if rows must be sent to executors. Errors that do not depend on
-    rows (unknown columns and tables, invalid SQL) are raised immediately. Errors in rows are raised
-    when the rows are computed.
+    **Laziness.** Methods that return a ``Relation`` do not compute rows, except for ``stage``,
+    which writes them, and ``from_arrow`` if rows must be sent to executors. Errors that do not
+    depend on rows (unknown columns and tables, invalid SQL) are raised immediately. Errors in rows
+    are raised when the rows are computed.
 
     **Location of rows.** Rows enter the calling process only through ``stream``, and as examples of
     ``duplicates``. Functions and accumulators passed to ``map_batches``, ``aggregate`` and
     ``write_shards`` run where the rows are stored (on Spark, in the executors). They and their
-    results must be picklable. If a task is retried, they may be called repeatedly for the same rows;
-    only the results of one call are used. Batches may have any number of rows, including zero. An
-    exception in a function is propagated to the caller, unchanged or quoted by an ``EngineError``.
+    results must be picklable. If a task is retried, they may be called repeatedly for the same
+    rows; only the results of one call are used. Batches may have any number of rows, including
+    zero. An exception in a function is propagated to the caller, unchanged or quoted by an
+    ``EngineError``.
 
     **SQL** uses the engine's ``dialect``. User queries are parsed and transpiled by
     ``featurestore.usersql`` before. User text is passed only to ``user_sql``, or as a checked
@@ -176,14 +178,14 @@ class Engine(Protocol):
 
     **Files.** The engine owns the files of tables. The caller owns the files written by ``stage``,
     and removes the directory when no relation requires it. Files passed to ``read_files`` are not
-    modified. ``release`` and ``close`` remove temporary files of the engine (spilled rows, rows sent
-    to executors).
+    modified. ``release`` and ``close`` remove temporary files of the engine (spilled rows, rows
+    sent to executors).
 
-    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for incompatible
-    columns or types, ``WriteConflict`` if retries after conflicts with concurrent writers are
-    exhausted, ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for unreadable tables,
-    ``StorageError`` for file system errors, ``EngineError`` for all other failures. Exceptions of
-    the underlying libraries are wrapped.
+    **Errors.** ``InvalidSql`` for SQL that the engine cannot run, ``SchemaMismatch`` for
+    incompatible columns or types, ``WriteConflict`` if retries after conflicts with concurrent
+    writers are exhausted, ``VersionNotFound``, ``UnsupportedTable`` and ``TableDamaged`` for
+    unreadable tables, ``StorageError`` for file system errors, ``EngineError`` for all other
+    failures. Exceptions of the underlying libraries are wrapped.
     """
 
     @property
@@ -361,8 +363,8 @@ class Engine(Protocol):
         """Widen decimal columns of a table, so that they can represent the types in ``columns``.
 
         All files are rewritten in one commit that changes no rows. Earlier versions retain their
-        types. Concurrent writers commit their rows with the new types. Return the new Delta version,
-        or None if the table is already wide enough.
+        types. Concurrent writers commit their rows with the new types. Return the new Delta
+        version, or None if the table is already wide enough.
 
         Raises:
             SchemaMismatch: More than 38 digits would be required.
@@ -449,8 +451,8 @@ class HoldsRows(Protocol):
     def hold(self, relation: Relation) -> Relation:
         """Buffer the rows in memory for repeated reads, if they fit.
 
-        If they do not fit, return a single-use relation with the same rows; the argument must not be
-        used any more.
+        If they do not fit, return a single-use relation with the same rows; the argument must not
+        be used any more.
         """
         ...
 

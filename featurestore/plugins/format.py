@@ -63,7 +63,8 @@ class ColumnProfile:
 class WrittenFile:
     """A file that a format wrote: path relative to the dataset directory, size and SHA-256 digest.
 
-    ``prefixes`` has truncated SHA-256 digests of the first 1, 2, ... MiB, computed by ``ShardFile``.
+    ``prefixes`` has truncated SHA-256 digests of the first 1, 2, ... MiB, computed by
+    ``ShardFile``.
     """
 
     path: str
@@ -123,8 +124,8 @@ class ShardReader(Protocol):
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         """Return the rows ``[start, stop)`` of the shard with the feature types in the manifest.
 
-        The batch remains valid after the shard is closed. The cost must not depend on ``start``, and
-        only the requested columns are decoded.
+        The batch remains valid after the shard is closed. The cost must not depend on ``start``,
+        and only the requested columns are decoded.
 
         Raises:
             DatasetDamaged: The bytes are not valid in this format.
@@ -163,8 +164,8 @@ class PlaneReader(Protocol):
 class RecordAccess(Protocol):
     """Random access to fixed-width records, the fastest way to read a shard.
 
-    It is stateless and thread-safe: memory maps and returned arrays belong to the caller. Any number
-    of records may be passed in any order, including none.
+    It is stateless and thread-safe: memory maps and returned arrays belong to the caller. Any
+    number of records may be passed in any order, including none.
     """
 
     @property
@@ -181,8 +182,8 @@ class RecordAccess(Protocol):
     ) -> dict[str, tuple[npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Return ``{column: (values, present)}`` for records of shape (n, record_bytes).
 
-        Values have the shape (n, *column shape). Booleans, integers and floats have the numpy type of
-        the feature. Dates are int64 days and timestamps int64 microseconds since 1970 in UTC.
+        Values have the shape (n, *column shape). Booleans, integers and floats have the numpy type
+        of the feature. Dates are int64 days and timestamps int64 microseconds since 1970 in UTC.
         Strings, binaries and decimals (formatted) are object arrays of bytes. Nulls are zeros or
         empty bytes. Lists of varying length are encoded as ``arrow.batches.create_item_rows``, with length
         0 for nulls. Without nulls, None is returned for ``present``.
@@ -210,8 +211,9 @@ class RecordAccess(Protocol):
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> PlaneReader:
         """Return a function that decodes numeric scalar columns into arrays.
 
-        A group describes the rows of one array: columns with the same numpy type (as in ``decode``),
-        or validity masks in boolean arrays. Rows for which the group has None are not written.
+        A group describes the rows of one array: columns with the same numpy type (as in
+        ``decode``), or validity masks in boolean arrays. Rows for which the group has None are not
+        written.
         """
         ...
 
@@ -270,17 +272,17 @@ class DatasetFormat(Protocol):
     in the same bytes, independent of batch boundaries and machine.
 
     **Values.** Each feature type is either read back unchanged, including nulls, or ``encodings``
-    describes the loss, or ``check`` rejects the type. Memory contents of null values must not affect
-    the bytes.
+    describes the loss, or ``check`` rejects the type. Memory contents of null values must not
+    affect the bytes.
 
     **Files.** A shard and its sidecars are published atomically (``storage.shards.ShardFile``): a
     failed or killed call leaves at most a temporary file. The caller chooses the paths, which are
-    relative to ``directory``. A format writes no other files, removes no files, and reads only files
-    whose paths are passed to it.
+    relative to ``directory``. A format writes no other files, removes no files, and reads only
+    files whose paths are passed to it.
 
     **Errors.** ``UnsupportedType`` and ``InvalidArgument`` from ``check`` and ``layout``, before
-    any data is written; ``UnsupportedType`` from ``write_shard`` for values that no layout supports;
-    ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
+    any data is written; ``UnsupportedType`` from ``write_shard`` for values that no layout
+    supports; ``DatasetDamaged`` for corrupt files; ``MissingExtra`` if a library is not installed;
     ``StorageError`` for file system errors.
 
     Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,

@@ -22,8 +22,8 @@ class SupportsRowHashing(Protocol):
     """An engine that can compute the row hashes of ``featurestore.hashing``.
 
     Methods return None for types that the engine cannot hash; then the caller must hash Arrow
-    batches. Unsigned hashes are mapped to signed integers with the same order. Only ``count_hashes``
-    and ``hashes_of_groups`` run a query.
+    batches. Unsigned hashes are mapped to signed integers with the same order. Only
+    ``count_hashes`` and ``hashes_of_groups`` run a query.
     """
 
     def with_row_hash(
@@ -178,9 +178,9 @@ class RecordPlan:
 class RecordTask:
     """A request to write shards, with path and row count of each shard in a directory.
 
-    ``shard`` and ``hash`` are columns of the relation. Shard numbers ascend with the hash. Rows with
-    equal hashes are ordered by the canonical bytes of ``columns``. Values of the columns ``labels``
-    are counted if there are at most ``max_labels`` distinct values.
+    ``shard`` and ``hash`` are columns of the relation. Shard numbers ascend with the hash. Rows
+    with equal hashes are ordered by the canonical bytes of ``columns``. Values of the columns
+    ``labels`` are counted if there are at most ``max_labels`` distinct values.
     """
 
     directory: str

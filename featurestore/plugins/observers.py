@@ -1,9 +1,9 @@
 """Observers of operations: jobs, writes, exports, validations.
 
-An operation runs in a ``with observed(work)`` block and sets the attributes of its ``Work``, from which
-observers derive lineage events. Observers are called in the thread of the operation. They must return
-immediately and must not raise exceptions, so that they neither slow down the operation nor make it
-fail.
+An operation runs in a ``with observed(work)`` block and sets the attributes of its ``Work``, from
+which observers derive lineage events. Observers are called in the thread of the operation. They
+must return immediately and must not raise exceptions, so that they neither slow down the operation
+nor make it fail.
 """
 
 from __future__ import annotations

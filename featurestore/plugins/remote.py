@@ -22,9 +22,9 @@ RETRIEVAL = "application/vnd.featurestore.retrieval"
 class Client(Protocol):
     """A client of a served store.
 
-    **Errors.** Server errors (for example ``FeatureGroupNotFound``, ``NotSignedIn``, ``NotAllowed``)
-    are raised with the same class, message and hint. ``ServerUnavailable`` is raised if the server
-    cannot be reached or the connection is interrupted.
+    **Errors.** Server errors (for example ``FeatureGroupNotFound``, ``NotSignedIn``,
+    ``NotAllowed``) are raised with the same class, message and hint. ``ServerUnavailable`` is
+    raised if the server cannot be reached or the connection is interrupted.
 
     **Threads.** All methods are thread-safe.
     """

@@ -1,7 +1,7 @@
 """The source interface: external tables, queries and files, and streams of records.
 
-Tables are read as Arrow data from a consistent snapshot. Sources, including the built-in sources, are
-entry points of the group ``featurestore.sources``, named by the URI scheme.
+Tables are read as Arrow data from a consistent snapshot. Sources, including the built-in sources,
+are entry points of the group ``featurestore.sources``, named by the URI scheme.
 
 Sources with topics implement ``HasStreams``; the method ``stream`` returns a ``StreamSource`` with
 topics, whose partitions contain immutable records identified by offsets.
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # Columns that a decoder adds to the columns of the group: record position and decoding error.
 RECORD_ERROR = "record_error"
-# The column that is true if the record deletes the rows of its primary key. All other columns of such
-# rows are null.
+# The column that is true if the record deletes the rows of its primary key. All other columns of
+# such rows are null.
 RECORD_DELETES = "record_deletes"
 RECORD_COLUMNS = (
     RECORD_ERROR,
@@ -63,8 +63,8 @@ class SourceConfig:
 class Decisions(Protocol):
     """Persistent storage for decisions of a source about its tables, such as inferred types.
 
-    The source chooses the keys; a decision is a JSON object. Decisions are retained until the source
-    is removed from the store.
+    The source chooses the keys; a decision is a JSON object. Decisions are retained until the
+    source is removed from the store.
     """
 
     def get(self, key: str) -> Mapping[str, Any] | None:
@@ -134,8 +134,8 @@ class SourceSnapshot(Protocol):
     """A consistent state of a source, until it is closed.
 
     All reads of a snapshot have the same state: concurrent writes are not visible. If the source
-    cannot guarantee this (files), ``SourceChanged`` is raised before the last batch when a change is
-    detected. A snapshot is used by one thread; several reads may be open at the same time.
+    cannot guarantee this (files), ``SourceChanged`` is raised before the last batch when a change
+    is detected. A snapshot is used by one thread; several reads may be open at the same time.
     """
 
     @property
@@ -175,9 +175,9 @@ class SourceSnapshot(Protocol):
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         """Stream the rows with the types of ``schema``, in bounded memory.
 
-        The source evaluates the column selection and the window of the query. For values that cannot
-        be represented (infinite times, numerics of unbounded scale), ``UnsupportedType`` names the
-        column.
+        The source evaluates the column selection and the window of the query. For values that
+        cannot be represented (infinite times, numerics of unbounded scale), ``UnsupportedType``
+        names the column.
         """
         ...
 
@@ -230,7 +230,8 @@ class PartitionedSnapshot(Protocol):
         Rows, types and errors are the same as for ``read``. All tasks read this snapshot.
 
         Raises:
-            ConfigurationError: The engine lacks a required library; the hint shows how to install it.
+            ConfigurationError: The engine lacks a required library; the hint shows how to install
+            it.
         """
         ...
 

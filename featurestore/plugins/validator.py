@@ -60,8 +60,8 @@ class Validator(Protocol):
     """Validates tables against expectations, which are dicts ``{"type": ..., "kwargs": {...}}``.
 
     **Expectations** are untrusted data that is stored with a table. ``normalize`` is called again
-    before each audit. Methods must not execute, evaluate, fetch or open the content of expectations:
-    anything that could be code is rejected (``InvalidExpectation``).
+    before each audit. Methods must not execute, evaluate, fetch or open the content of
+    expectations: anything that could be code is rejected (``InvalidExpectation``).
 
     **State.** A validator is stateless, picklable and thread-safe; on Spark, ``check`` runs in the
     executors. It writes no files, prints nothing and uses no network.

@@ -1,8 +1,8 @@
 """A server socket for messages between workers and the process that started them.
 
-It uses ``multiprocessing.connection``: before messages are read, both sides prove that they know the
-key, which workers receive with their task. Messages are bytes and are not unpickled. They are neither
-encrypted nor signed, so an attacker who can modify network packets can modify messages.
+It uses ``multiprocessing.connection``: before messages are read, both sides prove that they know
+the key, which workers receive with their task. Messages are bytes and are not unpickled. They are
+neither encrypted nor signed, so an attacker who can modify network packets can modify messages.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 from featurestore.errors import EngineError
 
 _MAX_MESSAGE_BYTES = 1 << 24
-# The maximum number of unauthenticated connections. If it is exceeded, the oldest is closed, so that
-# unknown clients cannot exhaust file descriptors or lock out workers.
+# The maximum number of unauthenticated connections. If it is exceeded, the oldest is closed, so
+# that unknown clients cannot exhaust file descriptors or lock out workers.
 _MOST_PENDING = 32
 _PROOF_SECONDS = 10.0
 _ACCEPT_SECONDS = 0.2
@@ -142,7 +142,8 @@ class WorkerPort:
                 self._pending.pop(connection, None)
                 if connection.closed:
                     continue
-                # Closing the descriptor would not wake the thread, and the descriptor may be reused.
+                # Closing the descriptor would not wake the thread, and the descriptor may be
+                # reused.
                 duplicate = socket.socket(fileno=os.dup(connection.fileno()))
                 with duplicate, suppress(OSError):
                     duplicate.shutdown(socket.SHUT_RDWR)

@@ -1,12 +1,13 @@
 """Version claims in an object store that is shared by several registries.
 
-Processes with the same registry use the registry for mutual exclusion. Several registries may use the
-same location in an object store, for example one SQLite file on each machine. Then a version belongs
-to the registry that first writes its claim object, and only this registry removes the version if it
-is incomplete.
+Processes with the same registry use the registry for mutual exclusion. Several registries may use
+the same location in an object store, for example one SQLite file on each machine. Then a version
+belongs to the registry that first writes its claim object, and only this registry removes the
+version if it is incomplete.
 
-A training dataset version is claimed by one export. The claim is retained if the export is considered
-dead, so that no other export writes to a directory where a delayed request may still change files.
+A training dataset version is claimed by one export. The claim is retained if the export is
+considered dead, so that no other export writes to a directory where a delayed request may still
+change files.
 """
 
 from __future__ import annotations

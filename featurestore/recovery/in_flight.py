@@ -45,9 +45,9 @@ class InFlight:
     """A write that has an intent and is not registered yet.
 
     ``run_id`` is the run id in commits and manifests, ``stage`` the staging directory, and
-    ``version`` the claimed version. ``publishing`` becomes True when publication begins, after which
-    a crash leaves the outcome unknown. ``committed_version`` is the published version, None until
-    it is known. ``registered`` becomes True when the registry contains the result.
+    ``version`` the claimed version. ``publishing`` becomes True when publication begins, after
+    which a crash leaves the outcome unknown. ``committed_version`` is the published version, None
+    until it is known. ``registered`` becomes True when the registry contains the result.
     """
 
     run_id: str

@@ -2,13 +2,13 @@
 
 An owner is a process that writes to a store. Its name is ``<host>.<pid>.<machine>.<random>``. While
 the process lives, it holds a lock on the file of this name in ``<location>/_owners`` (in a local
-folder for object stores). On the same machine (one kernel and file system, including containers), an
-owner is alive as long as it has the lock. An owner on another machine is considered dead after
+folder for object stores). On the same machine (one kernel and file system, including containers),
+an owner is alive as long as it has the lock. An owner on another machine is considered dead after
 ``HEARTBEAT_TIMEOUT`` without a heartbeat. Heartbeat times are taken from the clock of the registry,
 so clock differences between hosts have no effect.
 
-Job leases are stored in the registry and belong to an owner. The lease of a write to an object store
-is an object that is rewritten regularly.
+Job leases are stored in the registry and belong to an owner. The lease of a write to an object
+store is an object that is rewritten regularly.
 """
 
 from __future__ import annotations

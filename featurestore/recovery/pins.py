@@ -1,14 +1,14 @@
 """Pinned versions: the Delta versions used by training datasets and by running exports.
 
-A vacuum retains the files of pinned versions. The pins of a finished dataset are in its manifest and
-in the registry. A running export writes its pins to a file in the staging directory before it reads
-rows.
+A vacuum retains the files of pinned versions. The pins of a finished dataset are in its manifest
+and in the registry. A running export writes its pins to a file in the staging directory before it
+reads rows.
 
-Exports and operations that remove files (vacuum, deletion) are synchronized as in Dekker's algorithm:
-both first publish their plan, and then check the plan of the other side. A removal records a
-``RECLAIM`` intent before it reads the pins; an export writes its pins before it waits for ``RECLAIM``
-intents. So either the removal sees the pins and retains the files, or the export sees the intent and
-checks the files after the removal has ended.
+Exports and operations that remove files (vacuum, deletion) are synchronized as in Dekker's
+algorithm: both first publish their plan, and then check the plan of the other side. A removal
+records a ``RECLAIM`` intent before it reads the pins; an export writes its pins before it waits for
+``RECLAIM`` intents. So either the removal sees the pins and retains the files, or the export sees
+the intent and checks the files after the removal has ended.
 """
 
 from __future__ import annotations

@@ -97,8 +97,8 @@ def rebuild(
             other packages.
 
     Raises:
-        RegistryTooNew: The registry was written by a newer release.
-        RegistryError: The database cannot be used, or the SQLite file is damaged and other processes
+        RegistryTooNew: The registry was written by a newer release. RegistryError: The database
+        cannot be used, or the SQLite file is damaged and other processes
             are using it.
     """
     registry, moved_to = _open_registry(location, url)

@@ -2,8 +2,8 @@
 
 This information is not in tables or manifests. Without the access file, private groups would become
 public if the registry was lost; like the registry, it contains only hashes of tokens. Source
-definitions contain references to secrets instead of secrets, and a machine sends a secret only to an
-address for which the secret was registered on this machine.
+definitions contain references to secrets instead of secrets, and a machine sends a secret only to
+an address for which the secret was registered on this machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recovery at connect: resolution of intents that dead processes left.
 
-To resolve an intent, published data is registered, or unpublished data is removed. The steps are the
-same for all kinds of versions; ``VersionKind`` has the functions that differ.
+To resolve an intent, published data is registered, or unpublished data is removed. The steps are
+the same for all kinds of versions; ``VersionKind`` has the functions that differ.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ _KINDS = {
 def recover(store: Store) -> list[str]:
     """Resolve the intents of dead processes, and return a message for each.
 
-    Intents are resolved independently: a failure, for example a damaged table, is logged and retried
-    at the next connect.
+    Intents are resolved independently: a failure, for example a damaged table, is logged and
+    retried at the next connect.
     """
     registry, location = store.registry, store.location
     with registry.reading() as connection:

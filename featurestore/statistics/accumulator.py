@@ -1,9 +1,10 @@
 """The accumulator of table statistics, and the binary format of its state.
 
 A state contains the counts and co-moments of all rows, and the sample. The binary format is used to
-store states next to tables and to send them between executors. It consists of magic bytes, a SHA-256
-digest, and three sections, each with an 8-byte little-endian length: a JSON header (columns, counts),
-the co-moments as ``npz``, and the sample as an Arrow IPC stream with hashes and copy counts.
+store states next to tables and to send them between executors. It consists of magic bytes, a
+SHA-256 digest, and three sections, each with an 8-byte little-endian length: a JSON header
+(columns, counts), the co-moments as ``npz``, and the sample as an Arrow IPC stream with hashes and
+copy counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Distribution of a sampled column: quantiles, distinct and frequent values, histogram, ranks.
 
-Values are weighted by the copy counts of their rows, so results are exact if the sample contains all
-rows.
+Values are weighted by the copy counts of their rows, so results are exact if the sample contains
+all rows.
 
 Histogram bins have equal width and cover equal numbers of possible values. If bins covered unequal
-numbers of integers (for example, bins of 1.7 years for ages), the histogram would show a comb pattern
-that is not in the data. The same applies to prices in cents.
+numbers of integers (for example, bins of 1.7 years for ages), the histogram would show a comb
+pattern that is not in the data. The same applies to prices in cents.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ _MAX_VALUES = 20
 class Cumulative:
     """A cumulative distribution function.
 
-    ``left`` is the share of values below each of the ``points``, ``right`` the share of values up to
-    and including the point. Between points, the function is constant if it is stepwise (all values
-    are points), and linear otherwise.
+    ``left`` is the share of values below each of the ``points``, ``right`` the share of values up
+    to and including the point. Between points, the function is constant if it is stepwise (all
+    values are points), and linear otherwise.
     """
 
     points: Floats

@@ -29,8 +29,8 @@ Number = TypeVar("Number", float, Floats)
 Twofold = tuple[float, float]
 # Partial sums of larger numbers may overflow float64.
 TOO_LARGE = 2.0**900
-# The block fits into the CPU caches with all intermediate results. With smaller blocks, the overhead
-# of calls dominates.
+# The block fits into the CPU caches with all intermediate results. With smaller blocks, the
+# overhead of calls dominates.
 _BLOCK = 32_768
 # The sum of the multiples of 2**12 numbers up to sigma / 2 fits into 63 bits.
 _SUMMANDS_BITS = 12

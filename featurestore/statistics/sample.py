@@ -1,14 +1,14 @@
 """The sample: the distinct rows with the smallest hashes, and the number of copies of each row.
 
 The sample depends only on the set of rows, not on their order, partitioning or engine. Merging two
-samples gives the sample of both tables. A row in the final sample was added at its first occurrence,
-so its copies are counted exactly. If the table has fewer distinct rows than the limit, the sample
-contains the full table.
+samples gives the sample of both tables. A row in the final sample was added at its first
+occurrence, so its copies are counted exactly. If the table has fewer distinct rows than the limit,
+the sample contains the full table.
 
-The upper half of a row hash covers measured numbers and string prefixes, with one multiplication per
-64-bit word. The lower half covers complete values, to distinguish different rows; it is computed only
-if the upper half is within the bound of the sample. Rows are hashed in their sampled form, which has
-only the lengths of binaries and lists.
+The upper half of a row hash covers measured numbers and string prefixes, with one multiplication
+per 64-bit word. The lower half covers complete values, to distinguish different rows; it is
+computed only if the upper half is within the bound of the sample. Rows are hashed in their sampled
+form, which has only the lengths of binaries and lists.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ The folder ``<table>_statistics/`` contains for a Delta version v:
 * ``v.json``: the computed statistics.
 
 An append writes only the state of the appended rows, so that small appends are cheap. A request for
-statistics merges the chain of states and writes the result. Upserts and deletes write no state, so the
-next request recomputes the statistics. All files can be recomputed from the table.
+statistics merges the chain of states and writes the result. Upserts and deletes write no state, so
+the next request recomputes the statistics. All files can be recomputed from the table.
 """
 
 from __future__ import annotations

@@ -140,9 +140,9 @@ class Values:
     """The measured values of one column in one batch.
 
     ``numbers`` has one number for each row, of type float64 or an integer type; nulls, NaN and
-    infinities are replaced by the pivot. ``present`` is the mask of finite values, None if all values
-    are finite. ``pivot`` is close to the mean of the first values, and equal to them if they are
-    constant. ``extremes`` has the finite minimum and maximum, None without finite values.
+    infinities are replaced by the pivot. ``present`` is the mask of finite values, None if all
+    values are finite. ``pivot`` is close to the mean of the first values, and equal to them if they
+    are constant. ``extremes`` has the finite minimum and maximum, None without finite values.
     """
 
     numbers: NDArray[Any]

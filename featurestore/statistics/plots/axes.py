@@ -30,9 +30,9 @@ _LARGE, _SCIENTIFIC = 1e4, 1e15
 _DAY = 86_400
 
 
-# The shares that may be clipped at each end. The smallest share is used for which the range is at most
-# _MAX_TAIL_RATIO times the range of the middle 90 %. (The ratio of a million values is 3 for a normal
-# and 5 for an exponential distribution.)
+# The shares that may be clipped at each end. The smallest share is used for which the range is at
+# most _MAX_TAIL_RATIO times the range of the middle 90 %. (The ratio of a million values is 3 for a
+# normal and 5 for an exponential distribution.)
 _TAILS = (0.0, 0.005, 0.01, 0.025, 0.05)
 _MAX_TAIL_RATIO = 6.0
 _SNAP_SHARE = 0.25

@@ -139,9 +139,7 @@ def _match_names(query: _Search) -> Iterator[Match]:
 
 
 def _match_features(query: _Search) -> Iterator[Match]:
-    for feature in featuregroups.search_features(
-        query.connection, query.text, among=query.among
-    ):
+    for feature in featuregroups.search_features(query.connection, query.text, among=query.among):
         yield Match(feature.group, feature.version, "feature", feature.name, feature.reference)
 
 

@@ -205,7 +205,7 @@ def _list_latest_version(path: str, last_version: int | None) -> int:
 
 
 def _read_last_checkpoint(path: str) -> int:
-    """Return the version in the file ``_read_last_checkpoint``, or -1 if it is missing or invalid."""
+    """Return the version in the file ``_last_checkpoint``, or -1 if it is missing or invalid."""
     try:
         text = files.read_text(os.path.join(path, LOG_FOLDER, "_last_checkpoint"))
         content = json.loads(text)

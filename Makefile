@@ -26,6 +26,7 @@ shop: $(STAMP) ## run the shop: Postgres, Kafka, sources, a stream, a training d
 	$(BIN)/python examples/shop/main.py $(ARGS)
 
 test: $(STAMP) ## run every test (WORKERS=1 for one process, ARGS="-k name" to choose)
+	@$(BIN)/python -m tests.fetch
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times $(ARGS)
 
 check: $(STAMP) ## run the tests of the inner loop: the core on DuckDB, two minutes

@@ -511,7 +511,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     jars = [*kafka_server.spark_jars(), *kafka_server.spark_jars(kafka_server.JDBC_DRIVER)]
     jars += kafka_server.spark_jars(kafka_server.S3A)
-    if jars:  # fetched once by .ci/run, or by python -m tests.streams.kafka_server
+    if jars:  # fetched once by make test
         settings["spark.jars"] = ",".join(map(str, jars))
     builder = SparkSession.builder.master("local[2]").appName("featurestore-tests")
     for key, value in settings.items():

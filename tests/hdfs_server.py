@@ -101,7 +101,3 @@ def _port(server: subprocess.Popen[bytes], details: Path, log: Path) -> int:
             raise NoHdfs(f"it ended: {log.read_text()[-300:]}")
         time.sleep(0.05)
     raise NoHdfs(f"it did not start in {_PATIENCE:.0f} seconds: {log.read_text()[-300:]}")
-
-
-if __name__ == "__main__":
-    hdfs_jars()

@@ -35,7 +35,3 @@ def _fetch(folder: Path) -> None:
         raise NotFetched(f"npm could not fetch axe-core: {done.stderr[-300:]}")
     with tarfile.open(folder / f"axe-core-{VERSION}.tgz") as packed:
         packed.extract("package/axe.min.js", folder, filter="data")
-
-
-if __name__ == "__main__":
-    axe()

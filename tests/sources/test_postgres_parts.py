@@ -32,7 +32,7 @@ needs_driver = [
     pytest.mark.spark,
     pytest.mark.skipif(
         not kafka_server.spark_jars(kafka_server.JDBC_DRIVER),
-        reason="JDBC suite skipped: python -m tests.streams.kafka_server fetches the driver",
+        reason="JDBC suite skipped: python -m tests.fetch fetches the driver",
     ),
 ]
 MAKE = """

@@ -45,6 +45,16 @@ def spark_jars(name: str = SPARK_READER) -> list[Path]:
     return sorted(folder.glob("*.jar")) if (folder / "complete").exists() else []
 
 
+def spark_connectors() -> list[Path]:
+    """Fetch the jars with which Spark reads Kafka, PostgreSQL and S3."""
+    poms = {
+        SPARK_READER: _POMS / "spark-pom.xml",
+        JDBC_DRIVER: _POMS / "jdbc-pom.xml",
+        S3A: _POMS.parents[1] / "storage" / "s3a-pom.xml",
+    }
+    return [fetched(pom, name) for name, pom in poms.items()]
+
+
 def free_port() -> int:
     with closing(socket.socket()) as found:
         found.bind(("127.0.0.1", 0))
@@ -150,10 +160,3 @@ def _quiet(folder: Path) -> Path:
         "log4j.appender.out.layout=org.apache.log4j.SimpleLayout\n"
     )
     return path
-
-
-if __name__ == "__main__":
-    kafka_jars()
-    fetched(_POMS / "spark-pom.xml", SPARK_READER)
-    fetched(_POMS / "jdbc-pom.xml", JDBC_DRIVER)
-    fetched(_POMS.parents[1] / "storage" / "s3a-pom.xml", S3A)

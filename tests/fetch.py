@@ -1,0 +1,39 @@
+"""Fetch what tests need beside Python packages, once, into a cache outside of the repository.
+
+``python -m tests.fetch`` prints one line for each part that is not in the cache. Tests that need
+a part which could not be fetched are skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.hdfs_server import NoHdfs, hdfs_jars
+from tests.maven import NotFetched
+from tests.server.axe import axe
+from tests.streams.kafka_server import NoKafka, kafka_jars, spark_connectors
+
+PARTS: dict[str, Callable[[], object]] = {
+    "Kafka (Maven Central)": kafka_jars,
+    "Spark's connectors to Kafka, S3 and PostgreSQL (Maven Central)": spark_connectors,
+    "HDFS (Maven Central)": hdfs_jars,
+    "axe-core for accessibility (npm)": axe,
+}
+
+
+def main() -> None:
+    for name, fetch in PARTS.items():
+        start = time.monotonic()
+        try:
+            fetch()
+        except (NotFetched, NoKafka, NoHdfs) as error:
+            print(f"{name}: not fetched, tests that need it are skipped: {error}", flush=True)
+        else:
+            seconds = time.monotonic() - start
+            if seconds > 1:
+                print(f"{name}: fetched in {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -23,7 +23,7 @@ def test_backlog_is_read_in_bounded_micro_batches(
     store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:
     if store.session.engine.name == "spark" and not kafka_server.spark_jars():
-        pytest.skip("Kafka suite skipped: python -m tests.streams.kafka_server fetches the reader")
+        pytest.skip("Kafka suite skipped: python -m tests.fetch fetches the reader")
     topic = broker.topic(3)
     broker.send(topic, clicks(0, 60))
     broker.send(topic, clicks(60, 110), partition=0)  # one partition has most of them

@@ -42,7 +42,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.skipif(
         not kafka_server.spark_jars(),
-        reason="Kafka suite skipped: python -m tests.streams.kafka_server fetches Spark's reader",
+        reason="Kafka suite skipped: python -m tests.fetch fetches Spark's reader",
     ),
 ]
 

@@ -174,7 +174,7 @@ def test_filtered_registries_are_independent_and_read_only(filled: FeatureStore)
             with registry.reading() as connection:
                 names = connection.execute(sa.select(tables.featuregroups.c.name)).scalars()
                 assert sorted(names) == expected
-    for writing in (first.transaction, first.upgrading):
+    for writing in (first.transaction, first.upgrade_transaction):
         with pytest.raises(NotAllowed), writing():
             pass
     cut = FeatureStore(replace(filled.session, registry=first))

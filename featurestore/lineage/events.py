@@ -53,7 +53,7 @@ _DROPS = ("delete", "remove")
 
 
 def build_event(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.RunEvent:
-    """Build the event of an operation: START, COMPLETE or FAIL."""
+    """Build the START, COMPLETE or FAIL event of an operation."""
     kind = EventType.START
     if ended:
         kind = EventType.COMPLETE if work.error is None else EventType.FAIL

@@ -109,7 +109,7 @@ class MonitorReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no finding raised an alarm."""
+        """Whether the report contains no alarms."""
         return not self.alarms
 
     @property

@@ -70,7 +70,7 @@ def chance_count(missing: float, before: float, now: float, alpha: float) -> tup
 
     ``missing`` of ``before`` rows had no value. Each bound is exceeded with a probability of at
     most ``alpha / 2``. The bounds are exact: the predictive distribution of a binomial with an
-    estimated share is beta-binomial (with Jeffreys' prior). For many rows the normal limit is used.
+    estimated share is beta-binomial (with Jeffreys' prior). Many rows use a normal approximation.
 
     >>> chance_count(20, 1000, 100, 0.01)
     (0, 7)

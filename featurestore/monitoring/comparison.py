@@ -118,7 +118,7 @@ class Comparison(Protocol):
 
 @dataclass(frozen=True)
 class FixedReference:
-    """The same reference for every subject, without an anchor."""
+    """The same reference windows for every subject, without an anchor."""
 
     comparison: ReferenceWindows
 

@@ -443,8 +443,8 @@ class FeatureFrame:
         >>> store.get_features("planes.seats", labels="questions", join="inner").dropped()
         0
 
-        Rows that ``filter`` excludes are not counted. Pass ``rows``, the number of the frame's
-        rows, if it is known: without filters this avoids a join.
+        Rows that ``filter`` excludes are not counted. Pass the frame's row count as ``rows`` if it
+        is known: without filters this avoids a join.
         """
         if self._plan is None:
             return None

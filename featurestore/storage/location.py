@@ -159,7 +159,7 @@ def add_owner(location: str, owner: str) -> str:
 
 
 def remove_owner(path: str) -> str:
-    """Return a URI without the owner before its bucket.
+    """Return a URI without the ``owner@`` prefix of its bucket.
 
     >>> remove_owner("s3://shop@models/features"), remove_owner("s3://models/a@b")
     ('s3://models/features', 's3://models/a@b')

@@ -218,7 +218,7 @@ def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[Ma
 
 
 def _check_numeric(inputs: Sequence[_Input]) -> None:
-    """Refuse strings, times and variable-length lists; the error lists all such inputs."""
+    """Reject strings, times and variable-length lists; the error lists all such inputs."""
     unsupported = [
         f"{input_column.column.name} ({type_from_json(input_column.column.type)})"
         for input_column in inputs

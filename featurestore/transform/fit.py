@@ -121,8 +121,8 @@ def fit_on_sample(
 ) -> Chain:
     """Fit a chain on the distinct values of a split.
 
-    Exact statistics take precedence over the sample. The chains of other columns determine whether
-    a sample is computed, and they must not change the result.
+    Whether a sample exists depends on the chains of other columns. Exact statistics take
+    precedence where they exist, so that other columns do not change the result.
     """
     steps: list[Step] = []
     form = replace(column.form, shape=())

@@ -67,7 +67,7 @@ class Ops(Protocol):
     """
 
     def number(self, value: Value) -> Any:
-        """Convert numbers, integers or codes to float64, with NaN for missing values and code 0."""
+        """Convert numeric values or codes to float64; missing values and code 0 become NaN."""
         ...
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:

@@ -229,7 +229,7 @@ class RunningQuery:
         """
         if self._result is None:
             return
-        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the last of its rows
+        file = tempfile.TemporaryFile()  # noqa: SIM115  # closed after the last row
         writer = None
         try:
             for batch in self._batches:

@@ -219,7 +219,7 @@ class _SideQuery:
 
 
 def with_tie_hash(engine: Engine, rows: Relation, names: Sequence[str]) -> Any:
-    """Return a frame of columns and a hash of all columns, which breaks ties."""
+    """Return the given columns and a hash of the whole row, used as a tiebreaker."""
     hashed = row_hashes.with_tie_hash(rows, name=TIE)
     if hashed is not None:
         return hashed.native.select(*map(column, [*names, TIE]))

@@ -152,7 +152,7 @@ class _UnavailableRegistry:
     def reading(self) -> NoReturn:
         raise unsupported_error(self._address, "This")
 
-    transaction = upgrading = reading
+    transaction = upgrade_transaction = reading
 
     def check_writable(self) -> NoReturn:
         raise unsupported_error(self._address, "Writing")

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from featurestore.session import Session
     from featurestore.training.dataset import TrainingDataset
 
-if TYPE_CHECKING:
-    pass
-
 Differences = dict[str, tuple[Any, Any]]
 
 

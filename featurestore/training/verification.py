@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from featurestore.storage.shards import PIECE_BYTES, compute_digest, is_temporar
 from featurestore.training.export.assignment import SplitRule, assign_groups
 from featurestore.training.reading import split_batches
 from featurestore.transform.fitted import TRANSFORMATIONS
-
-if TYPE_CHECKING:
-    pass
 
 UInt64s = npt.NDArray[np.uint64]
 _DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"

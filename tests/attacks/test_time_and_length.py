@@ -19,7 +19,7 @@ from tests.attacks.hourly_job import JOB
 
 SECONDS = 0.5
 # Steps that cannot be interrupted, such as one call of the parser, go on beyond the limit.
-PATIENCE = 12.0
+PATIENCE = 4.0
 UNBOUNDED = {"condition": 1 << 30, "windows": 1 << 40, "url": 1 << 20}
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from featurestore.alerts.channels import NotDelivered, deliver
 from featurestore.errors import FeatureStoreError
 from featurestore.model.alert import Alert, Channel
+from tests.http_server import serve
 
 ALERT = Alert("a" * 32, "begin", "job", ("failed",), ("a line",), datetime(2024, 3, 1, tzinfo=UTC))
 
@@ -37,15 +37,8 @@ def server(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_address[1]}", requests
-    finally:
-        listening.shutdown()
-        listening.server_close()
-        thread.join()
+    with serve(Handler) as port:
+        yield f"http://127.0.0.1:{port}", requests
 
 
 @pytest.mark.parametrize("status", [300, 301, 302, 303, 307, 308])

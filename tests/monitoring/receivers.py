@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from aiosmtpd.controller import Controller
+
+from tests.http_server import serve
 
 
 @dataclass
@@ -60,18 +62,11 @@ def web_server() -> Iterator[Received]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    received.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield received
-    finally:
-        received.stop.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(Handler) as received.port:
+        try:
+            yield received
+        finally:
+            received.stop.set()
 
 
 @dataclass

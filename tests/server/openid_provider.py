@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from tests.http_server import serve
 
 CLIENT, SECRET = "featurestore", "what the provider told us"
 
@@ -111,13 +112,6 @@ def running() -> Iterator[OpenIdProvider]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    provider.issuer = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serve(Handler) as port:
+        provider.issuer = f"http://127.0.0.1:{port}"
         yield provider
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import featurestore
 from featurestore.registry import access, jobs
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
+from tests.http_server import serve
 from tests.server.browsing import chromium, listening, tab
 from tests.server.guarded import PASSWORD, fill
 
@@ -63,14 +63,8 @@ def evil_origin() -> Iterator[tuple[int, dict[str, str]]]:
 
         def log_message(self, *_: Any) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server.server_port, pages
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve(Handler) as port:
+        yield port, pages
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import gzip
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,6 +31,7 @@ from featurestore.storage.connections import object_store_for, use_options_for_o
 from featurestore.store import FeatureStore
 from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
+from tests.http_server import serve
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
 from tests.sources.places import PLACES
 
@@ -214,10 +214,8 @@ def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
         def log_message(self, *_: Any) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", seen
-        server.shutdown()
+    with serve(Handler) as port:
+        yield f"http://127.0.0.1:{port}", seen
 
 
 def test_custom_endpoint_gets_no_environment_credentials(

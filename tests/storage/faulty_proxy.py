@@ -9,8 +9,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
+
+from tests.http_server import serve
 
 # What may happen to a request. "lost" and "late 500" have done what was asked, and nobody says so.
 FAULTS = ("500", "503", "cut", "lost", "late 500", "half", "slow")
@@ -111,13 +113,5 @@ def faulty(
     """Run a proxy before a port, and give it with its endpoint."""
     proxy = FaultyProxy(backend, rate=rate, kinds=kinds, seed=seed)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
-        yield proxy, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(handler) as port:
+        yield proxy, f"http://127.0.0.1:{port}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import DecoderRequest
+from tests.http_server import serve
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")
 pytest.importorskip("fastavro")
@@ -84,15 +84,8 @@ def schema_registry(schemas: dict[int, dict[str, Any]]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve(Answers) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 SCALARS = pa.schema(

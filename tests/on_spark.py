@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,29 @@ QUICK_JAVA = (
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
 )
+
+
+def on_engines(
+    arguments: str, cases: Iterable[Any], *, spark: Collection[Any] = ()
+) -> pytest.MarkDecorator:
+    """Run ``store`` tests for all cases on DuckDB, and for a few of them on Spark.
+
+    The other cases run on Spark in ``make soak``, since Spark takes a second for each.
+
+    Args:
+        arguments: The name of the argument, or names separated by commas.
+        cases: A value or a tuple of values for each case.
+        spark: The cases that always run on Spark.
+    """
+    parameters = []
+    for engine, every_run in (("duckdb", None), ("spark", spark)):
+        for case in cases:
+            marks = [] if every_run is None else [pytest.mark.spark]
+            if every_run is not None and case not in every_run:
+                marks.append(pytest.mark.soak)
+            values = case if "," in arguments else (case,)
+            parameters.append(pytest.param(engine, *values, marks=marks))
+    return pytest.mark.parametrize(("engine_name", *arguments.split(",")), parameters)
 
 
 # What pyspark and the engine ask the JVM for by its first name. py4j looks such a name up in every

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from featurestore.arrow.bounds import (
 from featurestore.errors import ConfigurationError, LimitExceeded
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
+from tests.on_spark import on_engines
 
 BOUND = 400
 TYPES = {
@@ -93,8 +95,11 @@ def native(rows: pa.Table, store: FeatureStore) -> Any:
     return store.session.engine.from_arrow(rows.to_reader()).native
 
 
-@pytest.mark.parametrize("form", sorted(FORMS))
-@pytest.mark.parametrize("kind", sorted(set(TYPES) - {"array"}))
+CASES = list(product(sorted(set(TYPES) - {"array"}), sorted(FORMS)))
+
+
+# On Spark each kind and each form runs once.
+@on_engines("kind,form", CASES, spark=CASES[:: len(FORMS) + 1])
 def test_no_cell_above_the_bound_is_written(
     store: FeatureStore, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

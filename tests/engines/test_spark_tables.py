@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -158,20 +159,27 @@ def _raise_conflict(*_: Any, **__: Any) -> None:
     raise ConcurrentAppendException("files were added by a concurrent update")
 
 
-@pytest.mark.parametrize("moment", ["before the rows", "before the transaction"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        TableWrite("append"),
-        TableWrite("append", offsets={"topic": (None, 1)}),
-        TableWrite("overwrite"),
-        TableWrite("upsert", key=("price",)),
-        TableWrite("upsert", key=("price",), offsets={"topic": (None, 1)}),
-        TableWrite("replace", replace=TimeRange("t", NOON, NOON + HOUR)),
-    ],
-    ids=lambda how: f"{how.mode}-{len(how.offsets)}",
-)
-@pytest.mark.parametrize("staged", [False, True])
+CONCURRENT_WRITES = [
+    TableWrite("append"),
+    TableWrite("append", offsets={"topic": (None, 1)}),
+    TableWrite("overwrite"),
+    TableWrite("upsert", key=("price",)),
+    TableWrite("upsert", key=("price",), offsets={"topic": (None, 1)}),
+    TableWrite("replace", replace=TimeRange("t", NOON, NOON + HOUR)),
+]
+
+
+def widening_cases() -> Iterator[Any]:
+    """Yield each write at each moment, staged and not; a third of them in every run."""
+    moments = ["before the rows", "before the transaction"]
+    cases = product(CONCURRENT_WRITES, moments, [False, True])
+    for number, (how, moment, staged) in enumerate(cases):
+        case_id = f"{how.mode}-{len(how.offsets)}-{moment}{'-staged' * staged}"
+        marks = [pytest.mark.soak] if number % 3 else []
+        yield pytest.param(how, moment, staged, id=case_id, marks=marks)
+
+
+@pytest.mark.parametrize(("how", "moment", "staged"), widening_cases())
 def test_append_casts_to_concurrently_widened_types(
     engine: SparkEngine,
     tmp_path: Path,

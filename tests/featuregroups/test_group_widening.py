@@ -18,6 +18,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SchemaMismatch, ValidationFailed
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import featuregroups
+from tests.on_spark import on_engines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,7 +145,7 @@ def random_decimal(rng: random.Random) -> Decimal | None:
     return number.scaleb(-rng.randrange(digits + 1)).normalize() + 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@on_engines("seed", range(3), spark=[0])
 def test_decimal_widening_random_batches_equal_single_batch(
     store: FeatureStore, engine_name: str, seed: int
 ) -> None:

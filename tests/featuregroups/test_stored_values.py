@@ -11,6 +11,7 @@ import pytest
 
 from featurestore.errors import InvalidArgument, OutOfRange
 from featurestore.store import FeatureStore
+from tests.on_spark import on_engines
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 NEAR = 1_700_000_000_000_000
@@ -59,7 +60,7 @@ def test_out_of_range_times_in_memory_raise(
         store.get_features("g.x", labels=labels, label_time="asked", join_key="k").to_pandas()
 
 
-@pytest.mark.parametrize("validation", ["strict", "warn", "quarantine", "off"])
+@on_engines("validation", ["strict", "warn", "quarantine", "off"], spark=["quarantine"])
 def test_out_of_range_times_in_native_rows_raise(store: FeatureStore, validation: str) -> None:
     store.create_featuregroup(table("t", NEAR), "near")
     native = store.sql("select k, t, t + interval 8000 years as x from near")
@@ -72,7 +73,7 @@ def test_out_of_range_times_in_native_rows_raise(store: FeatureStore, validation
     assert [group.name for group in store.get_featuregroups()] == ["near"]
 
 
-@pytest.mark.parametrize("text", ["東" * 36, "x" * 300, "/" * 90, "a" * 251])
+@on_engines("text", ["東" * 36, "x" * 300, "/" * 90, "a" * 251], spark=["/" * 90])
 def test_partition_text_over_folder_name_limit_raises(store: FeatureStore, text: str) -> None:
     rows = [{"k": 1, "city": "Paris"}, {"k": 2, "city": text}]
     with pytest.raises(InvalidArgument, match=f"'city' has a text of {len(text)} letters"):
@@ -82,7 +83,7 @@ def test_partition_text_over_folder_name_limit_raises(store: FeatureStore, text:
     assert store.get_featuregroups() == []
 
 
-@pytest.mark.parametrize("text", ["東" * 27, "y" * 250, "/" * 83])
+@on_engines("text", ["東" * 27, "y" * 250, "/" * 83], spark=["/" * 83])
 def test_partition_text_at_folder_name_limit_is_stored(store: FeatureStore, text: str) -> None:
     rows = [{"k": 1, "city": "Paris"}, {"k": 2, "city": text}]
     group = store.create_featuregroup(rows, "g", primary_key="k", partition_by="city")

@@ -12,6 +12,7 @@ import pytest
 from featurestore.errors import JobFailed
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, Clock
+from tests.on_spark import on_engines
 
 HOUR = timedelta(hours=1)
 JOB = """
@@ -57,7 +58,7 @@ def stored(store: FeatureStore, column: str) -> list[Any]:
     return list(store.get_featuregroup("notes").to_arrow().sort_by("hour")[column].to_pylist())
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 5])
+@on_engines("at_once", [1, 2, 5], spark=[2])
 def test_windows_of_nulls_run_one_after_another(
     store: FeatureStore, define: Callable[..., Path], at_once: int
 ) -> None:
@@ -72,7 +73,7 @@ def test_windows_of_nulls_run_one_after_another(
     assert stored(store, "note") == [None, None, "y", None, None]
 
 
-@pytest.mark.parametrize("kind", EMPTY)
+@on_engines("kind", EMPTY, spark=["structs"])
 def test_first_window_of_nulls_hint_types_column(
     store: FeatureStore, define: Callable[..., Path], kind: str
 ) -> None:

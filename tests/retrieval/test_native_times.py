@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import OutOfRange
+from tests.on_spark import on_engines
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -51,7 +52,7 @@ def native(engine_name: str, columns: str) -> Any:
     return session.sql(columns.replace("ROWS", "range(1000)"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@on_engines("kind", KINDS, spark=["in a struct", "timestamp before"])
 def test_native_rows_with_times_outside_are_refused(
     store: FeatureStore, engine_name: str, kind: str
 ) -> None:

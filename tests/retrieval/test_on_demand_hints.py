@@ -7,9 +7,10 @@ import pytest
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidSql
 from featurestore.store import FeatureStore
+from tests.on_spark import on_engines
 
 
-@pytest.mark.parametrize("value", [-7, -1, 0, 6, 7, 2**52 + 1])
+@on_engines("value", [-7, -1, 0, 6, 7, 2**52 + 1], spark=[-7, 2**52 + 1])
 def test_integer_division_error_has_equivalent_hint(store: FeatureStore, value: int) -> None:
     store.create_featuregroup([{"k": 1, "i": value}], "g", primary_key="k")
     labels = store.get_featuregroup("g")

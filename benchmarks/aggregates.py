@@ -4,11 +4,11 @@ Ratios in one run, medians, results compared. The unit is the as-of retrieval of
 same group. Feast's local engine and Chronon without a Spark cluster have no aggregates as of a
 label, so the peers are the window functions of DuckDB and Spark.
 
-python benchmarks/aggregates.py                          all shapes, beside DuckDB's windows
+python benchmarks/aggregates.py                          all shapes, compared with DuckDB's windows
 python benchmarks/aggregates.py --only dense --no-peers  one shape, ours alone
 python benchmarks/aggregates.py --memory --cores         also peak memory, and one core against two
 python benchmarks/aggregates.py --no-speed --memory --trials 1      peak memory alone, one trial
-python benchmarks/aggregates.py --spark --only zipf      the spark engine beside rangeBetween
+python benchmarks/aggregates.py --spark --only zipf      the spark engine compared with rangeBetween
 python benchmarks/aggregates.py --large-key              one key with 50 M rows, and its peak memory
 python benchmarks/aggregates.py --quick                  a tenth of the rows
 """
@@ -41,7 +41,7 @@ TRIALS = 3
 LARGE_ROWS, LARGE_MEMORY = 50_000_000, 2048
 REPORT = Report(
     "aggregates",
-    "Aggregates over windows of up to 30 days, beside the as-of retrieval of one column. The wide "
+    "Aggregates over windows of up to 30 days, compared with the as-of retrieval of one column. The wide "
     "shape has 200,000 keys, dense 265, and zipf one key with a tenth of the rows.",
 )
 
@@ -323,7 +323,7 @@ def large_child(place: Path) -> None:
 
 
 def spark(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
-    """Print 12 aggregates on Spark beside the as-of plan and a hand-written rangeBetween."""
+    """Print 12 aggregates on Spark compared with the as-of plan and a hand-written rangeBetween."""
     import featurestore
 
     store = featurestore.connect(place, engine="spark")

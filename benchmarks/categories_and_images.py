@@ -1,4 +1,4 @@
-"""Speed from stored texts to codes and from stored images to pixels, beside peers.
+"""Speed from stored texts to codes and from stored images to pixels, compared with peers.
 
 Medians of 5 interleaved rounds, rows a second into tf.data tensors of 1,024 rows (256 images).
 
@@ -42,7 +42,7 @@ KNOWN = [f"category-{number:03d}" for number in range(100)]
 REPORT = Report(
     "categories_and_images",
     "Four stored texts to codes with ten numbers, and images of 64 x 64 to pixels, as tf.data "
-    "tensors, beside petastorm 0.13.1 and tf.data by hand on the same files.",
+    "tensors, compared with petastorm 0.13.1 and tf.data by hand on the same files.",
 )
 
 # Makes a dataset of batches whose values are to be summed.
@@ -327,9 +327,9 @@ def texts_to_codes(folder: Path, rows: int, rounds: int) -> None:
     }
     found = race(contestants, "n0", rounds=rounds)
     ratios = {
-        "in order, beside petastorm": ("ours", "petastorm", 3.0),
-        "shuffled, beside petastorm in order": ("ours, shuffled", "petastorm", 3.0),
-        "in order, beside tf.data": ("ours", "tf.data by hand", 1.0),
+        "in order, vs petastorm": ("ours", "petastorm", 3.0),
+        "shuffled, vs petastorm in order": ("ours, shuffled", "petastorm", 3.0),
+        "in order, vs tf.data": ("ours", "tf.data by hand", 1.0),
     }
     show(f"{table.num_rows:,} rows, texts to codes", found, ratios)
 
@@ -356,12 +356,12 @@ def images(folder: Path, rows: int, rounds: int) -> None:
         contestants["petastorm, its PNG codec"] = petastorm_codec(files, folder, IMAGES)
     found = race(contestants, "image", rounds=rounds)
     ratios = {
-        "raw, beside petastorm with PNG": ("ours, raw", "petastorm, PNG", 3.0),
-        "raw, beside petastorm with raw": ("ours, raw", "petastorm, raw", 3.0),
-        "PNG, beside petastorm": ("ours, PNG", "petastorm, PNG", 3.0),
-        "PNG, beside petastorm's PNG codec": ("ours, PNG", "petastorm, its PNG codec", 3.0),
-        "raw, beside petastorm's PNG codec": ("ours, raw", "petastorm, its PNG codec", 3.0),
-        "PNG, beside tf.data": ("ours, PNG", "tf.data by hand, PNG", 1.0),
+        "raw, vs petastorm with PNG": ("ours, raw", "petastorm, PNG", 3.0),
+        "raw, vs petastorm with raw": ("ours, raw", "petastorm, raw", 3.0),
+        "PNG, vs petastorm": ("ours, PNG", "petastorm, PNG", 3.0),
+        "PNG, vs petastorm's PNG codec": ("ours, PNG", "petastorm, its PNG codec", 3.0),
+        "raw, vs petastorm's PNG codec": ("ours, raw", "petastorm, its PNG codec", 3.0),
+        "PNG, vs tf.data": ("ours, PNG", "tf.data by hand, PNG", 1.0),
     }
     decoder = "imagecodecs" if importlib.util.find_spec("imagecodecs") else "Pillow"
     show(f"{encoded.num_rows:,} images ({decoder})", found, ratios)

@@ -72,7 +72,7 @@ def measure(folder: Path, name: str, engine: str) -> None:
     print(
         f"{name:26} full {1000 * full:8.1f} ms   fast {1000 * fast:8.1f} ms   ratio {full / fast:.2f}"
     )
-    row = f'insert of {name}, `durability="full"` beside "fast", {engine}'
+    row = f'insert of {name}, `durability="full"` vs "fast", {engine}'
     REPORT.compare(row, 1000 * full, 1000 * fast, "ms")
 
 

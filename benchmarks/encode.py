@@ -1,9 +1,9 @@
 """Encoding and decoding of TFRecord alone, on one core.
 
-Our format beside tf.train.Example and parse_example.
+Our format compared with tf.train.Example and parse_example.
 
 Rows a second, medians of 5. Wall time is what counts on a quiet machine; processor time is printed
-beside it, because it is what remains comparable on a busy one.
+next to it, because it is what remains comparable on a busy one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMAT = TFRecordFormat()
 BLOCK = 1024
 REPORT = Report(
     "encode",
-    "TFRecord on one core; writes beside `tf.train.Example` with `TFRecordWriter`, reads beside "
+    "TFRecord on one core; writes compared with `tf.train.Example` with `TFRecordWriter`, reads compared with "
     "`TFRecordDataset` with `parse_example`.",
 )
 
@@ -84,8 +84,8 @@ def show(
     columns: int,
 ) -> tuple[float, float]:
     """Print and record a rate and its ratio to that of the peer."""
-    beside = "" if base is None else f"{speed[0] / base[0]:8.1f}x {speed[1] / base[1]:8.1f}x"
-    print(f"  {name:46}{speed[0]:14,.0f}{speed[1]:14,.0f}{beside}")
+    ratios = "" if base is None else f"{speed[0] / base[0]:8.1f}x {speed[1] / base[1]:8.1f}x"
+    print(f"  {name:46}{speed[0]:14,.0f}{speed[1]:14,.0f}{ratios}")
     if base is not None:
         row = f"{name}, {columns} columns"
         REPORT.compare(row, speed[0], base[0], "rows/s", processor=speed[1] / base[1])

@@ -7,7 +7,7 @@ with all processes started and ended. Both searches have the same seed and the s
 trials of one and the other are compared.
 
 The network of the flights example is searched without early stopping and with ASHA, over the same
-random parameters. What counts is the steps that were trained, whatever the machine does beside;
+random parameters. What counts is the steps that were trained, whatever else the machine does;
 the noise of a result is its standard deviation over three more seeds.
 """
 
@@ -102,8 +102,8 @@ def compare_workers(place: Path, *, quick: bool) -> bool:
     cost = (took[1] - 40 * seconds) / 40 * 1000
     print(f"two workers take {share:.3f} of the time of one (limit 0.55)")
     print(f"without the start and the end of workers {trained[2] / trained[1]:.3f}")
-    print(f"a trial costs {cost:.0f} ms beside its training, starts included")
-    REPORT.compare("40 trials, two workers beside one", took[2], took[1], "s", at_most=0.55)
+    print(f"a trial costs {cost:.0f} ms on top of its training, starts included")
+    REPORT.compare("40 trials, two workers vs one", took[2], took[1], "s", at_most=0.55)
     REPORT.add(COMPARISONS, "trial without its training", "ours", cost, "ms")
     return share <= 0.55
 
@@ -161,9 +161,9 @@ def compare_stopping(place: Path, *, quick: bool) -> bool:
     lost = best[None].metrics["val_auc"] - best["asha"].metrics["val_auc"]
     print(f"ASHA spends {share:.2f} of the steps (limit 0.5)")
     print(f"its best AUC is {lost:.4f} below the other (limit: twice the noise, {2 * noise:.4f})")
-    row = "steps of ASHA, beside no early stopping"
+    row = "steps of ASHA, vs no early stopping"
     REPORT.compare(row, steps["asha"], steps[None], at_most=0.5)
-    row = "AUC that ASHA loses, beside no early stopping"
+    row = "AUC that ASHA loses, vs no early stopping"
     REPORT.add(COMPARISONS, row, "ours", lost, at_most=2 * noise)
     return share <= 0.5 and lost <= 2 * noise
 

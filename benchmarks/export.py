@@ -162,7 +162,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
             line += f" ({seconds.processor / copy.processor:.2f}x by processor time)"
             by_processor = seconds.processor / copy.processor
             limit = 3.0 if data_format == "tfrecord" else 1.5
-            row = f"{data_format}, {size}, beside `COPY`"
+            row = f"{data_format}, {size}, vs `COPY`"
             REPORT.compare(
                 row, seconds.clock, copy.clock, "s", processor=by_processor, at_most=limit
             )
@@ -174,7 +174,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
                 line += f"; with statistics, the default, {rows / more.clock:,.0f} rows/s, "
                 line += f"{loop * rows / more.clock:.1f}x (target >= 15)"
                 for kind, taken in (("tfrecord", seconds), ("tfrecord with statistics", more)):
-                    row = f"{kind}, {size}, beside a loop of `tf.train.Example`"
+                    row = f"{kind}, {size}, vs a loop of `tf.train.Example`"
                     rate = rows / taken.clock
                     REPORT.compare(row, rate, 1 / loop, "rows/s", at_least=15.0)
             else:
@@ -213,7 +213,7 @@ def cores(rows: int, trials: int) -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         seconds[count] = float(done.stdout.split()[-1])
     print(f"\nboth cores: {seconds[1] / seconds[2]:.2f}x one core (target >= 1.6)")
-    row = f"tfrecord, {rows:,} x 25, two cores beside one"
+    row = f"tfrecord, {rows:,} x 25, two cores vs one"
     REPORT.compare(row, rows / seconds[2], rows / seconds[1], "rows/s", at_least=1.6)
 
 

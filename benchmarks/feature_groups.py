@@ -73,7 +73,7 @@ def compare(
     print(
         f"{title:34} ours {mine:7.3f} s   {bare_name:22} {theirs:7.3f} s   x{mine / theirs:5.2f} (<= {limit}) {verdict}"
     )
-    REPORT.compare(f"{title}, beside {bare_name}", mine, theirs, "s", at_most=limit)
+    REPORT.compare(f"{title}, vs {bare_name}", mine, theirs, "s", at_most=limit)
 
 
 class Numbers:
@@ -258,7 +258,7 @@ def opening(folder: Path, _rows: int) -> None:
         verdict = "ok" if mine - theirs < 50 else "MISSED"
         told = f"{mine:.1f} ms, bare {theirs:.1f} ms, +{mine - theirs:.1f} ms (< 50) {verdict}"
         print(f"connect + get_featuregroup, {label}: {told}")
-        row = f"`connect` and `get_featuregroup`, {label}, beside DuckDB and delta-rs"
+        row = f"`connect` and `get_featuregroup`, {label}, vs DuckDB and delta-rs"
         REPORT.compare(row, mine, theirs, "ms")
     imports = {name: interpreter(f"import {name}") for name in ("sys", "numpy", "featurestore")}
     above = imports["featurestore"] - imports["sys"]

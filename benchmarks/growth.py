@@ -52,7 +52,7 @@ EPOCH = int(dt.datetime(2024, 1, 1, tzinfo=dt.UTC).timestamp()) * 1_000_000
 TRIALS = 15
 REPORT = Report(
     "growth",
-    "The time of a call with many commits, groups or windows, beside the time with few.",
+    "The time of a call with many commits, groups or windows, compared with the time with few.",
 )
 
 
@@ -173,7 +173,7 @@ def writes(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
         ("history, newest 10", "history"),
     ):
         short, long = medians_of(getattr(few, name), getattr(many, name))
-        ratios.report(f"{title}, {options.commits:,} commits beside 10", short, long, 1.5)
+        ratios.report(f"{title}, {options.commits:,} commits vs 10", short, long, 1.5)
 
 
 def _grown(store: FeatureStore, name: str, count: int) -> Calls:
@@ -211,14 +211,14 @@ def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> N
     def validate(name: str) -> Callable[[int], object]:
         return lambda _: store.validate_featuregroup(name)
 
-    title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits beside 10"
+    title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits vs 10"
     for call, named in ((features, "get_features"), (validate, "validate"), (whole, "all rows")):
         short, long = medians_of(call("few"), call("many"))
         ratios.report(f"{named}, {title}", short, long, 1.5)
     new_group(store, "one", rows=options.commits * ROWS, statistics=False)
     store.compact_featuregroup("one")
     one, many = medians_of(whole("one"), whole("many"))
-    ratios.report("all rows, compact='auto' beside compacted", one, many, 2.0)
+    ratios.report("all rows, compact='auto' vs compacted", one, many, 2.0)
 
 
 def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> None:
@@ -251,7 +251,7 @@ def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
     def found(there: FeatureStore) -> Callable[[int], object]:
         return lambda _: there.search("x_left", limit=10)
 
-    title = f"{options.groups:,} groups beside 10"
+    title = f"{options.groups:,} groups vs 10"
     for name, call, limit in (
         ("get_features of named groups", named, 1.2),
         ("get_features by plain name", plain, 1.5),
@@ -291,7 +291,7 @@ def windows(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) ->
         if behind > 1:
             _put_windows_behind(there, start, behind)
         stores.append(there)
-    title = f"{options.windows:,} windows beside 1"
+    title = f"{options.windows:,} windows vs 1"
     plans = [lambda _, there=there: there.plan_job("minutes") for there in stores]
     ratios.report(f"plan_job, {title}", *medians_of(*plans), 1.5)
     runs_ = [lambda _, there=there: there.run_job("minutes", due=True) for there in stores]

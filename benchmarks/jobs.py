@@ -102,7 +102,7 @@ def main() -> int:
     print(
         f"a window in Python: {whole[0] / python_windows * 1000:.1f} ms, of which ours {added:.1f} ms (limit 30 ms)"
     )
-    row = f"backfill of {windows:,} windows by a query, beside query and Delta write"
+    row = f"backfill of {windows:,} windows by a query, vs query and Delta write"
     REPORT.compare(row, backfill, query, "s", at_most=3.0)
     row = "window in Python, without its own function"
     REPORT.add(COMPARISONS, row, "ours", added, "ms", at_most=30.0)

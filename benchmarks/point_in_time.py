@@ -43,11 +43,11 @@ PATIENCE = 240
 SLOW = 8.0
 REPORT = Report(
     "point_in_time",
-    "The embedded engine on Delta tables beside an `ASOF` query written by hand on the same Parquet "
+    "The embedded engine on Delta tables compared with an `ASOF` query written by hand on the same Parquet "
     "files, which ignores the created time. Wide has 200,000 keys, dense 265 keys of 2,880 steps, "
     "skewed Zipf keys, three three groups; corrected has a created time and 10 % corrected rows, "
     "tied also 1 % of the rows twice. Memory is the growth of the process. Spark runs on two cores, "
-    "beside a range join with `row_number` that is stopped after twelve times our time.",
+    "compared with a range join with `row_number` that is stopped after twelve times our time.",
 )
 
 
@@ -198,7 +198,7 @@ SHAPES: dict[str, Callable[[float], Shape]] = {
 
 
 def write(shape: Shape, place: Path) -> None:
-    """Write the groups of a shape into a store of its own, with the embedded engine, and the labels beside it."""
+    """Write the groups of a shape into a store of its own, with the embedded engine, and the labels next to it."""
     from pyarrow import parquet
 
     import featurestore

@@ -1,4 +1,4 @@
-"""Speed of the PyTorch loader beside its peers.
+"""Speed of the PyTorch loader compared with its peers.
 
 Medians of 5 interleaved rounds, rows a second as batches of 1,024 rows, shuffled.
 
@@ -186,7 +186,7 @@ def show(
         verdict = "reached" if speed >= target else "missed"
         print(f"  {name}: {speed:.1f}x rows/s, {cost:.1f}x by processor; {target}x: {verdict}")
         rates = found["ours"]["rows/s"], found[theirs]["rows/s"]
-        row = f"{title}, beside {theirs}"
+        row = f"{title}, vs {theirs}"
         REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=target)
 
 

@@ -1,4 +1,4 @@
-"""Speed of the readers beside their peers.
+"""Speed of the readers compared with their peers.
 
 Medians of 5 interleaved rounds, rows a second into tf.data tensors.
 
@@ -39,7 +39,7 @@ BATCH = 1024
 ROUNDS = 5
 REPORT = Report(
     "read",
-    "Batches of 1,024 rows as TensorFlow tensors, beside `TFRecordDataset` with `parse_example` and "
+    "Batches of 1,024 rows as TensorFlow tensors, compared with `TFRecordDataset` with `parse_example` and "
     "petastorm's `make_batch_reader`.",
 )
 
@@ -54,7 +54,7 @@ Start = Callable[[], tuple[int, Callable[[], float]]]
 def table(rows: int, columns: int) -> pa.Table:
     """Return int64, float32, float64 and text columns as 10 : 12 : 2 : 1.
 
-    Labels and ids besides.
+    Plus labels and ids.
     """
     random = np.random.default_rng(0)
     share = columns // 25
@@ -289,13 +289,13 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
         one, two = "parse_example, one file after the other", "parse_example, two files at once"
         best = max((one, two), key=lambda name: found[name]["rows/s"])
         ratios = {
-            "in order, beside parse_example": ("ours", best, 5.0),
-            "shuffled, beside shuffle(65536)": (
+            "in order, vs parse_example": ("ours", best, 5.0),
+            "shuffled, vs shuffle(65536)": (
                 "ours, shuffled",
                 "parse_example, shuffle(65536)",
                 4.0,
             ),
-            "in order, beside a memory map of decoded columns": (
+            "in order, vs a memory map of decoded columns": (
                 "ours",
                 "memory map of columns (ceiling)",
                 0.5,
@@ -324,12 +324,12 @@ def against_petastorm(folder: Path, rows: int, rounds: int) -> None:
         rounds=rounds,
     )
     ratios = {
-        "in order, beside petastorm": (
+        "in order, vs petastorm": (
             "ours on TFRecord",
             "petastorm, unbatch().batch(1024)",
             20.0,
         ),
-        "rows shuffled, beside row groups shuffled by petastorm": (
+        "rows shuffled, vs row groups shuffled by petastorm": (
             "ours on TFRecord, shuffled",
             "petastorm, row groups shuffled",
             20.0,
@@ -422,7 +422,7 @@ def workers(folder: Path, rows: int, rounds: int) -> None:
             f"target 1.8: {verdict}"
         )
         rates = found[name]["rows/s"], found[one]["rows/s"]
-        row = f"{rows:,} x 25: {name}, beside one worker"
+        row = f"{rows:,} x 25: {name}, vs one worker"
         REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=1.8)
 
 
@@ -449,7 +449,7 @@ def starts(folder: Path, rows: int, rounds: int) -> None:
     print(
         f"  factor {end / begin:.2f}; target at most 1.2: {'reached' if end / begin <= 1.2 else 'missed'}"
     )
-    row = f"{rows:,} x 25: first batch at 90 % of an epoch, beside at its begin"
+    row = f"{rows:,} x 25: first batch at 90 % of an epoch, vs at its start"
     REPORT.compare(row, end * 1e3, begin * 1e3, "ms", at_most=1.2)
 
 
@@ -496,7 +496,7 @@ def shards(folder: Path, rounds: int) -> None:
 
 
 def mixing(rows: int) -> None:
-    """How well windows mix, beside a full shuffle.
+    """How well windows mix, compared with a full shuffle.
 
     Labels as the hash deals them, and sorted, the worst case.
     """

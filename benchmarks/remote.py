@@ -1,4 +1,4 @@
-"""A served store: rows per second of get_features through the server beside the local call.
+"""A served store: rows per second of get_features through the server compared with the local call.
 
 python benchmarks/remote.py [--quick]
 
@@ -136,7 +136,7 @@ def compare(
     by_processor = statistics.median(busy["local"]) / statistics.median(busy["through the server"])
     print(f"ratio of rows/s: {ratio:.2f} (goal {GOAL}), by processor time: {by_processor:.2f}")
     print(f"most memory of the server: {memory(server):,.0f} MB; the rows are equal")
-    row = f"`get_features`, {len(labels):,} labels x 10, through the server, beside local"
+    row = f"`get_features`, {len(labels):,} labels x 10, through the server, vs local"
     served_rate, local_rate = rates["through the server"], rates["local"]
     REPORT.compare(row, served_rate, local_rate, "rows/s", processor=by_processor, at_least=GOAL)
     return int(max(ratio, by_processor) < GOAL)

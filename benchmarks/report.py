@@ -110,7 +110,7 @@ class Report:
         """Add a comparison with a peer, which the row names: both figures and their ratio.
 
         Args:
-            row: The subject and the peer, as in "upsert of 100 rows, beside delta-rs".
+            row: The subject and the peer, as in "upsert of 100 rows, vs delta-rs".
             ours: Our time or rate.
             peer: That of the peer, in the same unit.
             unit: "s", "rows/s" and so on.

@@ -1,4 +1,4 @@
-"""Scoring: rows per second of store.score beside model.predict on arrays that are ready.
+"""Scoring: rows per second of store.score compared with model.predict on arrays that are ready.
 
 python benchmarks/scoring.py [--quick]
 
@@ -98,9 +98,9 @@ def compare(store: featurestore.FeatureStore, rows: int) -> bool:
     ratio = took["predict"] / took["score"]
     print(f"score has {ratio:.2f} of the rows/s of predict on ready arrays (at least 0.5)")
     predict_rate = rows / took["predict"]
-    row = f"`store.score` of {rows:,} labels, beside `model.predict`"
+    row = f"`store.score` of {rows:,} labels, vs `model.predict`"
     REPORT.compare(row, rows / took["score"], predict_rate, "rows/s", at_least=0.5)
-    row = f"`store.score` of {rows:,} labels into a group, beside `model.predict`"
+    row = f"`store.score` of {rows:,} labels into a group, vs `model.predict`"
     REPORT.compare(row, rows / written, predict_rate, "rows/s")
     return ratio >= 0.5
 

@@ -1,4 +1,4 @@
-"""Shapes of data: what groups and exports of each cost, beside a plain Parquet write.
+"""Shapes of data: what groups and exports of each cost, compared with a plain Parquet write.
 
 Texts, images, embeddings, narrow types, nulls, a label of many values. Every figure is the time
 of `pyarrow.parquet.write_table` of the same table in the same run; medians, in turns.

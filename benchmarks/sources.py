@@ -1,4 +1,4 @@
-"""Rows of Postgres into a feature group, beside what the driver alone reads.
+"""Rows of Postgres into a feature group, compared with what the driver alone reads.
 
 A server of its own is started (initdb) in a temporary folder; the ratio is of rows a second, and
 the limit 0.8. ``--wait 1`` reads of a server that is waited for, a millisecond every 1,000 rows, as
@@ -195,7 +195,7 @@ def main() -> int:
     ratio = medians["driver alone"] / medians["into a group"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"ratio {ratio:.2f} (limit {LIMIT}), peak memory {peak:,.0f} MiB")
-    row = f"{rows:,} rows x 10 of `{table}` into a group, beside the ADBC driver alone"
+    row = f"{rows:,} rows x 10 of `{table}` into a group, vs the ADBC driver alone"
     driver_rate, group_rate = (rows / medians[name] for name in works)
     REPORT.compare(row, group_rate, driver_rate, "rows/s", at_least=LIMIT)
     REPORT.save(quick=given.quick)

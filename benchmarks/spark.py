@@ -1,4 +1,4 @@
-"""The Spark engine beside plain Spark: exports, groups, small work, and where the time goes.
+"""The Spark engine compared with plain Spark: exports, groups, small work, and where the time goes.
 
 An export is compared with what one would write by hand in the same session: the Delta table read,
 `repartitionByRange` by a hash, `sortWithinPartitions`, `write.parquet`. A group is compared with a
@@ -43,8 +43,8 @@ GROUP_LIMITS = (1.3, 2.5)
 TFRECORD_SOURCE = "by hand, tfrecord"
 REPORT = Report(
     "spark",
-    "Exports beside the same Delta table, `repartitionByRange` by a hash, `sortWithinPartitions` "
-    "and `write.parquet` in 8 shards; groups beside plain Delta, validation on. `local[2]` or a "
+    "Exports compared with the same Delta table, `repartitionByRange` by a hash, `sortWithinPartitions` "
+    "and `write.parquet` in 8 shards; groups compared with plain Delta, validation on. `local[2]` or a "
     "standalone cluster, processor time of all processes.",
 )
 
@@ -176,7 +176,7 @@ class Spark:
 
 
 def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> None:
-    """Print exports beside the plan by hand, and beside one that ends in another's TFRecord."""
+    """Print exports compared with the plan by hand, and compared with one that ends in another's TFRecord."""
     spark = Spark(rows, columns)
     try:
         works: dict[str, Callable[[], object]] = {"by hand": spark.by_hand}
@@ -211,7 +211,7 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
 
 
 def groups(rows: int, trials: int) -> None:
-    """Print writes of a group beside those of plain Delta: create, append, upsert of a fifth."""
+    """Print writes of a group compared with those of plain Delta: create, append, upsert of a fifth."""
     import pyarrow.parquet as pq
 
     spark = Spark(1000, 10)

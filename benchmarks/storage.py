@@ -213,7 +213,7 @@ def measure_dataset(
         print(f"{name:30} {rate:12,.0f} {ratio:8.2f}")
         target = EPOCH_TARGET if name.startswith("epoch s3") else None
         if "disk" not in name:
-            row = f"{name}, {rows:,} x 24, beside disk"
+            row = f"{name}, {rows:,} x 24, vs disk"
             REPORT.compare(row, rate, statistics.median(disk), "rows/s", at_least=target)
     return datasets["s3"]
 

@@ -1,9 +1,9 @@
-"""Records of Kafka into a feature group, beside a consumer that only reads and parses them.
+"""Records of Kafka into a feature group, compared with a consumer that only reads and parses them.
 
 A broker of its own is started in a temporary folder. Both read the same topic in one run, in turns;
 what they read is compared. The ratio is of records a second of processor time, and the limit 0.5;
 the least is 50,000 records a second a core. ``--batches`` adds many small micro-batches, and reads
-the group beside a copy in one file (limit 2).
+the group compared with a copy in one file (limit 2).
 
 python benchmarks/streams.py [--quick] [--records 500000] [--batches 1000]
 """
@@ -120,7 +120,7 @@ def throughput(
     (bare_rate, bare_by_processor), (our_rate, our_by_processor) = (
         map(statistics.median, zip(*rates, strict=True)) for rates in (bare, ours)
     )
-    row = f"stream of {args.records:,} records, beside a consumer that parses them"
+    row = f"stream of {args.records:,} records, vs a consumer that parses them"
     ratio = our_by_processor / bare_by_processor
     REPORT.compare(row, our_rate, bare_rate, "records/s", processor=ratio, at_least=RATIO)
     print(f"the stream's least is {LEAST:,} records/s of processor time")
@@ -129,7 +129,7 @@ def throughput(
 def small_batches(
     store: featurestore.FeatureStore, broker: Broker, folder: Path, batches: int
 ) -> None:
-    """Commit many micro-batches, and read what they leave beside a group of one commit."""
+    """Commit many micro-batches, and read what they leave compared with a group of one commit."""
     each = 50
     topic = broker.topic(PARTITIONS)
     broker.send(topic, (click(number) for number in range(batches * each)))
@@ -157,7 +157,7 @@ def small_batches(
         f"ratio {times['small'] / times['whole']:.2f} (limit {READ_LIMIT})"
     )
     REPORT.add(COMPARISONS, f"{batches:,} micro-batches of {each} records", "ours", seconds, "s")
-    row = f"read after {batches:,} micro-batches, beside a compacted copy"
+    row = f"read after {batches:,} micro-batches, vs a compacted copy"
     small, whole = (1000 * times[name] for name in ("small", "whole"))
     REPORT.compare(row, small, whole, "ms", at_most=READ_LIMIT)
 

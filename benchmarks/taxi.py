@@ -3,7 +3,7 @@
 Features of three groups by location and time (every 15, 30 and 60 minutes, four features each, 265
 locations, 120 days) joined as of the time of each label, which is a double; to Arrow, to pandas and
 to Parquet training data. Beside it three ASOF joins written by hand over the same files, in turns;
-medians of one run. Rates that Hopsworks published for 16 virtual processors stand beside ours as
+medians of one run. Rates that Hopsworks published for 16 virtual processors are listed next to ours as
 context, not as a comparison: the machines differ.
 
 python benchmarks/taxi.py [--quick] [--trials 3] [--only 1 2 5 10]   (millions of labels)

@@ -1,6 +1,6 @@
 """What transformations cost: applied by a reader, and fitted when a dataset is made.
 
-Medians of 5 interleaved rounds; processor time over all threads beside seconds.
+Medians of 5 interleaved rounds; processor time over all threads next to seconds.
 
     python benchmarks/transformations.py [--quick] [--rows 500000]
 
@@ -111,7 +111,7 @@ def show(title: str, found: Mapping[str, Mapping[str, float]], first: str, rows:
         )
         if each is not base:
             ours, peer = (1e9 * one["processor"] / rows for one in (each, base))
-            REPORT.compare(f"{title}: {name}, beside without", ours, peer, "ns")
+            REPORT.compare(f"{title}: {name}, vs without", ours, peer, "ns")
 
 
 def make(store: Any, rows: pa.Table, name: str, **options: Any) -> Any:
@@ -147,7 +147,7 @@ def fitting(store: Any, rows: pa.Table, rounds: int) -> None:
 
     contestants = {
         "export without transformations": lambda: export(None),
-        "export with those that statistics tell": lambda: export(exact()),
+        "export with those computed from statistics": lambda: export(exact()),
         "export with quantiles and vocabularies": lambda: export(counted()),
     }
     found = race(contestants, rounds)

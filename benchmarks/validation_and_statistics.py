@@ -142,7 +142,7 @@ def bench_statistics(rows: int, trials: int, folder: Path) -> None:
     print(
         f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {mine / summarize:.2f} (limit 1.00)"
     )
-    row = f"statistics of {rows:,} rows x 20, beside `SUMMARIZE` and `corr` in DuckDB"
+    row = f"statistics of {rows:,} rows x 20, vs `SUMMARIZE` and `corr` in DuckDB"
     REPORT.compare(row, mine, summarize, "s", at_most=1.0)
 
 
@@ -244,7 +244,7 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
     print(
         f"  bare Great Expectations on a pandas frame in memory: {theirs:.2f} s; ratio {mine / theirs:.2f} (limit 1.50)"
     )
-    row = f"{len(rules)} expectations on {rows:,} rows, beside Great Expectations"
+    row = f"{len(rules)} expectations on {rows:,} rows, vs Great Expectations"
     REPORT.compare(row, mine, theirs, "s", at_most=1.5)
 
 

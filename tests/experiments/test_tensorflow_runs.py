@@ -140,7 +140,9 @@ def test_model_of_two_workers_is_saved_once(sums: TrainingDataset) -> None:
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize("habit", ["first", "first before weights"])
+@pytest.mark.parametrize(
+    "habit", [pytest.param("first", marks=pytest.mark.soak), "first before weights"]
+)
 def test_save_by_one_worker_hints_context_save(sums: TrainingDataset, habit: str) -> None:
     options: dict[str, Any] = {"workers": 2, "dataset": sums, "environment": ENVIRONMENT}
     with pytest.raises(RunFailed, match=r"context\.save\(model\) instead of"):

@@ -121,7 +121,15 @@ def test_public_writes_are_all_listed() -> None:
     assert set(featurestore.__all__) >= writes.READS
 
 
-@pytest.mark.parametrize("write", writes.WRITES)
+# Their files change by the same code as those of another write; the long run has them all.
+SAME_PATH = {
+    "create with partitions", "get or create", "overwrite", "untag", "export to petastorm",
+    "tag a dataset", "untag a dataset", "describe a dataset", "backfill", "unpause",
+    "remove an alert channel", "remove a source",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("write", [name for name in writes.WRITES if name not in SAME_PATH])
 def test_write_under_fault_leaves_old_or_new_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:

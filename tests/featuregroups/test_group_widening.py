@@ -18,7 +18,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SchemaMismatch, ValidationFailed
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import featuregroups
-from tests.on_spark import on_engines
+from tests.on_spark import on_engines, spark_in_soak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,7 @@ def test_schema_change_widens_decimals_and_keeps_older_versions(store: FeatureSt
     assert features.schema.field("price").type == pa.decimal128(8, 3)
 
 
+@spark_in_soak
 def test_decimal_widening_uses_values_not_batch_types(store: FeatureStore) -> None:
     group = store.create_featuregroup([row(0, Decimal("9.99"))], "g", primary_key="id")
     wide = pa.table({"id": [1], "price": pa.array([Decimal("7.50")], pa.decimal128(38, 20))})
@@ -105,6 +106,7 @@ def test_decimal_widening_skipped_for_rejected_rows(duckdb_store: FeatureStore) 
     assert price_type(duckdb_store) == pa.decimal128(3, 2)
 
 
+@spark_in_soak
 def test_quarantine_stores_rows_of_more_digits(store: FeatureStore) -> None:
     rule: dict[str, Any] = {"type": "expect_column_values_to_be_between"}
     rule["kwargs"] = {"column": "price", "max_value": 50}
@@ -117,6 +119,7 @@ def test_quarantine_stores_rows_of_more_digits(store: FeatureStore) -> None:
     assert prices(store) == [Decimal("9.99"), Decimal("0.5")]
 
 
+@spark_in_soak
 def test_decimal_widening_updates_statistics_and_registry(store: FeatureStore) -> None:
     group = store.create_featuregroup([row(0, Decimal("1.5"))], "g", primary_key="id")
     group.insert([row(1, Decimal("2.5"))])

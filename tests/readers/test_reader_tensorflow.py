@@ -186,7 +186,7 @@ raise SystemExit(3)
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
 def test_process_exits_with_iterator_in_mid_epoch(tmp_path: Path, data_format: str) -> None:
-    numbers = np.arange(400_000)
+    numbers = np.arange(120_000)
     table = pa.table(
         {
             **{f"x{place}": numbers * place for place in range(20)},

@@ -83,7 +83,7 @@ def test_delta_source_equals_spark_at_every_version(
     for version in range(last + 1):
         same(duckdb_store, spark, path, version)
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        for version in range(last + 1):
+        for version in (1, last):
             same(store, spark, path, version)
 
 

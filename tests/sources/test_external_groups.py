@@ -106,6 +106,7 @@ def test_external_rows_are_read_lazily_and_once(shop: FeatureStore, tmp_path: Pa
     assert (read.source, read.kind, read.rows) == ("shop", "sqlite", 43)
 
 
+@spark_in_soak
 def test_external_rows_are_removed_after_last_use(shop: FeatureStore) -> None:
     frame = shop.get_featuregroup("customers")
     (live,) = frame.plan.sources
@@ -190,6 +191,7 @@ def test_source_labels_are_recorded_in_lineage(shop: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
+@spark_in_soak
 def test_external_definitions_are_listed_and_rebuilt(shop: FeatureStore) -> None:
     assert shop.featuregroup("customers").external.source == "shop"
     assert "customers.plan" in shop.get_features_list()

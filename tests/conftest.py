@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests share, and the rules for the one Spark session of a run.
+"""Shared fixtures, and the scheduling rules for the single Spark session of a run.
 
 Spark tests carry the marker ``spark`` (set by itself where a test asks for the fixture), run last,
 and under xdist are one group, so that one process holds the only session; the other tests are given

@@ -1,4 +1,4 @@
-"""Fetch what tests need beside Python packages, once, into a cache outside of the repository.
+"""Download the test dependencies that are not Python packages into a cache outside the repository.
 
 ``python -m tests.fetch`` prints one line for each part that is not in the cache. Tests that need
 a part which could not be fetched are skipped.

@@ -1,4 +1,4 @@
-"""Programs that need TensorFlow, forked from one process that has imported it.
+"""Programs that need TensorFlow, forked from a process that has imported it.
 
 An import takes several seconds; a fork of what has been imported and not used takes none. The
 programs have the Keras of before version 3: TensorFlow asks which when it is imported. Run as a

@@ -1,4 +1,4 @@
-"""A real HDFS in one process for the tests of a run, from Maven Central, in a folder of its own.
+"""A real HDFS in one process, from Maven Central, in a temporary folder.
 
 Its jars are fetched once into a cache outside of the repository. Where it cannot be fetched or
 started, the tests that need it are skipped with a sentence.

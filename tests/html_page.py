@@ -1,4 +1,4 @@
-"""HTML as a browser reads it."""
+"""HTML parsing as in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that a test starts and kills, forked from one that has imported the store."""
+"""Processes that a test starts and kills, forked from a process that has imported the store."""
 
 from __future__ import annotations
 

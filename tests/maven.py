@@ -1,4 +1,4 @@
-"""Jars of Maven Central, fetched once into a cache outside of the repository."""
+"""Jars from Maven Central, downloaded once into a cache outside the repository."""
 
 from __future__ import annotations
 

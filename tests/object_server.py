@@ -1,4 +1,4 @@
-"""A real S3 server on the loopback, for the tests that need one: versitygw over a folder."""
+"""A real S3 server on the loopback interface: versitygw over a folder."""
 
 from __future__ import annotations
 

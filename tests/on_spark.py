@@ -1,4 +1,4 @@
-"""What tests are given that run on Spark, too."""
+"""Helpers for tests that also run on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that many tests begin with: made once, and copied for each test."""
+"""Stores that many tests start from: created once and copied for each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the repository and the built wheel hold, and what they must not."""
+"""Allowed contents of the repository and the built wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importing the package is light, and works without the libraries of any extra."""
+"""Importing the package is fast and needs no extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each command has a line in docs/cli.md, a help text and an example.
+"""Each command has a line in docs/cli.md, help text and an example.
 
 Each public call is on its reference page.
 """

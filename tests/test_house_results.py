@@ -1,4 +1,4 @@
-"""benchmarks/RESULTS.md is what benchmarks/report.py renders from the stored figures."""
+"""benchmarks/RESULTS.md equals the rendering of the stored figures."""
 
 from __future__ import annotations
 

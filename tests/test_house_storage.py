@@ -1,4 +1,4 @@
-"""Files are opened in one package.
+"""Only the storage package opens files.
 
 Whatever reads or writes one goes through ``featurestore.storage``.
 """

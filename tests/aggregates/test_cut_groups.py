@@ -1,4 +1,4 @@
-"""A group that is cut into parts answers what it answers in one: to the last bit."""
+"""Aggregates of a group that is split into parts equal those of the whole group bit for bit."""
 
 from __future__ import annotations
 

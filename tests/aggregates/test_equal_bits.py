@@ -1,4 +1,4 @@
-"""Aggregates have the bits of their own rows: what else is stored or asked for changes none."""
+"""Aggregate values depend only on their own rows, not on other rows or requested features."""
 
 from __future__ import annotations
 

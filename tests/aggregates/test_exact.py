@@ -1,4 +1,4 @@
-"""Sums, squares and variances as if computed with fractions."""
+"""Exact sums, squares and variances, compared with fractions."""
 
 from __future__ import annotations
 

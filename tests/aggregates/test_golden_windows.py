@@ -1,4 +1,4 @@
-"""The bits of every function over a fixed table, kept in a file: both engines give them for ever.
+"""Aggregates of both engines over a fixed table, compared with a golden file bit for bit.
 
 python -m tests.aggregates.test_golden_windows    writes the file, from the embedded engine
 """

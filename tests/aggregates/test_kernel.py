@@ -1,4 +1,4 @@
-"""The kernel answers what looking at every row answers, for any cut of the rows into chunks."""
+"""The aggregate kernel equals a row-by-row computation for any chunking of the rows."""
 
 from __future__ import annotations
 

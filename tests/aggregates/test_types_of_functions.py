@@ -1,4 +1,4 @@
-"""Which functions over windows take which columns is decided when they are asked for."""
+"""Window functions accept or refuse column types when they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""check_leakage finds aggregates over rows that a label could not know, by other code than the kernel's."""
+"""check_leakage detects aggregates over later rows, with code independent of the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What aggregates are made of: in plans, manifests, views, groups, the registry and search."""
+"""Lineage of aggregates in plans, manifests, views, groups, the registry and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/how-to/windows.md: what an aggregate answers in each case, on each engine."""
+"""The rules in the table of docs/how-to/windows.md, on each engine."""
 
 from __future__ import annotations
 

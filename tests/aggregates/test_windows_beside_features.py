@@ -1,4 +1,4 @@
-"""Aggregates beside plain features: several groups, roles, chained calls, tables, ``as_of``, ttl."""
+"""Aggregates together with plain features: several groups, roles, ``as_of``, ttl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregates over windows as users ask for them: references, refusals, plans, datasets, leaks."""
+"""Aggregates through the store API: references, errors, plans, datasets and leaks."""
 
 from __future__ import annotations
 

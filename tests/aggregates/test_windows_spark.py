@@ -1,4 +1,4 @@
-"""Aggregates over windows on Spark: the same bits."""
+"""Aggregates over windows on Spark equal the embedded engine bit for bit."""
 
 from __future__ import annotations
 

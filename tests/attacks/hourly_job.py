@@ -1,4 +1,4 @@
-"""The file of a job that adds to each row of a group ``numbers``, hour by hour."""
+"""A job file that adds hourly rows to the group ``numbers``."""
 
 JOB = """
 import featurestore

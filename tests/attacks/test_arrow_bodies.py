@@ -1,4 +1,4 @@
-"""Arrow streams that unpack to far more than was sent, or lie about their lengths."""
+"""Arrow streams that expand to far more than was sent or declare wrong lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells of many bytes: bounded before anything is written, and bounded in answers."""
+"""Cell sizes are limited before a write, and in responses."""
 
 from __future__ import annotations
 

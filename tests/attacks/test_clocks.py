@@ -1,4 +1,4 @@
-"""Clocks that are set back or ahead by a day while leases, jobs, streams and alerts are at work."""
+"""Clocks that change by a day while leases, jobs, streams and alerts are active."""
 
 from __future__ import annotations
 

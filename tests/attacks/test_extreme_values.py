@@ -1,4 +1,4 @@
-"""Values of extreme depth and size: refused by name, or stored and shown in little memory."""
+"""Deeply nested and large values are refused by name or handled in little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of runs that a forger has written: the checksum is right, the content is not."""
+"""Forged run records with a valid checksum and invalid content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every loader of stored data: files that would run code, read files elsewhere, or name functions."""
+"""Loaders of stored data refuse files that run code, read other files or name functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of models that try to run code: refused before Keras builds or imports anything of them."""
+"""Model files that contain code are refused before Keras imports or builds anything."""
 
 from __future__ import annotations
 

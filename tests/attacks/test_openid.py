@@ -1,4 +1,4 @@
-"""OpenID Connect: mixed-up issuers, forged tokens, downgrades, and answers of other browsers."""
+"""OpenID Connect: mixed-up issuers, forged tokens, downgrades and responses for other browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses of passwords: failures alone count, by account and address, and the waits double."""
+"""Password guessing is slowed down by failures per account and address."""
 
 from __future__ import annotations
 

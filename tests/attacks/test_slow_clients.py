@@ -1,4 +1,4 @@
-"""Clients that send half a request, a byte at a time, or read nothing of an answer."""
+"""Clients that send incomplete requests, send byte by byte, or do not read the response."""
 
 from __future__ import annotations
 

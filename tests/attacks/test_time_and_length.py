@@ -1,4 +1,4 @@
-"""Requests that would take the server long: bounded by length first, and by time in any case."""
+"""Expensive requests are limited by length and by time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads of every odd kind, for each role: refused whole with a reason, or written whole."""
+"""Malformed uploads are refused as a whole with a reason, for each role."""
 
 from __future__ import annotations
 

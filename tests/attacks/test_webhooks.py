@@ -1,4 +1,4 @@
-"""Webhooks whose server redirects: to this machine, to files, to itself."""
+"""Redirects of webhooks to this machine, to files and to other schemes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strangers at the ports of studies and launchers: nothing of them is parsed, nothing they stop."""
+"""Unauthenticated connections to study and launcher ports are not parsed and stop nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: tables for people, stable JSON for programs, one line and a hint for errors."""
+"""Commands for feature groups: tables, stable JSON, and one-line errors with a hint."""
 
 from __future__ import annotations
 

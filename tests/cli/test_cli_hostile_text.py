@@ -1,4 +1,4 @@
-"""Text that a store holds reaches the terminal as text.
+"""Control characters in stored text are escaped in the terminal.
 
 No command passes on a control character.
 """

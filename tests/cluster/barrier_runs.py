@@ -1,4 +1,4 @@
-"""Experiments whose workers are tasks of a barrier stage, in the session that is active."""
+"""Experiments whose workers are barrier tasks of the active Spark session."""
 
 from __future__ import annotations
 

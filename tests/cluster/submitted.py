@@ -1,4 +1,4 @@
-"""What a user hands to spark-submit: a program that calls the library.
+"""A program for spark-submit that uses the library.
 
 Prints what it saw as JSON.
 """

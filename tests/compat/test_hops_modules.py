@@ -1,4 +1,4 @@
-"""The modules beside ``hops.featurestore`` can be imported, and their calls say what to use."""
+"""The modules next to ``hops.featurestore`` can be imported, and their calls name the replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feature store tour of 2019, told anew on data of our own: the same calls in the same order.
+"""The 2019 Hopsworks feature store tour on our data: the same calls in the same order.
 
 Each entry of ``CELLS`` is what one or more code cells of the tour ask for; ``NOT_HERE`` are the
 cells that have no meaning in this store. Lines that copy pictures to HDFS are left out.

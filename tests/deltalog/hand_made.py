@@ -1,4 +1,4 @@
-"""Delta tables written by hand: any log that another program could leave, without that program."""
+"""Delta tables written by hand, to cover logs of other writers without running them."""
 
 from __future__ import annotations
 

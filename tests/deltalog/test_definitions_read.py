@@ -1,4 +1,4 @@
-"""Definitions in table properties come from whoever wrote the table: understood, or refused by name."""
+"""Definitions in table properties are untrusted: they are parsed or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Delta log as data: states, histories, moments, transactions, damage."""
+"""The Delta log: snapshots, history, times, transactions and damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that other programs wrote: read right, or refused by name, and never read wrongly."""
+"""Delta tables of other writers are read correctly or refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it says."""
+"""Docstring examples run and print the documented output."""
 
 from __future__ import annotations
 

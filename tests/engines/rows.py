@@ -1,4 +1,4 @@
-"""An accumulator that gives the rows themselves."""
+"""An accumulator that returns the rows."""
 
 from __future__ import annotations
 

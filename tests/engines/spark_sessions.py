@@ -1,4 +1,4 @@
-"""A process with a Spark session that the engine starts, then with a plain one.
+"""A process with a Spark session started by the engine, then with a plain session.
 
 Prints what it saw as JSON.
 """

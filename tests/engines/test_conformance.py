@@ -1,4 +1,4 @@
-"""The shared suite of all engines, on the engine of DuckDB."""
+"""The engine conformance suite on DuckDB."""
 
 from __future__ import annotations
 

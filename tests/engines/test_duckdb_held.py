@@ -1,4 +1,4 @@
-"""Rows that are held in memory are those that the relation has, however many fit."""
+"""Rows held in memory equal those of the relation, for any memory limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a query that would run for hours, whatever DuckDB waits for, and the store goes on."""
+"""Ctrl-C cancels long queries and leaves the store usable."""
 
 from __future__ import annotations
 

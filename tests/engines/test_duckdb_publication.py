@@ -1,4 +1,4 @@
-"""The moment of publication: what is synced before it, and that nothing is removed after it."""
+"""Publication syncs files before the commit and removes nothing after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relations of the DuckDB engine: adopted frames, pushed-down reads, bounded batches, settings."""
+"""DuckDB relations: adopted frames, pushdown, bounded batches and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of shards that fit in memory are sorted there, others by DuckDB.
+"""Shard rows are sorted in memory if they fit, and by DuckDB otherwise.
 
 The writers see the same rows in one order.
 """

@@ -1,4 +1,4 @@
-"""Exports keep DuckDB small, so that the memory of the machine is the user's.
+"""Exports limit the memory of DuckDB.
 
 A limit that the user chose stays.
 """

@@ -1,4 +1,4 @@
-"""The shared suite of all engines, on the engine of Spark, and on both engines over the same tables."""
+"""The engine conformance suite on Spark, and on both engines over the same tables."""
 
 from __future__ import annotations
 

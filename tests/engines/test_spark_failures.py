@@ -1,4 +1,4 @@
-"""What Spark says when it fails: the reason and the expression, out of pages of Java."""
+"""Spark errors are reduced to the reason and the expression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that Spark makes for itself, with features that the store does not write.
+"""Tables written by Spark with features that the store does not write.
 
 Both engines read them alike.
 """

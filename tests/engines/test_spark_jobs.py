@@ -1,4 +1,4 @@
-"""A call starts no more Spark jobs than its page says."""
+"""Calls start at most the documented number of Spark jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python reads the rows of files itself, and finds those that Spark finds."""
+"""Rows that Python reads from Parquet files equal those that Spark reads."""
 
 from __future__ import annotations
 

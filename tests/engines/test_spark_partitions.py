@@ -1,4 +1,4 @@
-"""A shuffle by a key has as many tasks as its rows need."""
+"""The number of shuffle tasks follows the number of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries of the Spark engine: types kept, work on executors, streams that are lazy."""
+"""Queries of the Spark engine: types, executor-side work and lazy streams."""
 
 from __future__ import annotations
 

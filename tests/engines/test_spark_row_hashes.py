@@ -1,4 +1,4 @@
-"""Rows hashed, counted and assigned by Spark itself: as Python does it, bit for bit."""
+"""Rows hashed, counted and assigned in the JVM equal Python bit for bit."""
 
 from __future__ import annotations
 

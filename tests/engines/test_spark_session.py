@@ -1,4 +1,4 @@
-"""Finding, checking and starting the Spark session; the Java and the libraries that it needs."""
+"""Finding, checking and starting the Spark session with its Java and libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No task of an export waits for a shard that does not exist, and no two shards share one by chance."""
+"""Each shard has its own Spark task, and no task waits for a missing shard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Staged rows are looked at in their files, and become a table by these."""
+"""Staged rows are inspected in their files and committed without another copy."""
 
 from __future__ import annotations
 

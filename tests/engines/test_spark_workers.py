@@ -1,4 +1,4 @@
-"""Tasks begin at once in a Python process that has run another."""
+"""Spark tasks reuse running Python workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image exercise: labelled images to TFRecord, several workers, checkpoints, search, scores."""
+"""The digits example: labelled images to TFRecord, several workers, checkpoints, search and scores."""
 
 from __future__ import annotations
 

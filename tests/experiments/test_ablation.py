@@ -1,4 +1,4 @@
-"""What components are worth, and folds: read from the files as they are."""
+"""Ablation studies and cross-validation folds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of training functions: recorded whole, started again after kills, ended with all they began."""
+"""Runs of training functions are recorded, restarted after kills and stopped with their processes."""
 
 from __future__ import annotations
 

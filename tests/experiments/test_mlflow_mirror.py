@@ -1,4 +1,4 @@
-"""Runs mirrored into a real MLflow tracking database, read back through MLflow's own client."""
+"""Runs mirrored into an MLflow tracking database, read back with the MLflow client."""
 
 from __future__ import annotations
 

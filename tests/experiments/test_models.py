@@ -1,4 +1,4 @@
-"""Registered models: what they keep, whom they trust, and the predictions that they give."""
+"""Registered models: stored files, trust and predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with parameter servers: each batch scheduled once, whoever dies; large embeddings in parts."""
+"""Runs with parameter servers: each batch is scheduled once despite worker deaths."""
 
 from __future__ import annotations
 

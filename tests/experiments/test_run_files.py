@@ -1,4 +1,4 @@
-"""Checksums of run.json, metrics.jsonl and artifacts; models that training functions save."""
+"""Checksums of run.json, metrics.jsonl and artifacts; models saved by training functions."""
 
 from __future__ import annotations
 

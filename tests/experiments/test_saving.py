@@ -1,4 +1,4 @@
-"""Models of every library as files of a run: one is published, by a rename, those of others not."""
+"""Models of each library are saved as run files, published by one worker with a rename."""
 
 from __future__ import annotations
 

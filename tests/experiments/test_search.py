@@ -1,4 +1,4 @@
-"""Searches: proposed by Optuna, run by workers that wait for nobody, gone on with after a crash."""
+"""Hyperparameter searches: Optuna samplers, asynchronous workers and resume after a crash."""
 
 from __future__ import annotations
 

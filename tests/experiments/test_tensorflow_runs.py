@@ -1,4 +1,4 @@
-"""TensorFlow models under the launchers: fitted, killed, gone on with bit for bit."""
+"""TensorFlow models under the launchers: fit, kill and bit-identical resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training functions of the tests: linear regression in numpy, and processes that misbehave."""
+"""Training functions for tests: linear regression in numpy, and misbehaving processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server for all fault tests: it forks the processes that write, under faults or several at once."""
+"""One server for all fault tests; it forks the writing processes and injects faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks a process for each trial of a write, so that a trial takes no start-up; speaks JSON lines.
+"""Fork a process for each trial of a write, which saves the start-up; the protocol is JSON lines.
 
 {"store": path, "writers": n, "rounds": n} -> {"errors": [text of each that failed]}
 

@@ -1,4 +1,4 @@
-"""A full disk gives a clear error and leaves the old state; a damaged log or data file is named."""
+"""A full disk raises a clear error and keeps the old state; damaged logs and files are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text that may come from elsewhere, changed at random.
+"""Random changes to every kind of text that is read from outside.
 
 An answer or an error of the library, nothing else.
 

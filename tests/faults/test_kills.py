@@ -1,4 +1,4 @@
-"""kill -9 at random points of a write on Spark, and eight writers at once.
+"""kill -9 at random points of a Spark write, and eight concurrent writers.
 
 Nothing is lost, nothing doubled.
 """

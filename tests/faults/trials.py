@@ -1,4 +1,4 @@
-"""Writes whose outcome can be told from the rows, and what several writers at once do."""
+"""Writes with verifiable outcomes, and concurrent writers."""
 
 from __future__ import annotations
 

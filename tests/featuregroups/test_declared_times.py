@@ -1,4 +1,4 @@
-"""What is declared as a time: numbers and texts are refused with the line that converts them.
+"""Numbers and strings declared as times are refused with the line that converts them.
 
 Times of 1970 are warned about; a time is no part of a key.
 """

@@ -1,4 +1,4 @@
-"""Descriptions of groups and features change without a version; a rename makes the next one."""
+"""Descriptions change without a new version; a rename creates the next version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The next chunk of a file appends when nothing is lost, whatever types it was read with."""
+"""Later batches with other types are appended if the cast is lossless."""
 
 from __future__ import annotations
 

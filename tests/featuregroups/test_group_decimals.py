@@ -1,4 +1,4 @@
-"""Decimals of a group do not depend on the digits of one batch."""
+"""Decimal types of a group do not depend on the digits of one batch."""
 
 from __future__ import annotations
 

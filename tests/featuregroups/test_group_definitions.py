@@ -1,4 +1,4 @@
-"""Versions are definitions: what makes one, what compares them, what is refused."""
+"""Version definitions: equality, differences and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tags, search, lists, and where a column comes from."""
+"""Tags, search, lists and column provenance."""
 
 from __future__ import annotations
 

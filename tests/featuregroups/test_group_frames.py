@@ -1,4 +1,4 @@
-"""What is read of a group: only the columns and files that a frame asks for."""
+"""Frames of groups read only the needed columns and files."""
 
 from __future__ import annotations
 

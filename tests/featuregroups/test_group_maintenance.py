@@ -1,4 +1,4 @@
-"""Compaction changes no row.
+"""Maintenance of groups: compaction, vacuum and checkpoints keep all rows.
 
 Vacuum removes nothing that a training dataset pins, nor the log that describes it.
 """

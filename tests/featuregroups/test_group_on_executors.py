@@ -1,4 +1,4 @@
-"""On Spark the rows of a write stay with the executors.
+"""Rows written from Spark stay on the executors.
 
 This process sees states and counts alone.
 """

@@ -1,4 +1,4 @@
-"""What happens after a commit landed.
+"""Steps after a commit, and their failures.
 
 It is never reported as a failed write, and the rest is done later.
 """

@@ -1,4 +1,4 @@
-"""The definition in the table is what the published JSON Schema says."""
+"""Definitions in tables conform to the published JSON Schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of Spark get their shape, and numbers fit, by the same rule where Spark's rows are."""
+"""Spark arrays get shapes and lossless casts on the executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams ten times larger than the engine's memory land with bounded memory, checked or not."""
+"""Streams ten times larger than memory are inserted in bounded memory."""
 
 from __future__ import annotations
 

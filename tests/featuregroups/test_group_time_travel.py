@@ -1,4 +1,4 @@
-"""as_of takes a Delta version or a moment; moments go by the log's own commit times."""
+"""as_of accepts a Delta version or a time, resolved by the commit times of the log."""
 
 from __future__ import annotations
 

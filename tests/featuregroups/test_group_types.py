@@ -1,4 +1,4 @@
-"""Every type lands and comes back equal on both engines, or is refused before anything is written."""
+"""Each type is stored and read back equal on both engines, or refused before a write."""
 
 from __future__ import annotations
 

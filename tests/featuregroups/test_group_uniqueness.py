@@ -1,4 +1,4 @@
-"""A commit claims unique keys only where that is proven.
+"""Commits record unique keys only if uniqueness is proven.
 
 Readers spare the work for ties exactly there.
 """

@@ -1,4 +1,4 @@
-"""Decimals of a group get more digits by ``schema_change="add"``, in a commit that changes no row."""
+"""``schema_change="add"`` widens decimals in a commit that changes no row."""
 
 from __future__ import annotations
 

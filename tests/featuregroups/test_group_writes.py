@@ -1,4 +1,4 @@
-"""Append, upsert, overwrite, delete: what lands, what is refused, and what each commit says."""
+"""Append, upsert, overwrite and delete: committed rows, refusals and commit metadata."""
 
 from __future__ import annotations
 

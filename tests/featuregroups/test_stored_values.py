@@ -1,4 +1,4 @@
-"""Values that no table can hold are refused before anything is written, on both engines."""
+"""Values that tables cannot store are refused before a write, on both engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of files that others wrote."""
+"""Folders of files from other tools."""
 
 from __future__ import annotations
 

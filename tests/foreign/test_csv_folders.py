@@ -1,4 +1,4 @@
-"""CSV files of others: no line is skipped, no value guessed, and every refusal names its line."""
+"""CSV files of other tools: no skipped lines or guessed values; errors name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any table in any dialect comes back as it was written, or is refused by file and line."""
+"""Tables round-trip through any CSV dialect, or are refused by file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of files as tables: partitions, several formats, columns under other names."""
+"""Folders as tables: partitions, several formats and renamed columns."""
 
 from __future__ import annotations
 

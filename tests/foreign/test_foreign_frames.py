@@ -1,4 +1,4 @@
-"""Dataframes with names of columns that are not those of features are renamed by the store."""
+"""Dataframe columns with invalid feature names are renamed by the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sources refuse is said in few words, and every line that a hint offers works when pasted."""
+"""Errors of sources are short, and their hints work when pasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON files of others: RFC 8259, one kind of value for a column, every refusal by file and line."""
+"""JSON files of other tools: RFC 8259, one type per column, errors by file and line."""
 
 from __future__ import annotations
 

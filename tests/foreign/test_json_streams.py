@@ -1,4 +1,4 @@
-"""Records of streams are parsed as the lines of files are: what one refuses the other refuses."""
+"""Stream records are parsed like lines of JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files as other programs see them."""
+"""CSV shards as other programs read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of this distribution pass the shipped suite."""
+"""The shipped formats pass the format conformance suite."""
 
 from __future__ import annotations
 

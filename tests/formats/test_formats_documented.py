@@ -1,4 +1,4 @@
-"""What docs/formats.md and docs/tfrecord-layout.md say is so.
+"""The statements of docs/formats.md and docs/tfrecord-layout.md hold.
 
 Their code runs, their JSON is what comes out.
 """

@@ -1,4 +1,4 @@
-"""Parquet shards as other programs see them, and what decides their bytes."""
+"""Parquet shards as other programs read them, and the inputs that determine their bytes."""
 
 from __future__ import annotations
 

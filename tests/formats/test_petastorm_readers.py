@@ -1,4 +1,4 @@
-"""Petastorm's own readers open the files, in equal parts; ours read them without petastorm."""
+"""Petastorm's readers read our files in equal parts; our reader does not need petastorm."""
 
 from __future__ import annotations
 

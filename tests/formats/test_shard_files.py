@@ -1,4 +1,4 @@
-"""Files of shards as they are written: what is given is what is there, whatever the pieces."""
+"""Shard files contain exactly the written rows, for any batch sizes."""
 
 from __future__ import annotations
 

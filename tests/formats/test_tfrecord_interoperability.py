@@ -1,4 +1,4 @@
-"""What other readers of TFRecord list of our files: the columns of the dataset and nothing else.
+"""Other TFRecord readers list exactly the columns of the dataset.
 
 ``tf.io.parse_example`` runs here. The PyPI package ``tfrecord``, Ray Data and spark-tfrecord are
 not installed in the environment of the tests: the rules by which they infer columns are written

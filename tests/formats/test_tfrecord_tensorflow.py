@@ -1,4 +1,4 @@
-"""TensorFlow reads what was written.
+"""TensorFlow reads our TFRecord files.
 
 Parse_example, Example.FromString, the graph decoder and our reader agree.
 """

@@ -1,4 +1,4 @@
-"""TFRecord bytes: golden records, varints, framing, and what verify finds in a damaged shard."""
+"""TFRecord bytes: golden records, varints, framing, and damage that verify detects."""
 
 from __future__ import annotations
 

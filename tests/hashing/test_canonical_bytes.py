@@ -1,4 +1,4 @@
-"""Canonical bytes: equal exactly where rows are equal, in a total order."""
+"""Canonical bytes are equal exactly for equal rows and are totally ordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hashes of texts that are longer than a block of words."""
+"""Hashes of strings longer than a block of words."""
 
 from __future__ import annotations
 

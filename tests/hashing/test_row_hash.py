@@ -1,4 +1,4 @@
-"""The row hash: equal for equal values in every representation, and for ever the same."""
+"""The row hash is equal for equal values in every representation, and stable across releases."""
 
 from __future__ import annotations
 

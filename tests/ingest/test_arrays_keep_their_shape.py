@@ -1,4 +1,4 @@
-"""Arrays in cells become fixed-size lists with a shape; unequal ones are named."""
+"""Arrays in cells become fixed-size lists with a shape; unequal shapes are refused."""
 
 from __future__ import annotations
 

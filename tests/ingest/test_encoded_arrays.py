@@ -1,4 +1,4 @@
-"""Arrays that a codec has encoded as bytes are recognized in every input, with the line to paste."""
+"""Arrays encoded by a codec are recognized in every input, with the line to paste."""
 
 from __future__ import annotations
 

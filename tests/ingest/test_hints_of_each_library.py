@@ -1,4 +1,4 @@
-"""Hints for keys, times and repeated rows are lines of the library that the rows came with."""
+"""Hints for keys, times and duplicate rows use the library of the input."""
 
 from __future__ import annotations
 

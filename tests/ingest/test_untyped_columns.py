@@ -1,4 +1,4 @@
-"""Columns without a value take the type of what they meet, on each engine and of each library."""
+"""Columns without values take the type of the column they are combined with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of every kind arrive equal, or are refused with a hint that works when it is pasted."""
+"""Values of every kind are stored equal, or refused with a hint that works when pasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of value that a library can hand over: what it becomes, or what to type.
+"""Every kind of value of each library, with the expected type or hint.
 
 The table of docs/reference/types.md is made of this one: ``python -m tests.ingest.value_kinds``.
 """

@@ -1,4 +1,4 @@
-"""Processes that run jobs and die at a place of their own code, or when told."""
+"""Processes that run jobs and die at a chosen statement or on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of jobs: what people and other schedulers call."""
+"""Job commands of the CLI, for people and for other schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions.
+"""Validation of job definitions.
 
 Read from modules, files and folders, checked when they are made, the same after the registry.
 """

@@ -1,4 +1,4 @@
-"""Whatever kills a run.
+"""Job runs that are killed at any point.
 
 Afterwards each window is in the table once, and watermark and table agree.
 """

@@ -1,4 +1,4 @@
-"""Job files: what a registry names is run only where it was registered, and only as it was."""
+"""Job files run only in the store and with the content that was registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose registry is a Postgres server.
+"""Jobs with a registry in Postgres.
 
 Side by side, and by two schedulers, the same as on SQLite.
 """

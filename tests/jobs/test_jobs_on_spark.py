@@ -1,4 +1,4 @@
-"""The same jobs on Spark: the same rows, once."""
+"""Jobs on Spark write the same rows once."""
 
 from __future__ import annotations
 

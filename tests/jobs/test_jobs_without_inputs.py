@@ -1,4 +1,4 @@
-"""Jobs that fetch their rows themselves: windows, catching up, failures and staleness."""
+"""Jobs that fetch their own rows: windows, catchup, failures and staleness."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that was moved asks for its jobs to be registered, and computes no window again."""
+"""A moved store requires registration of its jobs and computes no window again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of independent windows run side by side give what one after the other gives."""
+"""Parallel backfills of independent windows equal sequential backfills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs: exactly their windows, once in effect, with inputs cut and pinned, errors kept."""
+"""Job runs: exact windows, one effective commit, pinned inputs and stored errors."""
 
 from __future__ import annotations
 

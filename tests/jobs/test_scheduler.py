@@ -1,4 +1,4 @@
-"""The scheduler: what is due runs in order, once, whoever else runs, and whatever fails."""
+"""The scheduler runs due windows in order and once, with other schedulers and failures."""
 
 from __future__ import annotations
 

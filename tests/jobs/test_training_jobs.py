@@ -1,4 +1,4 @@
-"""Training jobs: a version when something changed, none when nothing did, the old ones retired."""
+"""Training jobs create a version only if inputs changed, and retire old versions."""
 
 from __future__ import annotations
 

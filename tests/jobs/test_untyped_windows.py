@@ -1,4 +1,4 @@
-"""Windows of new jobs without a value in some column are done, or name the line that types it."""
+"""First windows without values in a column succeed or name the line that types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that write aggregates over windows: rows equal retrieval at their instants, bit by bit."""
+"""Jobs that write window aggregates: rows equal retrieval bit by bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows: schedule times, widths, allowed lateness, daylight saving, catchup; all of it pure."""
+"""Window arithmetic: schedule times, widths, lateness, daylight saving and catchup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which queries are proven to keep to their windows, and that the proof is what DuckDB does."""
+"""Queries that are proven to stay within their windows, checked against DuckDB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lineage as a receiver gets it: of inserts, exports, validations, jobs, and what fails."""
+"""Lineage events of inserts, exports, validations, jobs and failures, as received."""
 
 from __future__ import annotations
 

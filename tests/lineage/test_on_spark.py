@@ -1,4 +1,4 @@
-"""What runs on Spark tells a receiver what it tells when it runs embedded."""
+"""Lineage events on Spark equal those of the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows by their numbers, from whole arrays and from slices of them."""
+"""Rows taken by number, from complete arrays and slices."""
 
 from __future__ import annotations
 

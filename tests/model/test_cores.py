@@ -1,4 +1,4 @@
-"""Threads are as many as the process may run on."""
+"""Thread counts follow the cores available to the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions, limits, offsets, times and durations out of range are refused by one rule each."""
+"""Out-of-range versions, limits, offsets, times and durations are refused by one rule each."""
 
 from __future__ import annotations
 

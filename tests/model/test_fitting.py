@@ -1,4 +1,4 @@
-"""A value goes into a column of another type exactly if it has its equal there."""
+"""Values fit into a column of another type only if they are exactly representable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of one length come right from slices, with and without nulls."""
+"""Fixed-size binary values from slices, with and without nulls."""
 
 from __future__ import annotations
 

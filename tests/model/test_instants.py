@@ -1,4 +1,4 @@
-"""Times lie in the years 1 to 9999, in every unit, type and nesting; others are refused by row."""
+"""Times must be in the years 1 to 9999, in every unit, type and nesting."""
 
 from __future__ import annotations
 

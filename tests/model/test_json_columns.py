@@ -1,4 +1,4 @@
-"""Objects of JSON as columns: each value has the kind of its column, or is a reason by name."""
+"""JSON objects as columns: values match the column type or have a reason."""
 
 from __future__ import annotations
 

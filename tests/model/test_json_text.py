@@ -1,4 +1,4 @@
-"""JSON from outside is RFC 8259: what the grammar allows is read, all else is refused."""
+"""JSON from outside is parsed strictly by RFC 8259."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts as typed values: the grammar of what is inferred, and of what a person declared."""
+"""Strings parsed as typed values: inferred and declared types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feature types and storage types: what each given type becomes, and that casts lose nothing."""
+"""Feature types and storage types: mapping of each input type, and lossless casts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A type without leaves takes them of the type that it meets, and its values are the same there."""
+"""Types without leaves take the leaf types of the type they are combined with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Daily series with a planted change, judged window by window as a monitor judges them.
+"""Daily series with a planted change, evaluated window by window like a monitor.
 
 Ten kinds: two without a change (``none``, ``seasonal``), seven with a change that lasts, and one
 burst of three days. The change starts on day ``CHANGE``; the 56 days before fill the baseline.

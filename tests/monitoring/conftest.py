@@ -1,4 +1,4 @@
-"""A group with a row every ten minutes for ten weeks, and monitors written into files."""
+"""A group with a row every ten minutes for ten weeks, and monitor definitions in files."""
 
 from __future__ import annotations
 

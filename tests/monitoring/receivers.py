@@ -1,4 +1,4 @@
-"""Receivers of alerts that tests start: web servers and mail servers, well and ill."""
+"""Alert receivers for tests: web servers and mail servers, working and failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registered model, the predictions that ``score`` wrote, and the labels that came true."""
+"""A registered model, its stored predictions, and the labels that arrived later."""
 
 from __future__ import annotations
 

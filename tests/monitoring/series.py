@@ -1,4 +1,4 @@
-"""Series with a weekly season, as profiles of windows, and the faults that are planted in them.
+"""Series with a weekly season as window profiles, and planted faults.
 
 A series has one number, one text and missing values; its rows, its mean and its share of missing
 values differ by weekday and from day to day, as those of real sources do.

@@ -1,4 +1,4 @@
-"""How often monitors cry wolf, and how often they see it: seed-fixed, of series with a week."""
+"""False alarm and detection rates of monitors on seeded series with a weekly season."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts: one when it begins, one when it ends, and none is lost whatever receivers do."""
+"""Alerts: one at the start, one at the end, none lost despite receiver failures."""
 
 from __future__ import annotations
 

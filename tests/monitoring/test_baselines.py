@@ -1,4 +1,4 @@
-"""What windows are compared with: weekdays of their own, and baselines that nobody counted."""
+"""Baselines: weekday baselines, and baselines computed on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom metrics as windows keep them: put together they are the metrics of all rows."""
+"""Custom metrics of merged windows equal the metrics of all rows."""
 
 from __future__ import annotations
 

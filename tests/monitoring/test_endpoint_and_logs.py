@@ -1,4 +1,4 @@
-"""The scheduler's /metrics, and logs as JSON with the id of the run."""
+"""The scheduler's /metrics endpoint, and JSON logs with run ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change that lasts stays an alarm until its values return or a person accepts it."""
+"""A lasting change stays an alarm until values return or a person accepts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitors of models: predictions joined to labels as they were known, and what chance is."""
+"""Model monitors: predictions joined to labels as known at the time, and chance levels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitors over a real store: what they find, what they do not, and what they refuse."""
+"""Monitors over a real store: findings, non-findings and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A monitor on Spark finds what it finds on the embedded engine."""
+"""Monitors on Spark equal those of the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a monitor, the numbers of a store, and datasets that have gone stale."""
+"""Monitor pages, store metrics and stale datasets."""
 
 from __future__ import annotations
 

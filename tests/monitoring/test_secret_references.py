@@ -1,4 +1,4 @@
-"""Secrets are given by reference, and no error repeats what might be one."""
+"""Secrets are references, and errors do not repeat possible secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom, shows its pictures, and lies in the repository without outputs."""
+"""Every notebook runs completely, shows its pictures, and is stored without outputs."""
 
 from __future__ import annotations
 

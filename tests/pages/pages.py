@@ -1,4 +1,4 @@
-"""The code blocks of a page, and how each kind of them is run."""
+"""Code blocks of pages, and how each kind is run."""
 
 from __future__ import annotations
 

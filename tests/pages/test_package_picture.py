@@ -1,4 +1,4 @@
-"""The picture of the packages shows those that import-linter checks."""
+"""The package picture shows the layers that import-linter checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every code block of the README and of every page runs, as a reader would paste it.
+"""Code blocks of the README and of every page run as pasted.
 
 The blocks of a page run in order in one namespace, with one store in an empty folder. A block
 whose first line is ``# name.py`` is written as that file; lines of a shell that call

@@ -1,4 +1,4 @@
-"""One dataset a format, made once a run and only read by the tests."""
+"""One dataset per format, created once per run and read-only."""
 
 from __future__ import annotations
 

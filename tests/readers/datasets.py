@@ -1,4 +1,4 @@
-"""Training datasets for reader tests, written shard by shard through the interface of formats."""
+"""Training datasets for reader tests, written shard by shard through the format interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation, validation and class weights under strategies, against arithmetic over all rows."""
+"""Evaluation, validation and class weights under strategies, compared with numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of Keras across a resume in the middle of an epoch, and the history that fit returns."""
+"""Keras callbacks across a resume within an epoch, and the returned history."""
 
 from __future__ import annotations
 

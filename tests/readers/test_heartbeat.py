@@ -1,4 +1,4 @@
-"""A worker that stops is reported with every worker's step."""
+"""A stopped worker is reported with the step of each worker."""
 
 from __future__ import annotations
 

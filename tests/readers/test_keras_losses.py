@@ -1,4 +1,4 @@
-"""Losses that fit and evaluate report, against arithmetic over the rows: padding, several outputs, parts."""
+"""Losses that fit and evaluate report, compared with numpy: padding, outputs and parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Petastorm's own reader, balanced over workers, beside ours on the same files without petastorm."""
+"""Petastorm's reader, balanced over workers, compared with ours on the same files."""
 
 from __future__ import annotations
 

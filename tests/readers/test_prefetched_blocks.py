@@ -1,4 +1,4 @@
-"""Blocks fetched ahead: few requests, bounded memory, and none for a reader that is gone."""
+"""Prefetched blocks: few requests, bounded memory, and none after close."""
 
 from __future__ import annotations
 

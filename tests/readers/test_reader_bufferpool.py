@@ -1,4 +1,4 @@
-"""What a reader holds does not grow with the dataset (docs/training.md says how much it is)."""
+"""Reader memory does not grow with the dataset, as docs/training.md states."""
 
 from __future__ import annotations
 

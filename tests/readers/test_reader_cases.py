@@ -1,4 +1,4 @@
-"""The contract over datasets of random shape.
+"""The reader contract over datasets of random shape.
 
 Rows, shards, blocks, batch size, lanes, workers, epoch.
 """

@@ -1,4 +1,4 @@
-"""The reader's contract over files.
+"""The reader contract over files.
 
 Equal steps, exactly once, the same batches from every format and worker count.
 """

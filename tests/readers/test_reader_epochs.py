@@ -1,4 +1,4 @@
-"""Iterating a dataset again reads the next epochs, as ``model.fit(reader.tf_dataset(), epochs=3)`` does."""
+"""Iterating a dataset again reads the next epoch, also in ``model.fit(..., epochs=3)``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is said when the reader is opened, with names."""
+"""Invalid settings and damaged datasets raise when a reader is opened."""
 
 from __future__ import annotations
 

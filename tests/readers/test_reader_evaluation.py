@@ -1,4 +1,4 @@
-"""Short last batches, padding taken out of predictions, rows back by key, and metrics that are right."""
+"""Short last batches, padding in predictions, keys of rows and correct metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker needs the manifest, numpy and the format: nothing of the store is imported."""
+"""A worker imports the manifest, numpy and the format, but nothing of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers do about nulls."""
+"""Null handling of readers."""
 
 from __future__ import annotations
 

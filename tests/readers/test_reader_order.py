@@ -1,4 +1,4 @@
-"""Reader order.
+"""The reader order.
 
 Every worker the same number of steps, every row once, the same batches for any worker count.
 """

@@ -1,4 +1,4 @@
-"""What docs/training.md and docs/reader-order.md say is so.
+"""The statements of docs/training.md and docs/reader-order.md hold.
 
 Their scripts run, their vectors are the order's.
 """

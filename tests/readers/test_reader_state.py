@@ -1,4 +1,4 @@
-"""A reader's state is a small JSON object that rebuilds the reader, and refuses another dataset."""
+"""Reader states are small JSON objects that restore the reader and refuse other datasets."""
 
 from __future__ import annotations
 

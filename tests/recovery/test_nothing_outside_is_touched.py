@@ -1,4 +1,4 @@
-"""A registry or a store from elsewhere leads, and removes, nothing outside the location."""
+"""Foreign registries and stores cause no access outside the location."""
 
 from __future__ import annotations
 

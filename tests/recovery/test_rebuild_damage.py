@@ -1,4 +1,4 @@
-"""A rebuild restores what is sound and lists what is not, beside processes that write."""
+"""A rebuild restores intact objects and lists damaged ones, with concurrent writers."""
 
 from __future__ import annotations
 

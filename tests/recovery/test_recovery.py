@@ -1,4 +1,4 @@
-"""What a process left that died is settled when the store is opened next."""
+"""Leftovers of dead processes are settled when the store is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system refuses to remove is said, breaks nothing, and is tried again at the next connect."""
+"""Removals refused by the system are reported and retried at the next connect."""
 
 from __future__ import annotations
 

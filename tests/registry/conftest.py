@@ -1,4 +1,4 @@
-"""A Postgres server of the test run's own.
+"""A Postgres server for the test run.
 
 Made with initdb under an unprivileged user, in a temporary folder.
 """

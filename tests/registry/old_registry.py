@@ -1,4 +1,4 @@
-"""Writes ``tests/assets/registries/<revision>.db``.
+"""Write ``tests/assets/registries/<revision>.db``.
 
 Run once at the release of a revision, never for an old one.
 

@@ -1,4 +1,4 @@
-"""Users, tokens and roles from the command line, in both databases, and after a registry is lost."""
+"""Users, tokens and roles in both databases, and after the loss of a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is hidden is found once for each state of the registry, and never told of an older one."""
+"""Hidden objects are computed once per registry state, and never for an older state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's registry: temporary views leave out what is hidden, whatever query asks."""
+"""The registry of a user: temporary views exclude hidden rows from every query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats of hosts whose clocks are wrong: one clock decides who is alive, the registry's."""
+"""Heartbeats with wrong host clocks: the registry's clock decides which process is alive."""
 
 from __future__ import annotations
 

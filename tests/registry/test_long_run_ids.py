@@ -1,4 +1,4 @@
-"""Runs whose ids are as long as ids may be, in either registry."""
+"""Runs with ids of maximum length, in both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry is made, upgraded under a lock, and refused when a newer release wrote it."""
+"""Registries are created, upgraded under a lock, and refused if newer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry is an index.
+"""The registry is an index that can be rebuilt.
 
 Deleted, it comes back from the tables and manifests, and says what does not.
 """

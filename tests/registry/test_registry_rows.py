@@ -1,4 +1,4 @@
-"""Rows of a registry are data: whatever stands in them, the library's own errors come out."""
+"""Damaged registry rows raise errors of the library."""
 
 from __future__ import annotations
 

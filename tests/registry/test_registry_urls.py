@@ -1,4 +1,4 @@
-"""URLs of registries.
+"""Registry URLs.
 
 Passwords are never shown, odd paths work, locations that cannot be written are read.
 """

@@ -1,4 +1,4 @@
-"""A search by the index of trigrams finds what looking through every text finds, and hides as much."""
+"""Searches by the trigram index equal full scans, and hide the same objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A registry of its own URL may serve several locations, and each of them remembers it."""
+"""A registry with its own URL may serve several locations."""
 
 from __future__ import annotations
 

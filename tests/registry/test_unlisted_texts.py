@@ -1,4 +1,4 @@
-"""Texts of logs are stored without names, by what is read of the registry once."""
+"""Names in log text are hidden with one registry read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notes on every test on how many random cases engines agreed with the oracle.
+"""Count the random cases in which engines agreed with the oracle.
 
 The run's last lines add them up.
 """

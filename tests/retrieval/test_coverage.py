@@ -1,4 +1,4 @@
-"""Why labels have no values: coverage counts each reason, names the argument, and warns by itself.
+"""Coverage counts each reason for missing values, names the argument, and warns.
 
 The reasons agree with the definition looked at row by row, on random histories and both engines.
 """

@@ -1,4 +1,4 @@
-"""Label rows that inner joins drop are counted and said.
+"""Labels dropped by inner joins are counted and reported.
 
 In frames, plans, exports and on the command line.
 """

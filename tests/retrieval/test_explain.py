@@ -1,4 +1,4 @@
-"""A value explains itself.
+"""Explanations of single values.
 
 Which row gave it, since when the table holds it, and why the others lost.
 """

@@ -1,4 +1,4 @@
-"""Frames cut to some of their rows and columns.
+"""Frames restricted to some rows and columns.
 
 Samples, columns left out, and how many rows are known.
 """

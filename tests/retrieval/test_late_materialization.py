@@ -1,4 +1,4 @@
-"""Joins beyond memory: places are joined, features fetched by them, and the rows are the same."""
+"""Late materialization equals the direct join."""
 
 from __future__ import annotations
 

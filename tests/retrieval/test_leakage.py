@@ -1,4 +1,4 @@
-"""check_leakage finds values that could not be known at the label's time, and is silent where there are none."""
+"""check_leakage reports values not yet known at the label time, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of DuckDB's relations and Spark's dataframes lie in the years 1 to 9999, as those of others."""
+"""Native DuckDB and Spark frames must have times in the years 1 to 9999."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On-demand features: one expression for training and scoring, on both engines, told by the plan."""
+"""On-demand features: one expression for training and scoring, on both engines."""
 
 from __future__ import annotations
 

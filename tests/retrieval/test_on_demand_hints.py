@@ -1,4 +1,4 @@
-"""What on-demand features cannot say is answered with what to write instead."""
+"""Unsupported on-demand expressions raise errors that name the replacement."""
 
 from __future__ import annotations
 

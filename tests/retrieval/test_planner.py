@@ -1,4 +1,4 @@
-"""Planning is pure.
+"""Planning of retrievals, without an engine.
 
 References, names, keys and times are settled, or refused, before anything is read.
 """

@@ -1,4 +1,4 @@
-"""The point-in-time rules as Spark jobs, and random cases that both engines answer as the oracle does."""
+"""The point-in-time rules on Spark, and random cases compared with the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How retrievals run.
+"""Query plans of retrievals.
 
 Which columns are read, how often rows are sorted, and what happens when memory is short.
 """

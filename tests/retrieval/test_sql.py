@@ -1,4 +1,4 @@
-"""store.sql: groups as tables, pinned and checked, as data and as labels of every call."""
+"""store.sql: groups as pinned tables, used as data and as labels."""
 
 from __future__ import annotations
 

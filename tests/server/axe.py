@@ -1,4 +1,4 @@
-"""The axe that looks for barriers in pages: from npm, fetched once into a cache of its own."""
+"""The accessibility checker axe-core, from npm, downloaded once into a cache."""
 
 from __future__ import annotations
 

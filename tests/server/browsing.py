@@ -1,4 +1,4 @@
-"""A server that listens, and a browser that walks its pages."""
+"""A running server, and a browser that opens its pages."""
 
 from __future__ import annotations
 

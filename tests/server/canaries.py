@@ -1,4 +1,4 @@
-"""A public store, and everything that can be derived from a private group, full of canaries."""
+"""A public store, and everything derived from a private group, with canary names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small store behind the application: groups, a dataset, a view, jobs, and texts that mean harm."""
+"""A small store for server tests: groups, a dataset, a view, jobs and hostile text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with users: everybody's role, by name, and the private group ``salaries``."""
+"""A server with a user for each role and the private group ``salaries``."""
 
 from __future__ import annotations
 

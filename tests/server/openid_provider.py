@@ -1,4 +1,4 @@
-"""A small OpenID Connect provider: it asks nobody anything, and can be told to lie."""
+"""A small OpenID Connect provider without sign-in forms, with configurable faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: each route for each role, by cookie and by token, and what is hidden."""
+"""Access of each role to each route, by cookie and by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages in a browser: with and without a script, wide and narrow, light and dark."""
+"""Pages in a browser: with and without scripts, wide and narrow, light and dark."""
 
 from __future__ import annotations
 

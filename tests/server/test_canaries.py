@@ -1,4 +1,4 @@
-"""Nothing that a user is answered depends on what is hidden: each route, role and derived thing.
+"""Responses do not depend on hidden objects: each route, role and derived object.
 
 Every request is made before and after a private group, and a thing of every kind that derives from
 it, come into a store. Each answer has to be the same, with its status, headers and tag.

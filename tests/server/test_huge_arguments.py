@@ -1,4 +1,4 @@
-"""Numbers, times and texts that are too large are refused with 4xx on every page and call."""
+"""Huge numbers, times and strings are refused with 4xx on every route."""
 
 from __future__ import annotations
 

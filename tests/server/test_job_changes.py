@@ -1,4 +1,4 @@
-"""Jobs in a browser: paused, run and backfilled by those who may, beside all other requests."""
+"""Pausing, running and backfilling jobs in a browser, by role."""
 
 from __future__ import annotations
 

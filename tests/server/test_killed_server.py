@@ -1,4 +1,4 @@
-"""A server that is killed in the middle of writes loses nothing that it acknowledged."""
+"""A killed server loses no acknowledged write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph: everything that was read stands before what was made from it, and nothing overlaps."""
+"""The lineage graph: inputs are placed before outputs, without overlaps."""
 
 from __future__ import annotations
 

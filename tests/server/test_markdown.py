@@ -1,4 +1,4 @@
-"""Descriptions become a few harmless elements, whatever somebody writes into them."""
+"""Descriptions are rendered to a few harmless elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page of another origin, in the browser of somebody who is signed in: it changes nothing."""
+"""Pages of other origins in a signed-in browser change and read nothing."""
 
 from __future__ import annotations
 

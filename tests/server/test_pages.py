@@ -1,4 +1,4 @@
-"""The pages: each link leads somewhere, texts stay texts, nothing is computed to show them."""
+"""Pages: links resolve, text is escaped, and nothing is computed for display."""
 
 from __future__ import annotations
 

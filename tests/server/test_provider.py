@@ -1,4 +1,4 @@
-"""Signing in by an OpenID Connect provider, which may lie or be another one."""
+"""Sign-in by an OpenID Connect provider that may be malicious."""
 
 from __future__ import annotations
 

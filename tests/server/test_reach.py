@@ -1,4 +1,4 @@
-"""Who reaches the server: this machine, by its own names, and forms of its own pages."""
+"""Allowed hosts, addresses and form origins of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of a served store reads what the local store reads, row for row, and no more."""
+"""Clients of a served store read the same rows as the local store, within their role."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every call of a store at an address works there, or says that it cannot and what to do."""
+"""Every store method works for a served store, or raises an error with the alternative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of a request end no header of its answer: each route, each parameter, hostile texts."""
+"""Request text cannot inject response headers: each route and parameter."""
 
 from __future__ import annotations
 

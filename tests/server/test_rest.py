@@ -1,4 +1,4 @@
-"""The REST interface says what the library says, page by page, and refuses what the library does."""
+"""The REST API returns and refuses the same as the library."""
 
 from __future__ import annotations
 

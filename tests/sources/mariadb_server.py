@@ -1,4 +1,4 @@
-"""A MariaDB server of the test run's own, in a temporary folder."""
+"""A MariaDB server for the test run, in a temporary folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows put into every kind of source."""
+"""Rows stored in every kind of source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delta tables that Spark wrote with what Databricks turns on: read right at every version."""
+"""Delta tables with features of Databricks are read correctly at every version."""
 
 from __future__ import annotations
 

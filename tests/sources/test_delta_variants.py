@@ -1,4 +1,4 @@
-"""Variants of a Delta table are refused by name, and only where they are asked for."""
+"""Unsupported Delta variants are refused by name, only if they are requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source's URI, which may be another's, makes no driver read files, run statements or load code."""
+"""Source URIs cannot make drivers read files, run statements or load code."""
 
 from __future__ import annotations
 

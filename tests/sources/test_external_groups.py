@@ -1,4 +1,4 @@
-"""External feature groups: definitions over a source that answer as groups of the store do."""
+"""External feature groups behave like stored groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Iceberg tables of others: snapshots, columns by id, deleted rows, and what is refused."""
+"""Iceberg tables: snapshots, columns by id, deleted rows and refusals."""
 
 from __future__ import annotations
 

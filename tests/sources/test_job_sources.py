@@ -1,4 +1,4 @@
-"""Jobs over registered sources: the windows of one snapshot, what was read, deletes."""
+"""Jobs over registered sources: one snapshot per window, recorded reads and deletes."""
 
 from __future__ import annotations
 

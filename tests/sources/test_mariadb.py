@@ -1,4 +1,4 @@
-"""What MySQL and MariaDB hold comes without loss or is refused by name, and only what is needed."""
+"""MySQL and MariaDB types are read losslessly or refused by name, with pushdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a Postgres table: every row is in one of them, and the tasks of Spark read them at once."""
+"""Partitions of a Postgres table contain every row once and are read in parallel by Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Postgres holds comes without loss or is refused by name, and only what is needed comes."""
+"""Postgres types are read losslessly or refused by name, with pushdown."""
 
 from __future__ import annotations
 

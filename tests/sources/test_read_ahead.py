@@ -1,4 +1,4 @@
-"""Sources are read in a thread of their own, ahead of what is written, and no further."""
+"""Sources are read by a background thread with a bounded buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources are registered, checked and read, and no secret is ever kept or shown."""
+"""Sources are registered, checked and read, without storing or showing secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of source whose tables have columns of their own passes the shared suite.
+"""Sources with relational tables pass the shipped conformance suite.
 
 Records of Kafka have the columns of records (offset, key, value) whatever was written, so that rows
 of orders cannot be put there; tests/streams tries them.

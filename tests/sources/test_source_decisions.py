@@ -1,4 +1,4 @@
-"""What a source decides about its tables is stored once, also where two processes decide."""
+"""Inferred types of a source are stored once, also with concurrent processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders and Delta tables in a bucket and on HDFS are sources as those of a disk are."""
+"""Folders and Delta tables in buckets and on HDFS as sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bins: even data give an even histogram, whatever the step between its values."""
+"""Histogram bins are even for even data, for any step between values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of a write are counted while its rows are staged, and are those of a later count."""
+"""Statistics computed during staging equal those of a later pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift is found where distributions differ, and not where two samples differ by chance."""
+"""Drift is detected for different distributions, and not for samples of the same one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics, drift and pictures of values at the ends of every type.
+"""Statistics, drift and plots of values at the limits of every type.
 
 Of the calendar, of integers, of float64.
 """

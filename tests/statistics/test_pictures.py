@@ -1,4 +1,4 @@
-"""Pictures.
+"""Plots of statistics.
 
 Figures without an engine, readable labels, the scale fixed, missing drawn as missing.
 """

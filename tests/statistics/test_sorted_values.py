@@ -1,4 +1,4 @@
-"""Sorting values together with their places gives numpy's order.
+"""Sorting values together with their positions equals numpy's order.
 
 Counting sorted values gives numpy's histogram.
 """

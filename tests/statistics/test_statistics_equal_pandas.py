@@ -1,4 +1,4 @@
-"""Statistics are those that pandas, numpy and scipy compute from all rows."""
+"""Statistics equal those of pandas, numpy and scipy over all rows."""
 
 from __future__ import annotations
 

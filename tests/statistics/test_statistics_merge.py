@@ -1,4 +1,4 @@
-"""Statistics do not depend on how the rows were cut, ordered or merged."""
+"""Statistics do not depend on chunking, order or merging."""
 
 from __future__ import annotations
 

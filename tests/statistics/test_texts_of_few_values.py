@@ -1,4 +1,4 @@
-"""Texts that repeat are looked up in a dictionary; what is counted is what they say."""
+"""Repeated strings are counted by dictionary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bucket, or a folder of an HDFS, of its own for each test."""
+"""A bucket or an HDFS folder for each test."""
 
 from __future__ import annotations
 

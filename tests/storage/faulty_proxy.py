@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that does at random what networks and busy servers do."""
+"""A proxy for an S3 server that injects network and server faults at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that write to a store at a URI in a process of their own, to be raced or killed."""
+"""Programs that write to a store at a URI in separate processes, to be raced or killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training dataset at a URI is the one on a disk, byte for byte, whatever happens meanwhile."""
+"""Training datasets at a URI equal local ones byte for byte, despite faults."""
 
 from __future__ import annotations
 

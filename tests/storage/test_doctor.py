@@ -1,4 +1,4 @@
-"""What ``featurestore doctor`` says of a place in an object store or on HDFS."""
+"""``featurestore doctor`` for object stores and HDFS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Eight writers of both engines append to one table at once, wherever it lies."""
+"""Eight writers of both engines append to one table, on each storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of tables passes on HDFS as it does on a disk."""
+"""The table conformance suite on HDFS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of tables passes below a URI as it does on a disk."""
+"""The table conformance suite at a URI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files by path: the same calls give the same on a disk and at a URI."""
+"""File functions behave equally on local disks and at URIs."""
 
 from __future__ import annotations
 

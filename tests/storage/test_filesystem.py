@@ -1,4 +1,4 @@
-"""Files below URIs as DuckDB reads them: by several threads, through one handle."""
+"""DuckDB's file system for URIs: concurrent reads through one handle."""
 
 from __future__ import annotations
 

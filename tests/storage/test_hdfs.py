@@ -1,4 +1,4 @@
-"""What is of its own about HDFS: names with a dot, forks, answers of the namenode, who one is."""
+"""Particularities of HDFS: names with a dot, forks, namenode responses and user names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose store is at a URI: each window once, logs as files there."""
+"""Jobs of a store at a URI: each window once, with logs as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes below a URI: several at once lose and double nothing, and killed ones leave no mess."""
+"""Concurrent and killed processes at a URI lose and duplicate nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of experiments on a dataset at a URI: the runs in a directory, the dataset at its URI."""
+"""Runs in a local directory on a dataset at a URI."""
 
 from __future__ import annotations
 

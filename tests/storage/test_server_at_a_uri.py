@@ -1,4 +1,4 @@
-"""The web registry of a store at a URI: every page that it links to answers."""
+"""The web registry of a store at a URI: every linked page opens."""
 
 from __future__ import annotations
 

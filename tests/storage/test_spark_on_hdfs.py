@@ -1,4 +1,4 @@
-"""Spark on HDFS: the embedded engine's tables and shards, by Hadoop's own client."""
+"""Spark on HDFS equals the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark below a URI: S3A, commits by conditional puts, executors that write shards by themselves."""
+"""Spark at a URI: S3A, conditional commits, and shards written by executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches set aside come back as they were, and nothing of them stays on the disk."""
+"""Spooled batches are read back equal, and their files are removed."""
 
 from __future__ import annotations
 

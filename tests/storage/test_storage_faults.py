@@ -1,4 +1,4 @@
-"""Servers that fail, throttle, cut connections and lose answers: nothing is lost or doubled."""
+"""Failing, throttling and disconnecting servers cause no loss or duplicates."""
 
 from __future__ import annotations
 

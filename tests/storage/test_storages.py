@@ -1,4 +1,4 @@
-"""Every object store passes the suite that the package ships."""
+"""Every object store passes the shipped conformance suite."""
 
 from __future__ import annotations
 

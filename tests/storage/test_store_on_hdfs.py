@@ -1,4 +1,4 @@
-"""A store on HDFS does what the same store on a disk does."""
+"""A store on HDFS equals a local store."""
 
 from __future__ import annotations
 

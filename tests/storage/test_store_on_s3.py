@@ -1,4 +1,4 @@
-"""A store at a URI does what the same store on a disk does; what it cannot do yet it refuses."""
+"""A store at a URI equals a local store; unsupported operations are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams into a store at a URI: every record once, whichever machine reads the topic."""
+"""Streams into a store at a URI: every record once, from any machine."""
 
 from __future__ import annotations
 

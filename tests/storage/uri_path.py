@@ -1,4 +1,4 @@
-"""A URI with the few habits of a path that the suites use."""
+"""A URI with the path methods that the suites use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as other feature stores write them: each is answered with what to write here."""
+"""Calls in the style of other feature stores raise errors that name our call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints that are lines to paste name commands, functions and arguments that exist, and work.
+"""Hints name existing commands, functions and arguments, and work when pasted.
 
 The source is scanned, so that a new hint is checked by being written. Hints of casts, renames and
 times are pasted in ``tests/ingest``, those of arguments here.

@@ -1,4 +1,4 @@
-"""Signals that come while libraries are imported: the import ends first, and the process is whole."""
+"""Signals during library imports are handled after the import."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Mistakes that people make, and what they are told: what was given, what is possible, what to type.
+"""Common user mistakes and their error messages.
 
 A row is a mistake, the exception, and words that its text must have. No text shows a library's
 internal line, and nothing is written before the error.

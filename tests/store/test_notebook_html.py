@@ -1,4 +1,4 @@
-"""What notebooks show of handles and results: tables, in which texts of the data stay texts."""
+"""HTML of handles and results in notebooks: tables with escaped text."""
 
 from __future__ import annotations
 

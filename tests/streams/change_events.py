@@ -1,4 +1,4 @@
-"""Change events as Debezium's connectors for Postgres and MySQL write them, field by field.
+"""Change events as Debezium's connectors for Postgres and MySQL write them.
 
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events
 https://debezium.io/documentation/reference/stable/connectors/mysql.html#mysql-events

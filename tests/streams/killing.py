@@ -1,4 +1,4 @@
-"""Processes that run a stream job again and again, until they are killed."""
+"""Processes that run a stream job in a loop until they are killed."""
 
 from __future__ import annotations
 

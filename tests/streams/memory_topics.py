@@ -1,4 +1,4 @@
-"""Topics in memory: records of partitions, handed over in micro-batches that a test cuts."""
+"""Topics in memory, read in micro-batches that a test defines."""
 
 from __future__ import annotations
 

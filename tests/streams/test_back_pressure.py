@@ -1,4 +1,4 @@
-"""A backlog is taken in bounded micro-batches, whose lag is told while it is worked off."""
+"""Backlogs are read in bounded micro-batches, and the lag is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Change events of Debezium become upserts and deletes of a feature group."""
+"""Debezium change events become upserts and deletes of a feature group."""
 
 from __future__ import annotations
 

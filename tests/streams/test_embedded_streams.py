@@ -1,4 +1,4 @@
-"""Streams on the embedded engine: every record once, the others with their reason."""
+"""Streams on the embedded engine: valid records once, invalid ones quarantined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of one key on Spark land as on the embedded engine."""
+"""Records of one key are written in the same order on Spark as on the embedded engine."""
 
 from __future__ import annotations
 

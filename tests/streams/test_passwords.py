@@ -1,4 +1,4 @@
-"""Brokers that ask for a user and a password, which is a reference and in no text."""
+"""Brokers with passwords, which are references and never stored or shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop runs from its servers to its training dataset, where servers can be started."""
+"""The shop example runs from its servers to its training dataset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever one record can cause is a reason in the quarantine, and most of a run is a failure."""
+"""Invalid records are quarantined with a reason, and systematic errors fail the run."""
 
 from __future__ import annotations
 

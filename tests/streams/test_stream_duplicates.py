@@ -1,4 +1,4 @@
-"""Records of one key: what lands depends on the records, and not on where micro-batches end."""
+"""Committed rows of a key do not depend on micro-batch boundaries."""
 
 from __future__ import annotations
 

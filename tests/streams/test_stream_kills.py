@@ -1,4 +1,4 @@
-"""kill -9 at random moments: no record is lost, none is there twice."""
+"""kill -9 at random times: no record is lost or duplicated."""
 
 from __future__ import annotations
 

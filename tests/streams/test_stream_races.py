@@ -1,4 +1,4 @@
-"""Several readers of one topic: whoever is slower lands nothing, and goes on from the table."""
+"""Concurrent readers of one topic: the slower one commits nothing and continues from the table."""
 
 from __future__ import annotations
 

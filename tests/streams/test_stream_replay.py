@@ -1,4 +1,4 @@
-"""The quarantine of streams: what it shows, and records that are tried again after a fix."""
+"""The quarantine of streams: listing, and replay after a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of streams: lag, rate, last commit; and what the table tells when all that is lost."""
+"""Stream status: lag, rate and last commit, also restored from the table."""
 
 from __future__ import annotations
 

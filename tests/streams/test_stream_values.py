@@ -1,4 +1,4 @@
-"""Values of records: what is taken, and what is a reason to set a record aside."""
+"""Record values that are accepted, and reasons for quarantine."""
 
 from __future__ import annotations
 

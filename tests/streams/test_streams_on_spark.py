@@ -1,4 +1,4 @@
-"""Streams on Spark: what the embedded engine does, by Structured Streaming."""
+"""Streams on Spark by Structured Streaming equal those of the embedded engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on streams runs, with a broker where it names one."""
+"""The code of the streams page runs, with a broker if it needs one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics of the test's broker: made, filled, cut, deleted."""
+"""Topics of the test broker: create, fill, truncate and delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets for the tests of PyTorch; without it this folder is left out, and the last lines say so."""
+"""Datasets for the PyTorch tests, which are skipped without PyTorch."""
 
 from __future__ import annotations
 

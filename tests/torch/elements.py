@@ -1,4 +1,4 @@
-"""Elements of PyTorch datasets as plain values, to be compared."""
+"""Elements of PyTorch datasets as plain values."""
 
 from __future__ import annotations
 

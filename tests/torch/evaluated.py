@@ -1,4 +1,4 @@
-"""The model whose figures one process and several ranks compute, and its figures of each row."""
+"""The model that one process and several ranks evaluate, and its figures per row."""
 
 from __future__ import annotations
 

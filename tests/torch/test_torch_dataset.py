@@ -1,4 +1,4 @@
-"""``torch_dataset``: what the numpy iterator gives, as tensors, with any number of workers."""
+"""``torch_dataset`` equals the numpy iterator, with any number of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch_loader``: a loader whose state says at which step a run goes on."""
+"""``torch_loader``: a loader with a resumable state."""
 
 from __future__ import annotations
 

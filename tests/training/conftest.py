@@ -1,4 +1,4 @@
-"""A small table with every kind of column that training data has."""
+"""A small table with every column type of training data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training datasets of a store: listed, healed, tagged, pinned."""
+"""Training datasets of a store: lists, repair, tags and pins."""
 
 from __future__ import annotations
 

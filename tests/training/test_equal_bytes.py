@@ -1,4 +1,4 @@
-"""One dataset, byte for byte.
+"""Exports are byte-identical for equal rows, on both engines.
 
 On either engine, from any number of partitions, with any number of threads.
 """

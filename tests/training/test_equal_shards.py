@@ -1,4 +1,4 @@
-"""Cuts and assignment, pure.
+"""Shard boundaries and assignment.
 
 Exactly equal shards in one total order, whatever the ties and batches.
 """

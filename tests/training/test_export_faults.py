@@ -1,4 +1,4 @@
-"""What an export leaves when it is killed, meets a full disk or another export.
+"""Exports that are killed, meet a full disk or run concurrently.
 
 A whole dataset, or none.
 """

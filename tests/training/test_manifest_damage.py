@@ -1,4 +1,4 @@
-"""A manifest is what was written, byte by byte, and leads nowhere outside its dataset."""
+"""Damaged manifests are detected and cannot name files outside the dataset."""
 
 from __future__ import annotations
 

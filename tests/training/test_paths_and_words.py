@@ -1,4 +1,4 @@
-"""Paths that other programs open, words said after the export, and schemas of dataframes."""
+"""Paths for other programs, printed summaries, and dataframe schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of an export: what a listener hears and what the bar shows."""
+"""Progress of exports: listener calls and progress bar."""
 
 from __future__ import annotations
 

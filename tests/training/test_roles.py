@@ -1,4 +1,4 @@
-"""Which columns of a training dataset feed the model: one rule, however the rows were made."""
+"""Column roles of training datasets follow one rule for every kind of input."""
 
 from __future__ import annotations
 

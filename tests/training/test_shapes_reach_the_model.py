@@ -1,4 +1,4 @@
-"""Arrays keep their shape from the group through every format to what a model is given."""
+"""Array shapes are kept from the group through every format to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits as matrices, and the weights of classes."""
+"""Splits as matrices, and class weights."""
 
 from __future__ import annotations
 

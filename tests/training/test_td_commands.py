@@ -1,4 +1,4 @@
-"""featurestore td: what it prints, and exit codes that CI can trust."""
+"""Output and exit codes of ``featurestore td``."""
 
 from __future__ import annotations
 

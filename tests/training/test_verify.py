@@ -1,4 +1,4 @@
-"""verify names every kind of damage with its file; diff says what changed."""
+"""verify names each kind of damage with its file; diff lists changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are decoded where rows are read: the same pixels from every file format and reader."""
+"""Decoded images are equal for every file format and reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""numpy, TensorFlow graphs, saved Keras models, PyTorch, DuckDB and Spark give the same bits."""
+"""Transformations in numpy, TensorFlow, Keras, PyTorch, DuckDB and Spark are bit-identical."""
 
 from __future__ import annotations
 

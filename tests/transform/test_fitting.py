@@ -1,4 +1,4 @@
-"""Transformations of training datasets: fitted on one split alone, kept, read back, refused."""
+"""Transformations are fitted on one split, stored, restored and validated."""
 
 from __future__ import annotations
 

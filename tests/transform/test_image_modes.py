@@ -1,4 +1,4 @@
-"""Decoded pixels depend on the image alone: not on its file format, its mode, or the decoder."""
+"""Decoded pixels do not depend on file format, image mode or decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists of varying length reach a model as codes and numbers of one length, by fixed rules."""
+"""Variable-length lists become codes and numbers of fixed length."""
 
 from __future__ import annotations
 

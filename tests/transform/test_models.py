@@ -1,4 +1,4 @@
-"""A model trained on transformed batches answers the same to raw values behind its preprocessor."""
+"""Models with a saved preprocessor predict equally from raw values and transformed batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge values of every kind, each paired with each, in one table."""
+"""Pairs of edge values of every type, in one table."""
 
 from __future__ import annotations
 

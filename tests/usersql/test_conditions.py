@@ -1,4 +1,4 @@
-"""Conditions on one row: what passes, what it becomes, and what is refused with what to write."""
+"""Row conditions: accepted expressions, their SQL, and errors that name the replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function and operator that conditions may use, over edge values, on both engines.
+"""Every function and operator of conditions over edge values, on both engines.
 
 The expressions are made from the list of what is allowed, so nothing is allowed that is not
 compared.

@@ -1,4 +1,4 @@
-"""Queries of users: what passes, and that nothing but their tables can be read."""
+"""User queries: accepted queries, and protection of other tables and files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function that queries may use on Spark, over edge values and groups, on both engines."""
+"""Every function allowed in queries on Spark, over edge values and groups, on both engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row conditions are data.
+"""Row conditions of expectations are compiled, never executed as code.
 
 Parsed to a small grammar, compiled here, and never evaluated by a library.
 """

@@ -1,4 +1,4 @@
-"""Great Expectations behind the interface Validator.
+"""Great Expectations behind the Validator interface.
 
 Every form of expectation, counts and failing rows.
 """

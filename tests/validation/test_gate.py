@@ -1,4 +1,4 @@
-"""The gate on every write: each policy, on both engines."""
+"""Validation on write: each policy, on both engines."""
 
 from __future__ import annotations
 

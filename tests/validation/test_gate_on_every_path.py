@@ -1,4 +1,4 @@
-"""Every write path passes the gate, on both engines, and no reader ever sees what it rejected."""
+"""Every write path validates, on both engines, and readers never see rejected rows."""
 
 from __future__ import annotations
 

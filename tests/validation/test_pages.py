@@ -1,4 +1,4 @@
-"""Pages of reports: whole without a network, and texts of the data stay texts."""
+"""Validation report pages: self-contained, with escaped text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever stands in a stored expectation, it is checked or refused by the store's own error."""
+"""Stored expectations are untrusted: they are checked or refused with a store error."""
 
 from __future__ import annotations
 

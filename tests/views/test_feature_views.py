@@ -1,4 +1,4 @@
-"""Feature views: one retrieval for training and scoring, kept as a file, said when it breaks."""
+"""Feature views: one retrieval for training and scoring, stored as a file."""
 
 from __future__ import annotations
 

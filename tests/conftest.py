@@ -182,7 +182,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @cache
 def missing_for_spark() -> str | None:
-    """Return why Spark cannot run here, or None when it can."""
+    """Return why Spark cannot run here, or None if it can."""
     if importlib.util.find_spec("pyspark") is None:
         return "pyspark is not installed"
     home = os.environ.get("JAVA_HOME")
@@ -202,7 +202,7 @@ def missing_for_spark() -> str | None:
 
 
 def require_spark() -> None:
-    """Skip the running test when Spark cannot run here; fail it where CI promises that it can."""
+    """Skip the current test if Spark cannot run here, or fail it where CI requires Spark."""
     reason = missing_for_spark()
     if reason is None:
         return
@@ -220,7 +220,7 @@ def absent() -> frozenset[str]:
 
 
 def is_chosen(name: str, config: pytest.Config) -> bool:
-    """Tell whether a run has a file or folder, by its path from the root."""
+    """Return whether a file or folder, relative to the root, belongs to the selected run."""
     if config.getoption("--libraries") and _is_of(name, LIBRARIES):
         return True
     if config.getoption("--libraries") or config.getoption("--inner-loop"):
@@ -229,12 +229,12 @@ def is_chosen(name: str, config: pytest.Config) -> bool:
 
 
 def _is_of(name: str, rooms: Sequence[str]) -> bool:
-    """Tell whether a file or folder is one of some, in one or above one."""
+    """Return whether a file or folder equals one of the paths, or is above or below one."""
     return any(f"{name}/".startswith(f"{room}/") or room.startswith(f"{name}/") for room in rooms)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files: those that a run does not choose, and on a bare install of absent extras.
+    """Ignore files outside the selected run, and files that need absent extras.
 
     A module is left out under --core-only when it imports such a library at its top.
     """
@@ -256,7 +256,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Turn "module of an absent extra" into a skip, under --core-only alone."""
+    """Turn failures for modules of absent extras into skips, with --core-only only."""
     report: Any = yield
     if call.excinfo is not None and item.config.getoption("--core-only") and report.failed:
         cause: BaseException | None = call.excinfo.value
@@ -275,7 +275,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the tests of a file to one process, so that what they share is made once.
+    """Assign the tests of a file to one process, so that fixtures are created once.
 
     Groups stay groups. What comes first is begun first.
     """
@@ -293,7 +293,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def _turn(item: pytest.Item, slow_files: set[Path]) -> int:
-    """Return when a test runs: those of Spark last, but first where they have their own process.
+    """Return the sort key of a test: Spark last, or first if it has its own process.
 
     There groups and files with slow tests are next, so that no process waits for one in the end.
     """
@@ -308,7 +308,7 @@ def _turn(item: pytest.Item, slow_files: set[Path]) -> int:
 
 
 def _group(item: pytest.Item) -> str | None:
-    """Return the name of those that run in one process, since they share what is dear to start.
+    """Return the group of tests that share an expensive fixture and run in one process.
 
     A session of Spark, a server, an import of TensorFlow, a browser.
     """
@@ -349,7 +349,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """Say in the last lines what did not run, and how many random cases agreed with the oracle."""
+    """Print what was skipped, and how many random cases agreed with the oracle."""
     yield
     reasons: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
@@ -374,7 +374,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
 
 
 def _write_times(terminalreporter: Any) -> None:
-    """Say where the time went.
+    """Print the slowest folders and tests.
 
     The slowest tests with their fixtures, and the sum of each folder.
     """
@@ -399,7 +399,7 @@ def _write_times(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the job files that tests register out of the state directory of who runs them."""
+    """Keep the job grants of tests out of the user's state directory."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
@@ -416,7 +416,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def command_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Run ``featurestore`` with words in this process.
+    """Run a ``featurestore`` command in this process.
 
     It has to end with ``code``. Returns what it printed.
     """
@@ -435,7 +435,7 @@ def command_line(
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """The process that forks the programs which need TensorFlow."""
+    """The process that forks the programs that need TensorFlow."""
     server = ForkServer()
     yield server
     server.close()
@@ -443,7 +443,7 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def forked_workers(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the workers of experiments be forks, which need not import TensorFlow again.
+    """Fork the workers of experiments, which saves their TensorFlow import.
 
     For tests of what is trained; how workers are started and ended has tests of its own.
     """
@@ -458,7 +458,7 @@ def forked_workers(fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="session")
 def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """A real S3 server, built when it is not there."""
+    """A real S3 server, built on first use."""
     path, why = program()
     if path is None or importlib.util.find_spec("obstore") is None:
         pytest.skip(f"{SKIPPED_STORAGE}: {why or 'obstore is not installed'}")
@@ -468,7 +468,7 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
 
 @pytest.fixture(scope="session")
 def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hdfs.HdfsServer]:
-    """A real HDFS, fetched when it is not there."""
+    """A real HDFS, downloaded on first use."""
     pytest.importorskip("hdfs_native", reason=f"{SKIPPED_HDFS}: hdfs-native is not installed")
     try:
         with hdfs.serving(tmp_path_factory.mktemp("hdfs"), hdfs.QUICK) as server:
@@ -525,7 +525,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def compiled_queries(spark: SparkSession) -> Iterator[None]:
-    """Run queries as users do, to the end of the module: compiled, and planned again as they run."""
+    """Compile and adaptively plan queries, as in production, until the end of the module."""
     usual = {
         "spark.sql.codegen.wholeStage": "true",
         "spark.sql.codegen.factoryMode": "FALLBACK",
@@ -541,14 +541,14 @@ def compiled_queries(spark: SparkSession) -> Iterator[None]:
 
 @pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
 def engine_name(request: pytest.FixtureRequest) -> str:
-    """The name of an engine: the test runs once on each."""
+    """The name of an engine; the test runs once per engine."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def store(engine_name: str, tmp_path: Path, request: pytest.FixtureRequest) -> FeatureStore:
-    """A new, empty store on each engine."""
+    """A new, empty store; the test runs once per engine."""
     import featurestore
 
     if engine_name == "spark":

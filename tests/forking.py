@@ -38,7 +38,7 @@ IMPORTED = (
 
 
 class Forked:
-    """A program that runs in a fork, with its output in a file."""
+    """A program in a forked process, with its output in a file."""
 
     def __init__(self, server: ForkServer, pid: int, output: Path) -> None:
         self.pid, self.output = pid, output
@@ -46,13 +46,13 @@ class Forked:
         self._server = server
 
     def poll(self) -> int | None:
-        """Return the exit status, None while the program runs."""
+        """Return the exit status, or None while the program runs."""
         if self.returncode is None:
             self.returncode = self._server.ask({"pid": self.pid})["status"]
         return self.returncode
 
     def wait(self, timeout: float = 600) -> int:
-        """Wait for the end, and return the exit status."""
+        """Wait for the process and return its exit status."""
         end = time.monotonic() + timeout
         while (status := self.poll()) is None:
             assert time.monotonic() < end, self.output.read_text()[-3000:]
@@ -60,14 +60,14 @@ class Forked:
         return status
 
     def kill(self) -> None:
-        """End the program at once, if it runs."""
+        """Kill the process if it runs."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait(60)
 
 
 class ForkedWorker:
-    """A worker of a run that is a fork; it takes the place of a ``SupervisedProcess``.
+    """A forked worker of a run, in place of a ``SupervisedProcess``.
 
     What it starts itself is not looked after.
     """
@@ -97,16 +97,16 @@ class ForkedWorker:
         )
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, None while it runs."""
+        """Return the exit status, or None while the program runs."""
         return self._process.poll()
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         self._process.kill()
 
 
 class ForkedPrograms:
-    """What takes the place of ``subprocess`` where a module starts others by ``python -m``.
+    """A replacement of ``subprocess`` for modules that start ``python -m`` programs.
 
     These are of the folder in which they are started.
     """
@@ -125,7 +125,7 @@ class ForkedPrograms:
         cwd: Path,
         **_: object,
     ) -> Forked:
-        """Start a module; its errors go where its output goes."""
+        """Start a module with its errors in its output file."""
         python, option, module, *arguments = command
         assert (python, option) == (sys.executable, "-m")
         path = os.pathsep.join([str(cwd), *sys.path])
@@ -138,14 +138,14 @@ class ForkedPrograms:
         )
 
     def run(self, command: Sequence[str], *, check: bool, **where: Any) -> None:
-        """Run a module to its end, which has to be a good one."""
+        """Run a module and check its exit status."""
         status = self.Popen(command, **where).wait()
         assert check
         assert status == 0
 
 
 class ForkServer:
-    """The process that has imported everything, started when the first program is."""
+    """A process with all imports, started on first use, that forks programs."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -160,7 +160,7 @@ class ForkServer:
         folder: Path,
         given: Path | None = None,
     ) -> Forked:
-        """Run a Python file as a program, with this environment alone.
+        """Run a Python file as a program with only this environment.
 
         It reads ``given`` as its standard input.
         """
@@ -175,7 +175,7 @@ class ForkServer:
         return Forked(self, self.ask(asked)["pid"], output)
 
     def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a line."""
+        """Return the answer to a request line."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, __file__],
@@ -197,13 +197,13 @@ class ForkServer:
         return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the process; what it forked was waited for or killed by then."""
+        """Stop the process; its forks have been waited for or killed."""
         if self._process is not None:
             self._process.communicate()
 
 
 def serve() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in IMPORTED:

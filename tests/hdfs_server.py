@@ -32,7 +32,7 @@ QUICK = {"dfs.namenode.file.close.num-committed-allowed": 1}
 
 
 class NoHdfs(Exception):
-    """Why there is no HDFS."""
+    """The reason why HDFS is not available."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class HdfsServer:
         return f"hdfs://127.0.0.1:{self.port}"
 
     def site(self, cluster: str) -> str:
-        """Return an hdfs-site.xml in which this is the one namenode of a cluster."""
+        """Return an hdfs-site.xml with this namenode as the only one of a cluster."""
         settings = {
             f"dfs.ha.namenodes.{cluster}": "one",
             f"dfs.namenode.rpc-address.{cluster}.one": f"127.0.0.1:{self.port}",
@@ -67,7 +67,7 @@ def hdfs_jars() -> Path:
 
 @contextmanager
 def serving(folder: Path, settings: dict[str, int] | None = None) -> Iterator[HdfsServer]:
-    """Run an HDFS in a folder while the block runs, bound to the loopback."""
+    """Run HDFS in a folder while the block runs, bound to the loopback interface."""
     details = folder / "details.json"
     words = [
         "java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",

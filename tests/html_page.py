@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """The tags, attributes and text of a page, or of a piece of one; a comment is the tag !--."""
+    """Tags, attributes and text of HTML; a comment has the tag !--."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

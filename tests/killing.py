@@ -29,7 +29,7 @@ def kill(process: BaseProcess) -> None:
 
 
 def _run(environment: dict[str, str], target: Any, arguments: tuple[Any, ...]) -> None:
-    """Run a target in the environment of its test; the server has that of the one before."""
+    """Run a target in the environment of its test; the server still has that of an earlier test."""
     os.environ.clear()
     os.environ.update(environment)
     target(*arguments)

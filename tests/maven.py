@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class NotFetched(Exception):
-    """Why the jars are not there."""
+    """The reason why the jars are not available."""
 
 
 def cache_folder() -> Path:
@@ -18,7 +18,7 @@ def cache_folder() -> Path:
 
 
 def fetched(pom: Path, name: str) -> Path:
-    """Return the folder of the jars that a pom names, fetched once."""
+    """Return the folder of the jars of a pom, downloaded once."""
     folder = cache_folder() / name
     if (folder / "complete").exists():
         return folder

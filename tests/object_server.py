@@ -21,7 +21,7 @@ _START_SECONDS = 20
 
 @dataclass(frozen=True)
 class ObjectServer:
-    """A running server; a bucket is a folder below ``root``."""
+    """A running server whose buckets are folders below ``root``."""
 
     port: int
     root: Path
@@ -32,11 +32,11 @@ class ObjectServer:
 
     @property
     def options(self) -> dict[str, str]:
-        """The ``storage_options=`` of a client."""
+        """Return the ``storage_options=`` of a client."""
         return options_for(self.endpoint)
 
     def new_bucket(self, name: str) -> str:
-        """Make an empty bucket and return its URI."""
+        """Create an empty bucket and return its URI."""
         (self.root / name).mkdir()
         return f"s3://{name}"
 
@@ -52,7 +52,7 @@ def options_for(endpoint: str) -> dict[str, str]:
 
 @cache
 def program() -> tuple[str | None, str]:
-    """Return the server's program, built when it is not there, else None and why not."""
+    """Return the path of the server program, built if needed, or None and the reason."""
     made = subprocess.run(
         [str(ROOT / "scripts" / "object-server")],
         capture_output=True,

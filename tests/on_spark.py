@@ -64,7 +64,7 @@ _CLASSES += ("org.apache.spark.util.Utils",)
 
 
 def look_names_up_once(session: SparkSession) -> None:
-    """Keep what names of the JVM stand for, for as long as the session lives."""
+    """Cache the JVM classes and packages of a session by name."""
     machine = session._jvm
     for name in (*_NAMES, *_CLASSES):
         setattr(machine, name, getattr(machine, name))
@@ -76,13 +76,13 @@ def look_names_up_once(session: SparkSession) -> None:
 
 
 def on_executors(relation: Relation) -> Relation:
-    """Return rows that the driver holds as Spark alone has them."""
+    """Return rows held by the driver as a plain Spark relation."""
     return Relation(relation.engine, relation.native, relation.schema)
 
 
 @contextmanager
 def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Yield how many rows each ``collect`` of the block brings here; other fetches are refused."""
+    """Yield the row counts of all ``collect`` calls in the block; other fetches are refused."""
     from pyspark.sql.classic.dataframe import DataFrame
 
     fetched: list[int] = []
@@ -110,7 +110,7 @@ Append = Callable[[str, int], None]
 
 
 def appending(engine: Engine, path: str) -> Append:
-    """Return what appends to an open table by an engine of this process."""
+    """Return a function that appends to a table with an engine of this process."""
 
     def append(by: str, number: int) -> None:
         rows = pa.table({"k": [number], "by": [by]}, APPENDED)
@@ -123,7 +123,7 @@ def appending(engine: Engine, path: str) -> Append:
 def assert_appends_at_once_all_land(
     path: str, writers: Mapping[str, Append], *, times: Mapping[str, int]
 ) -> None:
-    """Let writers append to an empty table at once: each commit is there in the end, and once."""
+    """Append concurrently to an empty table, and check that each commit exists once."""
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
     def append_all(name: str) -> None:
@@ -141,7 +141,7 @@ def assert_appends_at_once_all_land(
 
 
 class OnSpark:
-    """The fixtures of a shared suite of retrieval: the embedded engine writes the tables."""
+    """Fixtures of the retrieval conformance suite; the embedded engine writes the tables."""
 
     cases_at_once = 150
 

@@ -17,7 +17,7 @@ from featurestore.store import FeatureStore
 
 @contextmanager
 def made_at(location: Path, now: datetime) -> Iterator[FeatureStore]:
-    """Open a new store to be filled, while the library's clock stands still."""
+    """Open a new store to be filled, with the library's clock stopped."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(times, "clock", lambda: now)
         with featurestore.connect(location, engine="duckdb") as store:

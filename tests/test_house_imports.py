@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
-    """Run code in a fresh interpreter that treats warnings as errors; return what it prints."""
+    """Run code in a new interpreter with warnings as errors, and return its output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         capture_output=True,
@@ -100,7 +100,7 @@ def test_core_modules_import_without_extras() -> None:
 
 
 def test_connectors_import_without_extras() -> None:
-    """Looking up an engine by name must answer with the pip command, not with a traceback of a missing module."""
+    """Finding an engine by name must raise the pip command, not a missing-module traceback."""
     assert python(BLOCKED_IMPORT, "featurestore_connectors", *EXTRAS).strip() == ""
 
 

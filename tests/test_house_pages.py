@@ -38,7 +38,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return the full name and the object of every command that does something."""
+    """Return the full name and the object of every leaf command."""
     for name, command in group.commands.items():
         full = f"{prefix} {name}".strip()
         if hasattr(command, "commands"):

@@ -53,7 +53,7 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls_on_files(tree: ast.Module) -> Iterator[str]:
-    """Yield the calls of a module that open, look at or change files."""
+    """Yield the calls of a module that open, inspect or change files."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

@@ -77,7 +77,7 @@ def features(aggregates: tuple[Aggregate, ...], *, waits: bool) -> WindowFeature
 
 @st.composite
 def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
-    """Return a stream of few groups, what is asked of it, and how many rows a part has."""
+    """Return a stream of a few groups, the requested aggregates, and the rows per part."""
     seed = draw(st.integers(0, 2**32))
     random = np.random.default_rng(seed)
     count, waits = draw(st.integers(1, 60)), draw(st.booleans())

@@ -23,7 +23,7 @@ FUNCTIONS = ["sum", "mean", "std", "var", "min", "max", "first", "last", "count"
 
 
 def rows(random: np.random.Generator, *, count: int = ROWS, first: int = 0) -> pa.Table:
-    """Return rows whose sums in doubles depend on the order in which they are added."""
+    """Return rows whose double sums depend on the order of addition."""
     numbers = np.arange(count) + first
     sizes = random.choice([1e-9, 1.0, 1e8, 1e16], count)
     values = random.choice([-1, 1], count) * random.random(count) * sizes
@@ -46,7 +46,7 @@ def times(micros: Any) -> pa.Array:
 
 
 def moved(table: pa.Table, days: int) -> pa.Table:
-    """Return rows so many days later, known as late."""
+    """Return the rows shifted by some days, with the same delay until they are known."""
     for name in ("at", "known"):
         later = table[name].cast(pa.int64()).to_numpy() + days * DAY
         table = table.set_column(table.schema.get_field_index(name), name, times(later))
@@ -82,7 +82,7 @@ def create(store: FeatureStore, name: str, parts: list[pa.Table], *, known: bool
 
 
 def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
-    """Return the bits of all aggregates of each label, by its number."""
+    """Return the bits of all aggregates per label number."""
     found = store.get_features(asked(group), labels=given, label_time="t").to_arrow()
     ids = found["id"].to_pylist()
     return dict(zip(ids, bits(found.drop_columns(["id", "key", "t"])), strict=True))

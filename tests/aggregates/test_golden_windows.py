@@ -47,7 +47,7 @@ ROWS, LABELS = 120, 24
 
 
 def table() -> pa.Table:
-    """Return rows of three keys; some are known late, and some are versions of others."""
+    """Return rows of three keys, some known late and some replacing others."""
     number = list(range(ROWS))
     event = [START + timedelta(hours=(each * 37) % 90) for each in number]
     late = [timedelta(hours=(each * 11) % 17 - 3) for each in number]
@@ -68,7 +68,7 @@ def sum_of(moment: datetime, length: timedelta) -> datetime:
 
 
 def labels() -> pa.Table:
-    """Return labels of the keys and of one without rows, between -2 and 113 hours."""
+    """Return labels between -2 and 113 hours, one of them for a key without rows."""
     at = [START + timedelta(hours=each * 5 - 2) for each in range(LABELS)]
     keys = [each % 4 for each in range(LABELS)]
     return pa.table({"key": keys, "at": pa.array(at, pa.timestamp("us", "UTC"))})
@@ -89,7 +89,7 @@ def asked() -> list[Any]:
 
 
 def text(value: Any) -> Any:
-    """Return a value as text with all its bits; doubles in hexadecimal."""
+    """Format a value with all its bits; doubles are hexadecimal."""
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, list):
@@ -100,7 +100,7 @@ def text(value: Any) -> Any:
 
 
 def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
-    """Return what a store answers, with and without regard to when rows were known."""
+    """Return the aggregates with and without the created-time filter."""
     store.create_featuregroup(
         table(),
         "golden",

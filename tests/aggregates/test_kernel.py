@@ -80,14 +80,14 @@ def cases(draw: Any) -> dict[str, Any]:
 
 
 def records(width: int, *, most: int) -> st.SearchStrategy[list[tuple[int, ...]]]:
-    """Return a strategy for records of so many bytes."""
+    """Return a strategy for records of a size in bytes."""
     sizes = st.integers(0, most)
     drawn = sizes.flatmap(lambda size: st.binary(min_size=size * width, max_size=size * width))
     return drawn.map(lambda data: list(zip(*[iter(data)] * width, strict=True)))
 
 
 def check_case(case: dict[str, Any]) -> None:
-    """Compare every function that has a meaning for the values with looking at every row."""
+    """Compare every function that supports the values with a row-by-row computation."""
     rows, labels = case["rows"], case["labels"]
     conditions = []
     if case["condition"] is not None:
@@ -128,7 +128,7 @@ def check_case(case: dict[str, Any]) -> None:
 
 
 def values_of(label: tuple[int, int], case: dict[str, Any], kept: list[Any]) -> list[Any]:
-    """Return the values that a label sees."""
+    """Return the values visible to a label."""
     key, time = label
     end = time - case["offset"]
     values = []
@@ -143,7 +143,7 @@ def values_of(label: tuple[int, int], case: dict[str, Any], kept: list[Any]) -> 
 
 
 def output_of(each: Aggregate) -> WindowOutput:
-    """Return an aggregate as a plan has it; only function and number matter here."""
+    """Return an aggregate as in a plan; only its function and number matter here."""
     return WindowOutput(
         column="x",
         name="x",

@@ -25,7 +25,7 @@ ASKED: list[Any] = [
 
 
 def landings(*, until: datetime | None = None) -> pd.DataFrame:
-    """Return a flight every half hour, known when it has landed two hours later."""
+    """Return a flight every half hour, known two hours later."""
     rows = []
     for number in range(60):
         left = START + number * HOUR / 2
@@ -112,7 +112,7 @@ def test_check_leakage_detects_faulty_kernel(
 
 
 def departures(*, stamp: timedelta, until: datetime | None = None) -> pd.DataFrame:
-    """Return departures of each carrier and hour, stamped so long after the hour began."""
+    """Return departures per carrier and hour, with times some minutes after the hour began."""
     flights = landings()
     if until is not None:
         flights = flights[flights["left_at"] <= until]

@@ -52,7 +52,7 @@ featurestore.window_job(
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a dataset, a view and a group that hold aggregates."""
+    """A store with a dataset, a view and a group that contain aggregates."""
     folder = tmp_path_factory.mktemp("lineage")
     purchases = pd.DataFrame(
         {

@@ -49,7 +49,7 @@ def table() -> pa.Table:
 
 
 def sums(store: FeatureStore, asked: list[Any], moments: list[Any], **options: Any) -> list[Any]:
-    """Return the aggregates of each label; a label is a key and a time."""
+    """Return the aggregates of labels, which are pairs of key and time."""
     who, times = zip(*moments, strict=True)
     labels = pa.table({"who": pa.array(who, pa.string()), "t": pa.array(times, TIMES)})
     found = store.get_features(asked, labels=labels, label_time="t", **options).to_arrow()
@@ -103,7 +103,7 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
 
 
 def _told(value: Any) -> Any:
-    """Return a value that equals itself."""
+    """Return a value that is equal to itself, also for NaN."""
     if isinstance(value, list):
         return [_told(each) for each in value]
     return "nan" if value != value else value

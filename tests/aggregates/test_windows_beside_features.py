@@ -87,7 +87,7 @@ def expected(label: Row) -> Row:
 
 
 def both_roles(store: FeatureStore, labels: Any) -> Any:
-    """Return aggregates of two groups and a feature with a ttl in one call, another role in one more."""
+    """Request aggregates of two groups and a feature with a ttl, then another role."""
     first = store.get_features(
         ["purchases.amount|sum|4d", "prices.price", "visits.minutes|sum|4d"],
         labels=labels,

@@ -17,7 +17,7 @@ ROWS = 2_000
 
 
 class TestSpark(OnSpark, WindowConformance):
-    """The suite that both engines pass."""
+    """The conformance suite of aggregates on Spark."""
 
     @pytest.mark.parametrize(
         ("keys", "created"),

@@ -57,7 +57,7 @@ def read(body: bytes, *, most: int = MOST) -> pa.Table:
 
 @pytest.fixture
 def memory() -> Iterator[pa.MemoryPool]:
-    """The memory that Arrow takes during a test."""
+    """The memory allocated by Arrow during a test."""
     before = pa.default_memory_pool()
     proxy = pa.proxy_memory_pool(before)
     pa.set_memory_pool(proxy)
@@ -156,7 +156,7 @@ def test_declared_length_is_checked_before_allocation(memory: pa.MemoryPool) -> 
 
 
 def views_of(value: str, count: int) -> pa.Array:
-    """Return a text so many times, in views of the same bytes."""
+    """Return many views of the same string."""
     one = pa.array([value]).cast(pa.string_view())
     view = np.frombuffer(one.buffers()[1], np.uint8)[:16]
     buffers = [None, pa.py_buffer(np.tile(view, count).tobytes()), *one.buffers()[2:]]

@@ -38,7 +38,7 @@ SHORT, LONG = 2, 500
 
 
 def cell(kind: str, length: int) -> Any:
-    """Return a cell of at least ``length`` bytes; one of 2 has fewer than ``BOUND`` in every kind."""
+    """Return a cell of at least ``length`` bytes; length 2 is below ``BOUND`` for every kind."""
     values = {
         "text": "x" * length,
         "bytes": b"x" * length,
@@ -87,7 +87,7 @@ FORMS = {
 
 
 def native(rows: pa.Table, store: FeatureStore) -> Any:
-    """Return rows as a frame that an engine reads itself."""
+    """Return rows as a native frame of the engine."""
     import duckdb
 
     if store.session.engine.name == "duckdb":

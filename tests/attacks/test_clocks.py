@@ -26,14 +26,14 @@ NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 
 
 class Clock:
-    """The time of day, which a test sets."""
+    """A clock that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = NOON
         monkeypatch.setattr(times, "utc_now", lambda: self.now)
 
     def set(self, hours: float, days: int = 0) -> None:
-        """Set the clock to some hours after noon of the first day, and days off."""
+        """Set the clock to some hours after noon of the first day, plus some days."""
         self.now = NOON + timedelta(hours=hours, days=days)
 
 
@@ -52,7 +52,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[FeatureStore]:
 
 
 def insert(store: FeatureStore, hour: int) -> None:
-    """Insert the row of an hour after noon."""
+    """Insert one row, some hours after noon."""
     rows = [{"k": hour, "t": NOON + timedelta(hours=hour, minutes=30), "x": 1.0}]
     if not store.get_latest_featuregroup_version("numbers"):
         store.create_featuregroup(rows, "numbers", primary_key="k", event_time="t")
@@ -137,6 +137,6 @@ MOMENTS = st.integers(-2 * 86_400, 2 * 86_400).map(
     since=MOMENTS, now=MOMENTS, wait=st.integers(0, 3600).map(lambda each: timedelta(seconds=each))
 )
 def test_clock_jump_does_not_extend_waits(since: datetime, now: datetime, wait: timedelta) -> None:
-    """From any time on a wait is over after its length, also when the clock was set back."""
+    """Waits end after their length even if the clock is set back."""
     assert has_passed(since, wait, now=max(now, since) + wait)
     assert has_passed(since, wait, now=now) == (not since <= now < since + wait)

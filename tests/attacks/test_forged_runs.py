@@ -39,7 +39,7 @@ VALUES = st.recursive(
 
 
 def written(tmp_path: Path, **changes: Any) -> str:
-    """Write a forged record into the directory of a run, and return the directory."""
+    """Write a forged record into a run directory, and return the directory."""
     data = {
         name: value for name, value in json.loads(RECORD.to_bytes()).items() if name != "checksum"
     }

@@ -62,7 +62,7 @@ WORDS = re.compile("|".join([*UNSAFE, "eval", "exec", "allow_pickle"]))
 
 
 class Payload:
-    """Makes a directory when it is unpickled."""
+    """Create a directory when unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,12 +73,12 @@ class Payload:
 
 @pytest.fixture
 def marker(tmp_path: Path) -> Path:
-    """A directory that exists as soon as a payload has run."""
+    """A directory that exists once a payload has run."""
     return tmp_path / "payload-ran"
 
 
 def unsafe_calls(tree: ast.AST) -> list[str]:
-    """Return the calls of a module that may run code of their arguments."""
+    """Return the calls of a module that could execute their arguments."""
     calls = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -138,7 +138,7 @@ def test_a_pickle_registered_as_keras_is_refused(tmp_path: Path, marker: Path, f
 
 
 def extension_schema(marker: Path, name: str) -> pa.Schema:
-    """Return a schema whose column is an extension type with a payload as its metadata."""
+    """Return a schema with an extension type whose metadata is a payload."""
     metadata = {
         "ARROW:extension:name": name,
         "ARROW:extension:metadata": pickle.dumps(Payload(marker)),
@@ -219,7 +219,7 @@ from shutil import rmtree  # noqa: E402, F401 - a name that a record could choos
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """A run whose artifacts have a model and a file elsewhere that is not to be read."""
+    """A run with a model artifact, and a file elsewhere that must not be read."""
     directory = tmp_path / "run"
     (directory / "artifacts" / "folder").mkdir(parents=True)
     (directory / "artifacts" / "folder" / "saved_model.pb").write_bytes(b"model")
@@ -247,7 +247,7 @@ def test_symbolic_links_in_artifacts_are_not_followed(
 
 
 class Steps:
-    """Stands for a reader, of which a checkpoint keeps the state."""
+    """A stand-in for a reader whose state a checkpoint stores."""
 
     def state(self, epoch: int, step: int) -> dict[str, int]:
         return {"epoch": epoch, "step": step}

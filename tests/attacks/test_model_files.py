@@ -21,7 +21,7 @@ FLAVORS = ["keras", "tf_keras"]
 
 
 def network(flavor: str) -> Any:
-    """Return a network of layers, wrappers, operations and lookups, all of Keras."""
+    """Return a network of Keras layers, wrappers, operations and lookups."""
     keras = pytest.importorskip(flavor)
     layers = keras.layers
     number, word = keras.Input((4, 3), name="number"), keras.Input((1,), dtype="string", name="w")
@@ -57,7 +57,7 @@ def test_plain_keras_networks_need_no_trust(tmp_path: Path, flavor: str) -> None
 
 
 def small(flavor: str, path: Path) -> dict[str, Any]:
-    """Save a network of one layer, and return its configuration."""
+    """Save a network of one layer and return its configuration."""
     keras = pytest.importorskip(flavor)
     keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="d")]).save(path)
     with zipfile.ZipFile(path) as archive:
@@ -65,7 +65,7 @@ def small(flavor: str, path: Path) -> dict[str, Any]:
 
 
 def rewritten(path: Path, config: object) -> None:
-    """Replace the configuration in a file of Keras."""
+    """Replace the configuration in a Keras file."""
     with zipfile.ZipFile(path) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
     contents["config.json"] = json.dumps(config).encode()

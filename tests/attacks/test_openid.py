@@ -120,7 +120,7 @@ def test_a_token_of_a_weaker_algorithm_is_refused(
 
 
 def signed_with(secret: bytes, header: dict[str, Any], claims: dict[str, Any]) -> str:
-    """Return a token that HMAC signs with a key that everybody knows."""
+    """Return a token signed by HMAC with a public key."""
     parts = [base64.urlsafe_b64encode(json.dumps(each).encode()) for each in (header, claims)]
     content = b".".join(part.rstrip(b"=") for part in parts)
     signature = base64.urlsafe_b64encode(hmac.new(secret, content, hashlib.sha256).digest())

@@ -81,7 +81,7 @@ def _try(
     *,
     end: float,
 ) -> None:
-    """Make requests of one operation, from its description."""
+    """Send requests for one operation, generated from its description."""
 
     @settings(
         max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
@@ -99,7 +99,7 @@ def _try(
 def _try_retrievals(
     client: TestClient, headers: dict[str, str], statuses: Counter[int], *, end: float
 ) -> None:
-    """Make requests of rows and writes: a line of JSON, then bytes that may be an Arrow stream."""
+    """Send retrievals and writes: a line of JSON, then bytes that may be an Arrow stream."""
     kinds = st.sampled_from(["featuregroup", "features", "split", "other"])
     reads = st.fixed_dictionaries(
         {"kind": kinds},
@@ -148,5 +148,5 @@ def _try_retrievals(
 
 
 def _memory() -> int:
-    """Return the most memory that this process has had, in KiB."""
+    """Return the peak memory of this process in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -23,7 +23,7 @@ HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 
 
 class Clock:
-    """The time of day, which a test sets."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = datetime(2024, 3, 1, 12, tzinfo=UTC)
@@ -53,7 +53,7 @@ def store(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def outcome(store: FeatureStore, name: str, password: str, address: str = HERE) -> str:
-    """Return "in", "wrong", or the wait of an attempt in seconds."""
+    """Return "in", "wrong", or the seconds to wait after an attempt."""
     try:
         access.sign_in(store.session, name, password, address=address)
     except TooManyAttempts as error:

@@ -54,7 +54,7 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:
-    """Return what comes until the server ends the connection."""
+    """Return the bytes received until the server closes the connection."""
     parts = []
     try:
         while part := connection.recv(1 << 16):

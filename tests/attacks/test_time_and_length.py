@@ -50,7 +50,7 @@ def client_of(store: FeatureStore, **settings: Any) -> Iterator[TestClient]:
 
 
 def retrieve(client: TestClient, *filters: str, **read: Any) -> tuple[int, dict[str, Any], float]:
-    """Return status, problem and seconds of a retrieval."""
+    """Return the status, problem and duration in seconds of a retrieval."""
     asked = {
         "read": {"kind": "featuregroup", "name": "numbers", **read},
         "steps": [{"filter": each} for each in filters],
@@ -136,7 +136,7 @@ def test_plans_of_many_windows_are_refused(
 
 
 def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
-    """Bounds on lengths that an operator has raised do not lift the limit on time."""
+    """Raised length limits do not raise the time limit."""
     times = {"start": "0001-01-01T00:00Z", "end": "9999-12-31T23:59Z"}
     with client_of(store, seconds=SECONDS, query_seconds=SECONDS, **UNBOUNDED) as client:
         retrieve(client, "x = 1")  # imports

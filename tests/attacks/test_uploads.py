@@ -36,7 +36,7 @@ _STAMP = pa.timestamp("us", "UTC")
 
 
 def rows(**columns: Any) -> pa.Table:
-    """Return a valid row, with some columns in place of its own or beside them."""
+    """Return a valid row with some columns replaced or added."""
     table = {
         "who": pa.array(["z"]),
         "seen": pa.array([NOON], _STAMP),
@@ -55,7 +55,7 @@ def _nested(depth: int) -> pa.Array:
 
 
 def _of_bytes(content: bytes) -> pa.Array:
-    """Return a text that is not UTF-8."""
+    """Return a string column with invalid UTF-8."""
     offsets = pa.py_buffer(np.array([0, len(content)], np.int32))
     return pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(content)])
 
@@ -131,7 +131,7 @@ def body_of(line: dict[str, Any], table: pa.Table) -> bytes:
 
 
 def bodies(line: dict[str, Any]) -> dict[str, bytes]:
-    """Return the bodies of all uploads; ``line`` is that of an ordinary one."""
+    """Return the bodies of all uploads; ``line`` is the header line of a valid one."""
     named = {name: body_of(line, table) for name, table in UPLOADS.items()}
     named["cut short"] = body_of(line, rows())[:-200]
     if "mode" in line:
@@ -158,7 +158,7 @@ def client(attacked: FeatureStore) -> Iterator[TestClient]:
 
 
 def state_of(store: FeatureStore) -> tuple[Any, ...]:
-    """Return the groups and their versions, and what lies in the staging folder."""
+    """Return the groups with their versions, and the files in the staging folder."""
     groups = []
     for group in store.get_featuregroups():
         groups.append((group.name, group.version, group.delta_version))

@@ -20,7 +20,7 @@ ALERT = Alert("a" * 32, "begin", "job", ("failed",), ("a line",), datetime(2024,
 
 @contextmanager
 def server(status: int, location: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the address of a server that redirects, and the requests that it has got."""
+    """Yield the address of a redirecting server, and its received requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

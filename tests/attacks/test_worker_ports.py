@@ -40,7 +40,7 @@ def server() -> Iterator[TrialServer]:
 
 
 def messages_of(server: TrialServer, count: int) -> list[Message]:
-    """Return so many messages, or those of five seconds."""
+    """Return a number of messages, or those received within five seconds."""
     messages: list[Message] = []
     end = time.monotonic() + 5
     while len(messages) < count and time.monotonic() < end:
@@ -62,7 +62,7 @@ def check_a_worker_is_served(server: TrialServer) -> None:
 
 
 def check_disconnected(server: TrialServer, worker: Connection) -> None:
-    """Make sure that a worker is disconnected, and that nothing it sent is a message."""
+    """Check that a worker is disconnected and that its bytes are not parsed as a message."""
     end = time.monotonic() + 5
     while not worker.poll(0.01):
         assert server.poll(0.05) == []
@@ -124,7 +124,7 @@ def test_worker_cannot_report_for_another(server: TrialServer) -> None:
 
 
 def drip(connection: socket.socket) -> None:
-    """Send a byte at a time for five seconds."""
+    """Send one byte at a time for five seconds."""
     for _ in range(50):
         connection.sendall(b"\x00")
         time.sleep(0.1)
@@ -258,7 +258,7 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
 
 @pytest.mark.soak
 def test_tensorflow_listens_at_all_addresses() -> None:
-    """What SECURITY.md says of TensorFlow; where this fails, its text is too strict."""
+    """Check the statement about TensorFlow in SECURITY.md."""
     answer = subprocess.run(
         [sys.executable, "-c", TENSORFLOW], capture_output=True, text=True, check=True
     )

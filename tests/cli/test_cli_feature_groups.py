@@ -39,7 +39,7 @@ def location(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(location: str, command_line: Callable[..., Any]) -> Run:
-    """Run a command line; returns its output, parsed when it is JSON."""
+    """Run a command; return its output, parsed if it is JSON."""
 
     def call(*words: str, code: int = 0, as_json: bool = False) -> Any:
         form = ["--output", "json"] if as_json else []

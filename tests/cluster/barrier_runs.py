@@ -14,7 +14,7 @@ from tests.experiments import training
 
 
 def bowl(x: float, context: Any) -> dict[str, float]:
-    """Report a little; the process of one trial is killed in its first attempt."""
+    """Report a metric; one trial is killed in its first attempt."""
     context.report(1, y=-x)
     if (x, context.attempt) == (1, 1):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -22,7 +22,7 @@ def bowl(x: float, context: Any) -> dict[str, float]:
 
 
 def saved_regression(params: dict[str, Any], context: Any) -> dict[str, float]:
-    """Fit a line, and save a model in every worker."""
+    """Fit a line and save a model in every worker."""
     from sklearn.linear_model import LinearRegression
 
     metrics = training.regression(params, context)
@@ -31,7 +31,7 @@ def saved_regression(params: dict[str, Any], context: Any) -> dict[str, float]:
 
 
 def run(dataset: TrainingDataset) -> dict[str, Any]:
-    """Launch, search, and ask for too much; return what came of it."""
+    """Launch a run, search, and request too many workers; return the results."""
     launched = experiments.collective_all_reduce(
         saved_regression,
         workers=2,

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def load(name: str) -> Any:
-    """Return a module of this folder that is no test itself."""
+    """Return a module of this folder that is not a test module."""
     spec = importlib.util.spec_from_file_location(
         f"featurestore_cluster_{name}", HERE / f"{name}.py"
     )
@@ -33,5 +33,5 @@ def standalone() -> Any:
 
 @pytest.fixture(scope="session")
 def submitted() -> Any:
-    """The program that is submitted, as a module."""
+    """The submitted program as a module."""
     return load("submitted")

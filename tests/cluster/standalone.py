@@ -54,7 +54,7 @@ def environment(*, java: str = QUICK_JAVA, **more: str) -> dict[str, str]:
 def standalone_cluster(
     folder: Path, *, memory: str = "2g", java: str = QUICK_JAVA
 ) -> Iterator[str]:
-    """Yield the URL of a running master; all its processes are ended afterwards.
+    """Yield the URL of a running master, and stop all processes afterwards.
 
     The worker has two cores: an application with ``EXECUTORS`` gets two executors. ``java`` are the
     options of every JVM.

@@ -31,7 +31,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("shard", pa.int32()), ("key", pa.uint64
 
 @dataclass(frozen=True)
 class Sum(Accumulator[tuple[int, frozenset[int]], tuple[int, frozenset[int]]]):
-    """Adds ids up and collects the processes that did it."""
+    """Sum ids and collect the ids of the processes that computed the sum."""
 
     def start(self) -> tuple[int, frozenset[int]]:
         return 0, frozenset()
@@ -52,7 +52,7 @@ class Sum(Accumulator[tuple[int, frozenset[int]], tuple[int, frozenset[int]]]):
 
 @dataclass(frozen=True)
 class Write:
-    """Writes the ids of a shard atomically.
+    """Write the ids of a shard atomically.
 
     Shard 3 fails at its first attempt, after its file is there.
     """
@@ -89,7 +89,7 @@ def batches() -> Iterator[pa.RecordBatch]:
 
 
 def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
-    """Write, count, sum, stream and export through the interface of engines."""
+    """Write, count, sum, stream and export through the engine interface."""
     path = os.path.join(folder, "table")
     engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
     parked = pa.RecordBatchReader.from_batches(SCHEMA, batches())
@@ -118,7 +118,7 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
 
 
 def export(store: FeatureStore) -> dict[str, list[str]]:
-    """Make a training dataset; return the checksums of its shards."""
+    """Create a training dataset and return the checksums of its shards."""
     rows = [{"zone": number % 50, "trips": number, "fare": number / 4} for number in range(2000)]
     table = pa.Table.from_pylist(rows)
     store.create_featuregroup(table, "fares", validation="off", statistics=False)
@@ -137,7 +137,7 @@ def export(store: FeatureStore) -> dict[str, list[str]]:
 
 
 def main(folder: str, location: str, example: str, *job: str) -> None:
-    """Do everything in one Spark application.
+    """Run everything in one Spark application.
 
     The engine, a training dataset, experiments, and the program of the example.
     """

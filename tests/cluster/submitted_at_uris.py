@@ -19,7 +19,7 @@ ROWS = 60_000  # too many for the driver
 
 
 def write(store: FeatureStore, frame: Any, more: Any) -> dict[str, Any]:
-    """Write a group in several ways and a dataset of it; return what they are."""
+    """Write a group in several modes and a dataset of it; return their contents."""
     store.create_featuregroup(frame, "fares", primary_key="id", statistics=False)
     store.insert_into_featuregroup(more, "fares", mode="upsert")
     store.delete_from_featuregroup("fares", "zone = 3")

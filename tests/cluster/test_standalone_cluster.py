@@ -53,7 +53,7 @@ demand = featurestore.sql_job(
 
 @dataclass(frozen=True)
 class Application:
-    """An application that has ended: what it printed, and where it worked."""
+    """A finished application: its output and its directory."""
 
     master: str
     answer: dict[str, Any]
@@ -71,7 +71,7 @@ def master(standalone: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def application(
     standalone: Any, master: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Application:
-    """The program, submitted as the docs say, with tasks for the two cores that there are."""
+    """The program, submitted as documented, with one executor for each of the two cores."""
     from featurestore_connectors.spark_delta.session import delta_package
 
     folder = tmp_path_factory.mktemp("submitted")
@@ -94,7 +94,7 @@ def application(
 
 
 def prepare_store(location: Path) -> FeatureStore:
-    """Make a store with a group and a registered job, on the embedded engine."""
+    """Create a store with a group and a registered job on the embedded engine."""
     (location.parent / "jobs.py").write_text(JOB)
     moments = [START + timedelta(minutes=7 * number) for number in range(200)]
     times = pa.array(moments, pa.timestamp("us", tz="UTC"))

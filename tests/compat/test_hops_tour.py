@@ -39,7 +39,7 @@ def exported(data_format: str) -> str:
 
 
 def pictures(kind: str, name: str) -> dict[int, str]:
-    """Return the cells that draw a group (from 16 on) or a training dataset (from 115 on)."""
+    """Return the cells that plot a group (from 16 on) or a training dataset (from 115 on)."""
     first, version = (16, "featuregroup_version=1")
     if kind == "training_dataset":
         first, version = (115, "training_dataset_version=1")
@@ -228,7 +228,7 @@ NOT_HERE = {
 
 
 def fill(store: Any) -> None:
-    """Make the groups that the tour begins with."""
+    """Create the groups that the tour starts with."""
     teams = [(1, 10.5, 4), (2, 20.5, 3), (3, 5.5, 2), (4, 7.5, 1)]
     store.create_featuregroup(
         [dict(zip(("team_id", "team_budget", "team_position"), row, strict=True)) for row in teams],

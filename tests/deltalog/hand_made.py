@@ -21,7 +21,7 @@ _TYPES = {
 
 
 def schema_string(*fields: tuple[str, Any]) -> str:
-    """Return Delta's text of a schema."""
+    """Return the Delta JSON of a schema."""
     columns = [
         {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields
     ]
@@ -29,7 +29,7 @@ def schema_string(*fields: tuple[str, Any]) -> str:
 
 
 def protocol(*features: str, reader: int = 3) -> dict[str, Any]:
-    """Return a protocol that asks its readers for features by name."""
+    """Return a protocol action with named reader features."""
     if not features:
         return {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
     told = {"minReaderVersion": reader, "minWriterVersion": 7}
@@ -40,7 +40,7 @@ def protocol(*features: str, reader: int = 3) -> dict[str, Any]:
 def metadata(
     rows: pa.Schema | str, *, partition_by: tuple[str, ...] = (), **configuration: str
 ) -> dict[str, Any]:
-    """Return the metadata of a table."""
+    """Return the metadata action of a table."""
     text = rows
     if isinstance(rows, pa.Schema):
         text = schema_string(*((field.name, _TYPES[field.type]) for field in rows))

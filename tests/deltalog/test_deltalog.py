@@ -20,7 +20,7 @@ from featurestore.errors import TableDamaged, VersionNotFound
 
 
 def table_at(path: Path, *, commits: int = 3) -> str:
-    """Write a table of plain delta-rs with a row more at each commit."""
+    """Write a table with plain delta-rs that gains one row per commit."""
     for number in range(commits):
         rows = pa.table({"id": pa.array([number], pa.int64()), "zone": [f"z{number % 2}"]})
         note = CommitProperties(custom_metadata={"userMetadata": json.dumps({"run": f"r{number}"})})
@@ -31,7 +31,7 @@ def table_at(path: Path, *, commits: int = 3) -> str:
 
 
 def set_times(path: str, *millis: int) -> None:
-    """Give the commits other times."""
+    """Change the commit times."""
     for version, moment in enumerate(millis):
         file = Path(commit_path(path, version))
         actions = [json.loads(line) for line in file.read_text().splitlines()]

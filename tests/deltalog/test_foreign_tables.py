@@ -247,7 +247,7 @@ def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_pa
 
 
 def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path) -> None:
-    """The store lies below folders named like columns, and files in folders that say other values."""
+    """The store is below folders named like columns, and file paths contain other values."""
     path = tmp_path / "zone=north" / "id=77" / "t"
     rows = pa.table(
         {"id": pa.array([1, 2], pa.int64()), "file_index": pa.array([5, 6], pa.int64())}

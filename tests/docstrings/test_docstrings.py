@@ -26,7 +26,7 @@ HEAVY = {"tensorflow": ("tf_", "petastorm_reader"), "torch": ("torch_",)}
 
 
 def modules_with_examples() -> list[str]:
-    """Return the names of the modules that have examples."""
+    """Return the names of the modules with examples."""
     found = []
     for root in (ROOT, ROOT / "connectors"):
         for file in sorted(root.glob("featurestore*/**/*.py")):
@@ -37,13 +37,13 @@ def modules_with_examples() -> list[str]:
 
 
 def examples_of(name: str, library: str | None = None) -> list[doctest.DocTest]:
-    """Return the examples of a module: those that start a library, or those that start none."""
+    """Return the examples of a module that import a heavy library, or the others."""
     found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
     return [each for each in found if each.examples and library_of(each) == library]
 
 
 def library_of(example: doctest.DocTest) -> str | None:
-    """Return the heavy library that an example starts."""
+    """Return the heavy library that an example imports."""
     for library, words in HEAVY.items():
         if any(mentions(example, word) for word in words):
             return library
@@ -63,7 +63,7 @@ def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(examples: list[doctest.DocTest], store: Path, place: Path) -> None:
-    """Run examples, each with a store of its own where it asks for one."""
+    """Run examples, each with its own store if it needs one."""
     told: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     for number, each in enumerate(examples):
@@ -79,7 +79,7 @@ def run(examples: list[doctest.DocTest], store: Path, place: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let examples write into a directory of their own, and draw without a window."""
+    """Let examples write into a temporary directory and plot without a display."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.py").write_text(weather.JOBS)
     (tmp_path / "monitors.py").write_text(weather.MONITORS)

@@ -21,7 +21,7 @@ def hour(number: int, minute: int = 0) -> datetime:
 
 
 def weather() -> pa.Table:
-    """Return what was measured at two airports at six and at seven."""
+    """Return measurements of two airports at six and seven o'clock."""
     return pa.table(
         {
             "origin": ["JFK", "LGA", "JFK", "LGA"],
@@ -38,7 +38,7 @@ def planes() -> pa.Table:
 
 
 def questions() -> pa.Table:
-    """Return four departures, each with the time when somebody asked whether it will be late."""
+    """Return four departures with the times of their predictions."""
     return pa.table(
         {
             "tailnum": ["N10", "N20", "N10", "N20"],
@@ -62,7 +62,7 @@ def shop(path: Path) -> None:
 
 
 def fill(store: FeatureStore) -> None:
-    """Make the groups of the examples, the source ``shop``, and what is called ``late_flights``."""
+    """Create the groups of the examples, the source ``shop``, and ``late_flights``."""
     store.create_featuregroup(
         weather(),
         "weather",

@@ -14,7 +14,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class AllRows(Accumulator[Rows, Rows]):
-    """Gives all rows as Python has them; the schema of each batch is compared where one is given."""
+    """Return all rows as Python objects, and compare the schema of each batch if one is set."""
 
     schema: pa.Schema | None = None
     threads: int = 3

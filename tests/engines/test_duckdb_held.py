@@ -25,7 +25,7 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let only a part of the rows be held."""
+    """Limit the rows held in memory to a part of them."""
     monkeypatch.setattr(streams, "MAX_BUFFERED_BYTES", 50_000)
 
 

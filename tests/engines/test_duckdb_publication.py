@@ -35,7 +35,7 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int) -> bool:
-    """Run a call and interrupt it at the given bytecode of the engine after a condition.
+    """Run a call and interrupt it at a bytecode of the engine after a condition holds.
 
     False when it ended before.
 

@@ -39,7 +39,7 @@ def collect(number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Tab
 
 
 def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> None:
-    """Write rows, mapped once as an export's are, in three shards; none is lost."""
+    """Write rows in three shards, as an export does, and check that none is lost."""
     engine = DuckDBEngine()
     given = engine.map_batches(
         engine.from_arrow(rows.to_reader()), lambda batch: batch, schema=rows.schema

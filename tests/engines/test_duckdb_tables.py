@@ -429,7 +429,7 @@ def test_concurrent_widening_rewrites_rows(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 20 MB; only root can mount one."""
+    """A file system of 20 MB, which only root can mount."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(folder)]

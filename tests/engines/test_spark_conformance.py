@@ -59,7 +59,7 @@ class TestSpark(EngineConformance):
 
 
 class TestSparkWithHeldRows(RelationConformance):
-    """Relations of small streams, which the driver answers by itself where it can."""
+    """Relations of small streams, which the driver evaluates itself if it can."""
 
 
 class TestSparkBesideDuckDB(CrossEngineConformance):

@@ -18,7 +18,7 @@ most recent failure: Lost task 0.0 in stage 3.0 (TID 3) (10.0.0.1 executor drive
 
 
 class Java:
-    """An exception of the JVM as py4j hands it over."""
+    """A JVM exception as py4j returns it."""
 
     def __init__(self, text: str, cause: Java | None = None) -> None:
         self.toString = lambda: text

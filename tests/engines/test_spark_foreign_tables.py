@@ -41,7 +41,7 @@ def read(engine: Engine, path: Path, **how: Any) -> list[dict[str, Any]]:
 
 
 def make(spark: Any, path: Path, *statements: str, **properties: str) -> Path:
-    """Make a table with ``ROWS``, then run statements, in which ``{t}`` is the table."""
+    """Create a table with ``ROWS``, then run statements with ``{t}`` as its name."""
     spark = spark.newSession()  # Delta leaves marks of its commits in a session
     table = f"delta.`{path}`"
     options = ", ".join(f"'delta.{name}' = '{value}'" for name, value in properties.items())

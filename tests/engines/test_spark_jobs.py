@@ -34,7 +34,7 @@ def on_spark(spark: Any, tmp_path: Path) -> Iterator[FeatureStore]:
 
 
 def calls(store: FeatureStore, spark: Any) -> dict[str, Callable[[], object]]:
-    """Return what is counted, by the words of the page, in the order in which it runs."""
+    """Return the documented calls in the order of execution."""
     labels = pa.table({"id": np.arange(20)})
     columns = ("id", "id / 7 AS x", "cast(id % 7 AS string) AS word")
     frame, more = spark.range(100).selectExpr(*columns), spark.range(100, 120).selectExpr(*columns)

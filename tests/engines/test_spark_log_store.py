@@ -49,7 +49,7 @@ def path(engine: SparkEngine, tmp_path: Path) -> str:
 
 @pytest.fixture
 def write(spark: Any) -> Callable[..., bool]:
-    """Write lines by the log store of the JVM; False when the file is there already."""
+    """Write lines with the JVM log store; return False if the file exists."""
     from py4j.protocol import Py4JJavaError
 
     machine, configuration = spark._jvm, spark._jsc.hadoopConfiguration()
@@ -248,7 +248,7 @@ print(landed)
 
 
 def compiled(source: str, folder: Path) -> Path:
-    """Return a library that a process loads before others, to see or to slow what it calls."""
+    """Return a preloaded library that traces or slows down system calls."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: nothing looks at the calls of a process")
@@ -281,7 +281,7 @@ def test_concurrent_appends_with_slow_commits_are_committed(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["part-0.parquet", "by=a b/é-0.parquet"])
 def test_commit_appears_after_data_files_are_synced(spark: Any, tmp_path: Path, name: str) -> None:
-    """What cannot be synced shows that it is asked for, before the commit has its name."""
+    """A file that cannot be synced shows that the sync is called before the commit is renamed."""
     from py4j.protocol import Py4JJavaError
 
     machine, configuration = spark._jvm, spark._jsc.hadoopConfiguration()

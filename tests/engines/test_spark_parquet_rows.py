@@ -56,7 +56,7 @@ def test_parquet_columns_match_case_insensitively(tmp_path: Path) -> None:
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:
-    """A table whose first file lacks most columns, and whose second has row groups."""
+    """A table whose first file lacks most columns and whose second has row groups."""
     path = str(tmp_path / "t")
     engine = DuckDBEngine()
     engine.create_table(path, schema=OLD, partition_by=(), properties={}, commit_metadata={})
@@ -84,7 +84,7 @@ def test_python_parquet_rows_equal_spark(
     is_local: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By tasks as on a cluster, and by the driver."""
+    """Read by tasks as on a cluster, and by the driver."""
     monkeypatch.setattr(streams, "is_local", lambda session: is_local)
     engine = spark_engine
     read = engine.read_table(table, schema=SCHEMA)

@@ -225,7 +225,7 @@ def test_batches_have_at_most_batch_rows(engine: SparkEngine) -> None:
 
 
 class Tally(Accumulator[list[int], list[int]]):
-    """Counts rows and sums ids."""
+    """Count rows and sum ids."""
 
     def start(self) -> list[int]:
         return [0, 0]

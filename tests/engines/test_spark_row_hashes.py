@@ -32,7 +32,7 @@ SEED = 12345
 
 
 def nullable(values: list[Any], kind: pa.DataType | None = None) -> pa.Array:
-    """Return an array in which every seventh value is null."""
+    """Return an array with null in every seventh position."""
     for index in range(3, len(values), 7):
         values[index] = None
     return pa.array(values, kind)
@@ -102,7 +102,7 @@ def test_jvm_row_hashes_equal_python(
 def test_jvm_export_equals_python_and_duckdb(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one group, joined ones, and rows of which many have one key."""
+    """Rows of one group, joined rows, and many rows with the same key."""
     from featurestore_connectors.spark_delta import row_hashes, shards
 
     rows = every_type().append_column("id", pa.array(np.arange(ROWS)))
@@ -161,7 +161,7 @@ def test_jvm_export_equals_python_and_duckdb(
 def test_many_hash_boundaries_give_equal_bytes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bins of 31 rows, of which a quarter may be fetched: they are divided once more."""
+    """Bins of 31 rows, a quarter of which may be fetched, are divided again."""
     from featurestore_connectors.spark_delta import row_hashes
 
     numbers = np.arange(ROWS)
@@ -212,7 +212,7 @@ def test_many_hash_boundaries_give_equal_bytes(
 
 
 def _calls_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Let a function note its calls."""
+    """Record the calls of a function."""
     plain, calls = getattr(module, name), []
 
     def noting(*given: Any, **named: Any) -> Any:

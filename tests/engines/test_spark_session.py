@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def java_that_says(folder: Path, text: str, *, status: int = 0) -> Path:
-    """Make a program that answers ``java -version``."""
+    """Create a program that prints a ``java -version``."""
     (folder / "bin").mkdir(parents=True)
     program = folder / "bin" / "java"
     program.write_text(f"#!/bin/sh\necho '{text}' >&2\nexit {status}\n")

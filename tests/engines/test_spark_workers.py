@@ -15,7 +15,7 @@ from featurestore_connectors.spark_delta.relations import clear_archive_importer
 def test_environment_archives_are_refreshed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others stay: a program may bring one that changes."""
+    """Other archives are kept, since a program may replace them."""
     for name in ("given", "brought"):
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as archive:
             archive.writestr(f"fs_{name}/__init__.py", "")

@@ -25,7 +25,7 @@ SLICE = "2013-01-08"
 
 @pytest.fixture(scope="module")
 def late_flights() -> Iterator[None]:
-    """The package of the example can be imported."""
+    """Make the package of the example importable."""
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(EXAMPLE))
         yield
@@ -35,7 +35,7 @@ def late_flights() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def sliced(late_flights: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
-    """A store with the groups of the slice; tests add to it."""
+    """A store with the groups of the slice, to which tests add."""
     from late_flights import features
 
     with featurestore.connect(tmp_path_factory.mktemp("sliced"), engine="duckdb") as store:

@@ -23,7 +23,7 @@ KEYS = ("train", "test")
 
 
 def fitted(context: Any) -> dict[str, float]:
-    """Fit by least squares; without the layer "scale" the label is read in another unit."""
+    """Fit by least squares; without the layer "scale" the label has another unit."""
     train = context.reader("train", global_batch_size=1600)
     test = context.reader("test", global_batch_size=390)
     assert train.inputs == context.inputs

@@ -23,7 +23,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def tracking(database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return one tracking database for all: to make it takes seconds."""
+    """A tracking database shared by all tests, since its creation takes seconds."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.chdir(tmp_path)
     pytest.importorskip("mlflow")

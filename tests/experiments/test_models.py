@@ -41,7 +41,7 @@ START = datetime(2013, 1, 1, tzinfo=UTC)
 
 
 class Line:
-    """A model of two inputs whose file is code."""
+    """A model with two inputs whose file is code."""
 
     def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return x @ np.array([2.0, 1.0], dtype=np.float32)
@@ -94,7 +94,7 @@ def fill(store: FeatureStore) -> None:
 
 
 def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run:
-    """Return a finished run of a matrix, whose only artifact is a pickled model."""
+    """Return a finished run over a matrix, with a pickled model as its only artifact."""
     fitted = dataset.transformations
     matrix = {"split": "train", "columns": None, "transformed": fitted and fitted.sha256}
     noted = RunDataset(dataset.name, dataset.version, dataset.manifest.content_hash, dataset.path)
@@ -115,7 +115,7 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run
 
 
 def expected(dataset: TrainingDataset) -> dict[tuple[Any, ...], float]:
-    """Return what ``predict`` says of the reader's batches, by key."""
+    """Return the predictions for the reader's batches by key."""
     found = {}
     for split in dataset.splits:
         columns = ["temp", "size", "origin", "plane", "asked_at"]
@@ -268,7 +268,7 @@ def untouched(context: Any) -> None:
 
 @pytest.fixture
 def trips(kept: FeatureStore) -> TrainingDataset:
-    """A dataset whose values differ from what its transformations make of them."""
+    """A dataset whose transformed values differ from the raw values."""
     random = np.random.default_rng(0)
     rows = pa.table(
         {

@@ -31,7 +31,7 @@ LOST_RESULT = 24
 
 
 def lose_a_result(number: int) -> None:
-    """Let a call's result be gone with its worker when it is fetched."""
+    """Drop the result of a call together with its worker."""
     import tensorflow as tf
     from tensorflow.python.distribute.coordinator.values import RemoteValueImpl
 
@@ -46,7 +46,7 @@ def lose_a_result(number: int) -> None:
 
 
 def embedded(kills: dict[str, int], context: Any) -> dict[str, float]:
-    """Fit an embedding and a line; kill the processes of these numbers behind these steps."""
+    """Fit an embedding and a line; kill processes after certain steps."""
     import tensorflow as tf
     import tf_keras
 

@@ -41,7 +41,7 @@ class Sum:
 
 
 def reported_text() -> str:
-    """Return a metrics file of two attempts with five lines."""
+    """Return a metrics file with five lines of two attempts."""
     lines = []
     for step in range(5):
         metrics = {"loss": 1 / (step + 1), "größe": 2.0}
@@ -50,7 +50,7 @@ def reported_text() -> str:
 
 
 def flipped(content: bytes) -> list[bytes]:
-    """Return the content with each of its bits inverted in turn."""
+    """Yield the content with each of its bits inverted."""
     changed = []
     for position in range(8 * len(content)):
         damaged = bytearray(content)

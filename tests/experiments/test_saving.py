@@ -15,7 +15,7 @@ X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 def saved_by_two(model: Any, directory: Path, name: str) -> Path:
-    """Save as the second and as the first of two workers, and return the published path."""
+    """Save as the second and the first of two workers, and return the published path."""
     options: dict[str, Any] = {"directory": str(directory), "name": name}
     before = sorted(directory.rglob("*"))
     promised = save_model(model, worker=1, **options)

@@ -30,7 +30,7 @@ BATCH = 96  # the last of 17 steps has padding
 
 
 def fitted(die: bool, context: Any) -> dict[str, float]:
-    """Fit a small network with tf_keras; die in the first attempt behind a checkpoint."""
+    """Fit a small tf_keras network; die after a checkpoint in the first attempt."""
     strategy = context.strategy
     import tf_keras
 
@@ -100,7 +100,7 @@ def test_killed_all_reduce_equals_uninterrupted_run(
 
 
 def saved(habit: str, context: Any) -> dict[str, float]:
-    """Fit a network with batch normalization on several workers, and save it."""
+    """Fit a network with batch normalization on several workers and save it."""
     strategy = context.strategy
     import tf_keras
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sums_of(store: FeatureStore) -> TrainingDataset:
-    """Make a dataset of 2,000 rows whose label is 1 x0 + 2 x1 + 3 x2 and little of x3."""
+    """Create a dataset of 2,000 rows with label 1 x0 + 2 x1 + 3 x2 and little of x3."""
     numbers = np.random.default_rng(10).random((2000, 4)).astype(np.float32)
     columns = {f"x{index}": numbers[:, index] for index in range(4)}
     # Added in a fixed order: bits of a matrix product depend on the processor, and splits on bits.
@@ -30,7 +30,7 @@ def sums_of(store: FeatureStore) -> TrainingDataset:
 
 
 def regression(params: dict[str, Any], context: Any) -> dict[str, float]:
-    """Fit a line by gradient steps; die where params say so, in the first attempts only."""
+    """Fit a line by gradient descent; die at the configured steps of first attempts."""
     reader = context.reader("train", global_batch_size=40)
     weights = np.zeros(len(reader.inputs))
     last = np.zeros(1)
@@ -52,7 +52,7 @@ def regression(params: dict[str, Any], context: Any) -> dict[str, float]:
 
 
 def one_worker_begins_late(context: Any) -> None:
-    """Let the last worker of the second attempt begin after the first one has ended."""
+    """Delay the last worker of the second attempt until the first worker has finished."""
     reader = context.reader("train", global_batch_size=40)
     ended = os.path.join(context.directory, "ended")
     while (context.attempt, context.worker) == (2, 1) and not os.path.exists(ended):
@@ -69,7 +69,7 @@ def one_worker_begins_late(context: Any) -> None:
 
 
 def with_grandchildren(context: Any) -> None:
-    """Start processes that want to outlive everything, say who they are, and wait."""
+    """Start long-running child processes, write their ids, and wait."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     child = subprocess.Popen(sleeper)
     lost = subprocess.Popen(sleeper, start_new_session=True)

@@ -17,13 +17,13 @@ HERE = Path(__file__).parent
 
 
 class Server:
-    """The server: a line of JSON is asked, a line is answered."""
+    """A client of the fault server; requests and answers are lines of JSON."""
 
     def __init__(self, stdin: Any, stdout: Any, *, injects: bool) -> None:
         self._stdin, self._stdout, self._injects = stdin, stdout, injects
 
     def several(self, store: Path, *, writers: int, rounds: int) -> list[str]:
-        """Let several processes write at once; return what went wrong."""
+        """Run concurrent writers and return their errors."""
         told = self._ask(store=str(store), writers=writers, rounds=rounds)
         errors: list[str] = told["errors"]
         return errors
@@ -31,13 +31,13 @@ class Server:
     def __call__(
         self, store: Path, write: str, *, at: int, action: int = 0, stays: bool = False
     ) -> dict[str, Any]:
-        """Do a write that meets a fault at its n-th call that changes files; 0 only counts."""
+        """Run a write with a fault at its n-th file-changing system call; 0 only counts calls."""
         if not self._injects:
             pytest.skip("no C compiler: the library that injects faults cannot be built")
         return self._ask(store=str(store), write=write, at=at, action=action, stays=stays)
 
     def go_on(self) -> dict[str, Any]:
-        """Let a write that was stopped go on to its end."""
+        """Resume a stopped write and return its result."""
         return self._ask()
 
     def _ask(self, **asked: Any) -> dict[str, Any]:

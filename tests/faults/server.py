@@ -27,7 +27,7 @@ import writes
 
 
 def serve() -> None:
-    """Answer until the input ends."""
+    """Answer requests until the input ends."""
     import deltalake  # noqa: F401
     import duckdb  # noqa: F401
 
@@ -45,7 +45,7 @@ def serve() -> None:
 
 
 def _import(names: list[str]) -> None:
-    """Import what a write imported, so that the next one need not."""
+    """Import the modules that a write imported, so that the next fork has them."""
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(ImportError, AttributeError):
@@ -53,7 +53,7 @@ def _import(names: list[str]) -> None:
 
 
 def several(asked: dict[str, Any]) -> dict[str, Any]:
-    """Let several processes write at once; say what went wrong in each."""
+    """Run concurrent writers and report their errors."""
     errors = []
     with contextlib.ExitStack() as files:
         children = []
@@ -72,7 +72,7 @@ def several(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _be_silent() -> None:
-    """Let nothing that a write prints come between the answers."""
+    """Redirect the output of a write, which would corrupt the protocol."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
 
@@ -89,7 +89,7 @@ def _writer(asked: dict[str, Any], number: int, told: str) -> None:
 
 
 def trial(asked: dict[str, Any]) -> dict[str, Any]:
-    """Do one write in a process of its own and say how that ended."""
+    """Run one write in a forked process and report its outcome."""
     with tempfile.NamedTemporaryFile("r") as told:
         child = os.fork()
         if child == 0:

@@ -35,7 +35,7 @@ FULL, BROKEN = -errno.ENOSPC, -errno.EIO
 
 @dataclass(frozen=True)
 class Fault:
-    """What a write meets: a signal, or an error (negative) of one call or of all that follow."""
+    """A fault of a write: a signal, or an errno (negative) of one call or of all later calls."""
 
     action: int
     stays: bool = False
@@ -53,7 +53,7 @@ Unharmed = Callable[[str], "Outcome"]
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store that has one thing of each kind, to be copied for each trial."""
+    """A folder with a store with one object of each kind, copied for each trial."""
     folder = tmp_path_factory.mktemp("template")
     writes.prepare(folder / "store")
     return folder
@@ -61,7 +61,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a store shows before and after an unharmed write, and how many calls that changed files it took."""
+    """The visible state before and after an undisturbed write, and its number of file-changing calls."""
 
     old: dict[str, Any]
     new: dict[str, Any]
@@ -70,7 +70,7 @@ class Outcome:
 
 @pytest.fixture(scope="module")
 def unharmed(ask: Server, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Unharmed:
-    """Do a write without a fault, once for all its trials."""
+    """Run a write without faults, once for all its trials."""
     old = writes.visible(template / "store")
 
     @cache
@@ -96,7 +96,7 @@ def copied(template: Path, folder: Path) -> Path:
 def meet(
     ask: Server, store: Path, write: str, outcome: Outcome, *, at: int, fault: Fault
 ) -> dict[str, Any]:
-    """Do a write that meets a fault, and return what a new process sees of the store."""
+    """Run a write with a fault, and return the state that a new process sees."""
     told = ask(store, write, at=at, action=fault.action, stays=fault.stays)
     if fault.action < 0:
         assert "Traceback" not in told["error"], told["error"]
@@ -110,7 +110,7 @@ def meet(
 def repeat(
     ask: Server, store: Path, write: str, outcome: Outcome, *, state: dict[str, Any]
 ) -> None:
-    """Do a write again that left a state, unharmed."""
+    """Repeat an interrupted write without faults."""
     again = ask(store, write, at=0)
     assert again["error"] == "" or state == outcome.new, again["error"]
     assert writes.visible(store) == outcome.new
@@ -133,7 +133,7 @@ SAME_PATH = {
 def test_write_under_fault_leaves_old_or_new_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
-    """Killed, then hit by another fault as it is repeated, and repeated unharmed."""
+    """The write is killed, repeated with another fault, and repeated without faults."""
     chosen = random.Random(f"{SEED}/{write}")
     outcome = unharmed(write)
     other = chosen.choice([Fault(INTERRUPT), Fault(FULL), Fault(FULL, stays=True)])
@@ -149,7 +149,7 @@ def test_write_under_fault_leaves_old_or_new_state(
 def stopped(
     ask: Server, template: Path, folder: Path, write: str, outcome: Outcome, *, at: int
 ) -> None:
-    """Stop a write, look at the store beside it, and let it go on.
+    """Stop a write, read the store from another process, and resume the write.
 
     It ends as if nothing had been.
     """
@@ -179,7 +179,7 @@ def test_write_paused_by_sigstop_completes(
 def test_write_fault_at_each_call_leaves_consistent_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str, fault: str
 ) -> None:
-    """All calls of all writes under six faults: about 6,000.
+    """All calls of all writes under six faults: about 6,000 cases.
 
     Prints how many and what went wrong.
     """

@@ -84,7 +84,7 @@ featurestore.monitor_job("watch", featuregroup="g", schedule="0 0 * * *", start=
 
 
 def odd_values(outside: Path) -> st.SearchStrategy[Any]:
-    """Values that a parser does not expect, paths that lead outside among them."""
+    """Values that a parser does not expect, including paths that lead outside."""
     paths = [
         str(outside),
         f"../../{outside.name}",
@@ -138,7 +138,7 @@ def flipped(content: bytes, data: st.DataObject) -> bytes:
 
 
 class World:
-    """A store with one thing of each kind, and a file beside it that nobody may touch."""
+    """A store with one object of each kind, next to a file that must not be touched."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -184,19 +184,19 @@ class World:
         )
 
     def fresh(self) -> Path:
-        """Return the location as it was."""
+        """Restore the location and return it."""
         shutil.rmtree(self.location, ignore_errors=True)
         shutil.copytree(self.template, self.location)
         return self.location
 
     def fresh_statistics(self) -> Path:
-        """Return the path of a table that has nothing but statistics."""
+        """Return the path of a table that contains only statistics."""
         folder = self.folder / "table_statistics"
         folder.mkdir(exist_ok=True)
         return self.folder / "table"
 
     def use(self) -> None:
-        """Read everything that a store tells, and write."""
+        """Read everything in a store, and write."""
         with contextlib.suppress(FeatureStoreError), featurestore.connect(self.location) as store:
             for call in (
                 store.get_featuregroups,
@@ -221,7 +221,7 @@ class World:
 
 
 def _monitor_calls(store: featurestore.FeatureStore) -> list[Callable[[], object]]:
-    """Calls that read what is stored of monitors, channels and messages."""
+    """Calls that read stored monitors, channels and messages."""
     return [
         store.get_monitors,
         lambda: store.get_monitor_history("watch"),
@@ -235,7 +235,7 @@ def _monitor_calls(store: featurestore.FeatureStore) -> list[Callable[[], object
 
 
 def fuzz_monitors(world: World, data: st.DataObject) -> None:
-    """What a registry tells of monitors, channels and messages, changed: nothing is run or sent."""
+    """Changed monitors, channels and messages of a registry run and send nothing."""
     world.fresh()
     places = {
         ("job_definitions", "spec"): "where name = 'watch'",
@@ -271,7 +271,7 @@ def fuzz_monitors(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_profiles(world: World, data: st.DataObject) -> None:
-    """The stored profile of a window, changed or damaged: read, or counted anew."""
+    """A changed or damaged window profile is read or recomputed."""
     stored = (world.fresh() / "featuregroups/g/v1_statistics/windows").glob("*.json.z")
     file = data.draw(st.sampled_from(sorted(stored)))
     value = changed(json.loads(zlib.decompress(file.read_bytes())), data, world.outside)
@@ -284,7 +284,7 @@ def fuzz_profiles(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_manifest(world: World, data: st.DataObject) -> None:
-    """A manifest whose checksum fits, so that its maker may be an attacker."""
+    """A manifest with a valid checksum, as an attacker could write it."""
     value = changed(world.manifest, data, world.outside)
     if data.draw(st.booleans()):
         value.pop("checksum", None)
@@ -325,7 +325,7 @@ def fuzz_definition(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_source(world: World, data: st.DataObject) -> None:
-    """The definition of a source, from which the registry is rebuilt."""
+    """A source definition from which the registry is rebuilt."""
     file = world.fresh() / "sources" / "shop.json"
     content = file.read_bytes()
     if data.draw(st.booleans()):
@@ -470,7 +470,7 @@ CONDITION = st.lists(
 
 
 def fuzz_transformations(world: World, data: st.DataObject) -> None:
-    """Fitted ones whose checksum fits, and those that a feature view keeps."""
+    """Fitted transformations with a valid checksum, and those stored in a feature view."""
     value = changed(world.transformations, data, world.outside)
     content = json.dumps(value).encode()
     with contextlib.suppress(ValueError):
@@ -526,7 +526,7 @@ def fuzz_sql(world: World, data: st.DataObject) -> None:
 
 
 def fuzz_filters(world: World, data: st.DataObject) -> None:
-    """Conditions that pass are run: what they give never holds the text of the file outside."""
+    """Accepted conditions are run, and their results never contain the text of the outside file."""
     if not world.location.exists():
         world.fresh()
     text = data.draw(sql_texts(world.outside))
@@ -574,7 +574,7 @@ SOAK = 100
 
 
 class Watch:
-    """Collects what Python does to files outside a folder, and processes that are started."""
+    """Record file changes outside a folder and started processes by an audit hook."""
 
     CHANGES = frozenset(
         {
@@ -600,7 +600,7 @@ class Watch:
 
     @contextlib.contextmanager
     def on(self, folder: Path, outside: Path) -> Iterator[None]:
-        """Watch while the block runs."""
+        """Record while the block runs."""
         self.folder, self.forbidden, self.seen = folder, (str(outside), "/etc/passwd"), []
         state = os.environ["XDG_STATE_HOME"]
         self.allowed = (str(folder), state, os.path.abspath(".hypothesis"))

@@ -35,7 +35,7 @@ SEED = 20_240_101
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the group that the writes change, to be copied for each trial."""
+    """A store with the written group, copied for each trial."""
     location = tmp_path_factory.mktemp("template") / "store"
     with featurestore.connect(location) as store:
         trials.prepare(store)
@@ -43,7 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(location: Path, write: str) -> str:
-    """Reopen the store; return "old" or "new", fail for anything else."""
+    """Reopen the store; return "old" or "new", and fail for any other state."""
     with featurestore.connect(location) as store:
         outcome = _created(store) if write == "create" else _written(store, write)
         with store.session.registry.reading() as connection:
@@ -140,7 +140,7 @@ POINTS = ("begun", "staged", "written", "committed")
 
 
 def reached(location: Path, write: str, point: str) -> bool:
-    """Tell whether a write has come to a point.
+    """Return whether a write has reached a point.
 
     Its rows staged, its files in the table's folder, its commit there.
     """
@@ -157,7 +157,7 @@ def reached(location: Path, write: str, point: str) -> bool:
 def spark_trial(
     template: Path, folder: Path, write: str, *, point: str, after: float
 ) -> dict[str, str]:
-    """Kill writers and their JVM some seconds after one came to a point.
+    """Kill writers and their JVM some seconds after one reached a point.
 
     Return what each table is then.
     """

@@ -18,12 +18,12 @@ def rows(first: int, count: int, *, value: int) -> pa.Table:
 
 
 def prepare(store: Any) -> None:
-    """Make the group that the writes change."""
+    """Create the group that the writes change."""
     store.create_featuregroup(rows(0, ROWS, value=1), "g", primary_key="id", event_time="t")
 
 
 def write(store: Any, name: str) -> None:
-    """Do one write whose outcome can be told from the rows."""
+    """Run one write whose outcome is visible in the rows."""
     if name == "create":
         store.create_featuregroup(
             rows(0, ROWS, value=7), "made", version=1, primary_key="id", event_time="t"
@@ -48,7 +48,7 @@ NEW = {
 
 
 def many(location: str, number: int, rounds: int) -> None:
-    """Append and upsert rows of keys that no other writer has, in turns."""
+    """Append and upsert, in turns, rows with keys of this writer only."""
     import featurestore
 
     store = featurestore.connect(location)

@@ -122,7 +122,7 @@ def rows(first: int, count: int, *, value: int) -> pa.Table:
 
 
 def prepare(location: Path) -> None:
-    """Make the store that the writes change, with one thing of each kind."""
+    """Create the store that the writes change, with one object of each kind."""
     import featurestore
     from featurestore.registry import alerts
 
@@ -158,13 +158,13 @@ def prepare(location: Path) -> None:
 
 
 def job_file(location: Path, name: str = "hourly") -> Path:
-    """Return where the file of a job of the store lies: beside the store."""
+    """Return the path of the job file next to the store."""
     return location.parent / f"{name}_job.py"
 
 
 @dataclass(frozen=True)
 class Write:
-    """One write; a call is repeatable when doing it twice leaves the same as doing it once."""
+    """One write; it is repeatable if running it twice equals running it once."""
 
     public: str
     do: Callable[[FeatureStore], Any]
@@ -222,14 +222,14 @@ def _registered(store: FeatureStore) -> Any:
 
 
 class Line:
-    """A model of one input whose file is code."""
+    """A model with one input whose file is code."""
 
     def predict(self, x: Any) -> Any:
         return 2 * x[:, 0]
 
 
 def _register_model(store: FeatureStore) -> None:
-    """Register a model of a run, as training leaves one."""
+    """Register the model of a finished run."""
     from featurestore import experiments
     from featurestore.experiments import catalog
     from featurestore.experiments.run import Run
@@ -258,7 +258,7 @@ def _register_model(store: FeatureStore) -> None:
 
 
 def _misread(store: FeatureStore) -> None:
-    """Register a stream whose quarantine has a record that can be read by now."""
+    """Register a stream with a quarantined record that has become readable."""
     from featurestore.featuregroups.table import open_group
     from featurestore.featuregroups.write import get_or_create
     from featurestore.jobs.stream_jobs import stream_job
@@ -445,7 +445,7 @@ WRITES = {
 
 
 def public_writes() -> set[str]:
-    """Return the public calls that are not known to change nothing."""
+    """Return the public calls that are not known to be read-only."""
     import featurestore
 
     return {
@@ -456,7 +456,7 @@ def public_writes() -> set[str]:
 
 
 def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
-    """Open a store as a new process does and return everything of it that a user sees, rows by their fingerprint."""
+    """Open a store in a new process and return its visible state, with rows as fingerprints."""
     import featurestore
     from featurestore.jobs.monitors.service import get_acceptances
 
@@ -510,7 +510,7 @@ def _fingerprint(table: pa.Table) -> str:
 
 
 def _leftovers(location: Path) -> list[str]:
-    """Return what an ended write must not leave.
+    """Return the files that a finished write must not leave.
 
     Staged rows, datasets without a manifest, temporary files.
     """

@@ -23,7 +23,7 @@ EXPECTATION = {
 
 @pytest.fixture
 def described(duckdb_store: FeatureStore) -> FeatureStore:
-    """A store with one group that has all that a rename must keep."""
+    """A store with a group with everything that a rename must keep."""
     rows = pa.table({"k": ["a", "b"], "t": [hour(1), hour(2)], "temp": [1.0, 2.0], "p": [1, 1]})
     group = duckdb_store.create_featuregroup(
         rows,

@@ -94,7 +94,7 @@ def test_vacuum_keeps_versions_pinned_by_unregistered_manifest(duckdb_store: Fea
 
 
 def test_delta_log_is_not_cleaned_by_checkpoints(store: FeatureStore) -> None:
-    """Checkpoints are where Delta's writers remove old commits, which here are older than any retention."""
+    """Delta writers remove old commits during checkpoints; here all commits exceed the retention."""
     group = store.create_featuregroup(pa.table({"n": [0]}), "g", validation="off", statistics=False)
     assert read_snapshot(group.path).properties["delta.enableExpiredLogCleanup"] == "false"
     for number in range(1, 12):
@@ -160,7 +160,7 @@ def test_automatic_compaction_keeps_few_files(duckdb_store: FeatureStore) -> Non
 def between_pins_and_removal(
     monkeypatch: pytest.MonkeyPatch, module: Any, name: str, act: Callable[[], object]
 ) -> None:
-    """Let ``act`` run when a call has read what is pinned, and has removed nothing yet."""
+    """Run ``act`` after a call has read the pins and before it removes files."""
     read_pins = getattr(module, name)
 
     def read_then_act(*given: Any) -> Any:
@@ -172,7 +172,7 @@ def between_pins_and_removal(
 
 
 class Exporter:
-    """An export in another thread, and the moment at which it waits, or has ended."""
+    """An export in another thread, with events for waiting and completion."""
 
     def __init__(self, store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.error: BaseException | None = None
@@ -182,7 +182,7 @@ class Exporter:
         monkeypatch.setattr(pins, "sleep", self._waits)
 
     def run_until_it_waits(self) -> None:
-        """Begin the export; return when it waits for the other call, or has ended."""
+        """Start the export; return once it waits for the other call or has finished."""
         self._thread.start()
         assert self._settled.wait(60)
 

@@ -25,7 +25,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
-    """A store that waits for a locked registry a moment only."""
+    """A store with a short timeout for locked registries."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with featurestore.connect(tmp_path / "store") as store:
         yield store
@@ -46,7 +46,7 @@ def registered(store: FeatureStore) -> int:
 
 
 class LockedRegistry:
-    """Rows that lock the registry as they are read: its row of the write is there by then."""
+    """Rows that lock the registry while they are read, after the write was recorded."""
 
     def __init__(self, store: FeatureStore, *values: int) -> None:
         self._file = Path(store.location, "registry.db")

@@ -60,7 +60,7 @@ def test_read_as_of_distinguishes_commits_within_one_second(duckdb_store: Featur
 
 
 def set_time(path: str, version: int, moment: dt.datetime) -> None:
-    """Write another commit time into the log."""
+    """Change a commit time in the log."""
     commit = Path(commit_path(path, version))
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:

@@ -71,7 +71,7 @@ def test_unchecked_writes_are_not_marked_unique(duckdb_store: FeatureStore) -> N
 
 
 def test_unique_mark_is_lost_after_concurrent_append(duckdb_store: FeatureStore) -> None:
-    """An append that was checked against version 1 lands after another one.
+    """An append checked against version 1 is committed after another append.
 
     It proves nothing any more.
     """

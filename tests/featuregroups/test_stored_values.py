@@ -19,7 +19,7 @@ FAR = {"year 10000": 253_402_300_800_000_000, "year 0": -62_135_596_800_000_001,
 
 
 def table(role: str, micros: int) -> pa.Table:
-    """Return two rows, the second of which has a far time in the column of a role."""
+    """Return two rows; the second has an out-of-range time in the column of a role."""
     kind = pa.timestamp("us", "UTC")
     near = pa.array([NOON, NOON], kind)
     far = pa.array([NEAR, micros], pa.int64()).cast(kind)

@@ -48,7 +48,7 @@ SIGNS = ",;\t|\"'\\#\r\n \ufeffNULL"
 
 
 def write(rows: Sequence[tuple[Any, ...]], dialect: dict[str, Any]) -> bytes:
-    """Return a CSV file that Python writes: every text in quotes, null as nothing."""
+    """Write a CSV file with Python: strings quoted, null as an empty field."""
     text = io.StringIO(newline="")
     text.write("a line\n" * dialect.get("skip_rows", 0))
     text.write("# a comment\n" if "comment" in dialect else "")

@@ -22,7 +22,7 @@ class TestTFRecord(FormatConformance):
 
 
 class OneWidth(TFRecordFormat):
-    """TFRecord without what needs the variable layout, so that the suite meets the fixed one throughout."""
+    """TFRecord without variable-length columns, so that the suite uses the fixed layout."""
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         varying = [field.name for field in schema if _varies(field.type)]

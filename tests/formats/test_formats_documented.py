@@ -28,7 +28,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def code(page: str, title: str) -> str:
-    """Return the block of a page that begins with a comment of this title."""
+    """Return the code block of a page that starts with a comment with this title."""
     text = (DOCS / page).read_text(encoding="utf-8")
     for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL):
         if block.startswith(f"# {title}\n"):

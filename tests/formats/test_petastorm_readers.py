@@ -44,7 +44,7 @@ def ignore_warnings_of_petastorm() -> Iterator[None]:
 
 
 def dataset(directory: Path, table: pa.Table, *, shards: int) -> tuple[str, Layout]:
-    """Write a table in shards of equal rows with petastorm's metadata.
+    """Write a table in equal shards with petastorm metadata.
 
     Return the URL of the split.
     """
@@ -305,7 +305,7 @@ def test_exported_row_groups_match_layout(
 
 
 class _Runs:
-    """An object whose pickle runs code that petastorm's own restrictions let through."""
+    """An object whose pickle runs code that petastorm's restricted unpickler allows."""
 
     def __init__(self, marker: Path) -> None:
         self.code = f"__import__('pathlib').Path({str(marker)!r}).touch()"

@@ -42,7 +42,7 @@ def examples_of(path: str, *, compression: str | None = None) -> list[Any]:
 
 
 def tfrecord_package(examples: Sequence[Any]) -> Columns:
-    """tfrecord 1.14: every key is a column, of the kind of the feature's first field."""
+    """tfrecord 1.14: every key is a column with the kind of its first feature."""
     columns: Columns = {}
     for example in examples:
         for name, feature in example.features.feature.items():
@@ -52,7 +52,7 @@ def tfrecord_package(examples: Sequence[Any]) -> Columns:
 
 
 def ray_data(examples: Sequence[Any]) -> Columns:
-    """Ray 2: a table for each record, one value a scalar and others a list; schemas unified."""
+    """Ray 2: a table per record; single values are scalars, others lists; schemas are unified."""
     types = {"int64_list": pa.int64(), "float_list": pa.float32(), "bytes_list": pa.binary()}
     schemas = []
     for example in examples:
@@ -70,7 +70,7 @@ def ray_data(examples: Sequence[Any]) -> Columns:
 
 
 def spark_tfrecord(examples: Sequence[Any]) -> Columns:
-    """spark-tfrecord 0.7: the greater of the types of all records; of empty lists none."""
+    """spark-tfrecord 0.7: the widest type of all records; empty lists have none."""
     types = {"int64_list": "LongType", "float_list": "FloatType", "bytes_list": "StringType"}
     precedence = list(types.values())
     precedence += [f"ArrayType({each})" for each in precedence]

@@ -16,7 +16,7 @@ from tests.hashing.strategies import kinds, tables, values
 
 
 def identity(value: Any) -> Any:
-    """A value in a form that Python compares as canonical bytes do: floats by their bits."""
+    """Return a value that compares in Python like its canonical bytes: floats by bits."""
     if isinstance(value, float):
         return ("nan", struct.pack("<d", value)) if math.isnan(value) else struct.pack("<d", value)
     if isinstance(value, list):

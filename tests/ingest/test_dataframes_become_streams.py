@@ -32,7 +32,7 @@ def read(df: Any, **options: Any) -> pa.Table:
 
 
 class Capsule:
-    """Anything that speaks the Arrow PyCapsule interface."""
+    """An object with the Arrow PyCapsule interface."""
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return TABLE.to_reader().__arrow_c_stream__(requested_schema)

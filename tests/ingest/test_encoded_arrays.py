@@ -35,7 +35,7 @@ def npy(array: Any) -> bytes:
 
 
 def compressed(array: Any) -> bytes:
-    """Return what petastorm's CompressedNdarrayCodec writes."""
+    """Return the bytes that petastorm's CompressedNdarrayCodec writes."""
     file = io.BytesIO()
     np.savez_compressed(file, arr=array)
     return file.getvalue()
@@ -46,7 +46,7 @@ ENCODED = pa.table({"id": [1, 2, 3], "image": [None, *map(npy, IMAGES)]})
 
 
 def written(table: pa.Table, directory: Path) -> str:
-    """Write a folder of Parquet as petastorm leaves it: files and ``_common_metadata``."""
+    """Write a Parquet folder like petastorm: files and ``_common_metadata``."""
     directory.mkdir()
     pq.write_table(table, directory / "part-00000.parquet")
     metadata = {b"dataset-toolkit.unischema.v1": b"a pickle"}
@@ -74,7 +74,7 @@ FRAMES: dict[str, Callable[[pa.Table, Path], Any]] = {
 
 
 def pasted(line: str, df: Any) -> Any:
-    """Return what a line makes of a dataframe; other frames of Arrow are made a table before."""
+    """Run a hint on a dataframe and return the result; Arrow streams become tables first."""
     if isinstance(df, Iterator) and not isinstance(df, pa.RecordBatchReader):
         df = pa.concat_tables(df)
     language = detect_language(df)

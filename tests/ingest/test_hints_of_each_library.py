@@ -50,7 +50,7 @@ KEYS: dict[str, tuple[pa.Array, pa.Array, list[int | None]]] = {
 
 
 def in_library(table: pa.Table, library: str) -> Any:
-    """Return a table, whose columns are called col_0, col_1 and so on, as a library has it."""
+    """Return a table with columns col_0, col_1, ... as a frame of a library."""
     if library == "tuples":
         return list(zip(*table.to_pydict().values(), strict=True))
     if library == "named tuples":
@@ -68,7 +68,7 @@ def in_library(table: pa.Table, library: str) -> Any:
 
 
 def pasted(df: Any, hint: str) -> Any:
-    """Return the dataframe after its hint was pasted."""
+    """Return the dataframe after running its hint."""
     name = NAMES[detect_language(df)]
     names = {"pd": pd, "pl": pl, "pa": pa, "np": np, "datetime": datetime, name: df}
     exec(hint, names)

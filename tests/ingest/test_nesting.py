@@ -49,7 +49,7 @@ def test_check_nesting_over_max_levels_raises(levels: list[str]) -> None:
 
 
 def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
-    """Return a column of lists that deep, as what each library hands over."""
+    """Return a column of nested lists of this depth in each library."""
     import pandas as pd
     import polars as pl
 

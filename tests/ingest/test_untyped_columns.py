@@ -55,7 +55,7 @@ def group(store: FeatureStore) -> FeatureGroup:
 
 
 def blank_rows() -> list[dict[str, Any]]:
-    """Return rows that have, one after the other, each of the values that say nothing."""
+    """Return rows that cover all values without a type for each column."""
     rows = []
     for number in range(4):
         row: dict[str, Any] = {"user": f"blank{number}", "at": DAY}
@@ -66,7 +66,7 @@ def blank_rows() -> list[dict[str, Any]]:
 
 
 def native(store: FeatureStore, rows: list[dict[str, Any]]) -> Any:
-    """Return rows as the engine's own dataframe, in which such columns have no type."""
+    """Return rows as a native frame of the engine, in which these columns have no type."""
     if store.engine != "spark":
         table = pa.Table.from_pylist(rows)
         return duckdb.connect().from_arrow(table)

@@ -49,7 +49,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def after_hint(df: Any, hint: str) -> Any:
-    """Return the dataframe after its hint was pasted."""
+    """Return the dataframe after running its hint."""
     name = NAMES[detect_language(df)]
     known = {"pd": pd, "pl": pl, "pa": pa, "pc": pc, "np": np, "datetime": datetime, name: df}
     exec(hint, known)
@@ -211,7 +211,7 @@ WRAPPED: dict[str, Any] = {
 
 
 def is_equal(given: Any, found: Any) -> bool:
-    """Whether a value arrived, by rules of Python alone."""
+    """Return whether a stored value equals the input, by Python rules only."""
     if type(given).__name__ in ("NAType", "NaTType", "NoneType"):
         return found is None
     if isinstance(given, np.ndarray) and given.dtype.kind == "M":
@@ -286,7 +286,7 @@ ITEMS = {
 
 @st.composite
 def encoded_arrays(draw: st.DrawFn) -> pa.Array:
-    """Draw slices of views, runs and dictionaries, over each other and inside structs."""
+    """Draw slices of view, run-end and dictionary arrays, nested and inside structs."""
     name = draw(st.sampled_from([each for each in ITEMS if hasattr(pa, each)]))
     kind, item = getattr(pa, name)(), st.none() | ITEMS[name]
     views = [each for each in ("list_view", "large_list_view") if hasattr(pa, each)]
@@ -322,7 +322,7 @@ def part_of(draw: st.DrawFn, array: pa.Array) -> pa.Array:
 
 
 def list_views(cells: list[Any], order: list[int], kind: pa.DataType, form: str) -> pa.Array:
-    """Return lists as views in any order of values, of which some are in no list or in a null."""
+    """Return list views with values in any order, some unused or under a null."""
     offsets, sizes, values = [0] * len(cells), [0] * len(cells), [None]
     for row in order:
         items = [None, None] if cells[row] is None else cells[row]

@@ -55,7 +55,7 @@ class Level(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Values of one kind in a column ``c``; ``is_taken`` says that no hint is needed.
+    """Values of one kind in a column ``c``; ``is_taken`` if no hint is needed.
 
     ``make`` returns the dataframe, None where the installed release has no such type, which then
     takes ``documented`` for the docs. ``values`` are those that arrive, after the hint if need be.
@@ -71,7 +71,7 @@ class Kind:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the values are taken as they are."""
+        """Whether the values are accepted unchanged."""
         return bool(self.type)
 
 
@@ -86,7 +86,7 @@ class Cells:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the cells are taken as they are."""
+        """Whether the values are accepted unchanged."""
         return bool(self.type)
 
 
@@ -159,34 +159,34 @@ CELLS = [
 
 
 def pandas_column(*values: Any, dtype: Any = None) -> Callable[[], Any]:
-    """Return what makes a frame of pandas with these cells."""
+    """Return a function that creates a pandas frame with these cells."""
     return lambda: pd.DataFrame({"c": pd.Series(list(values), dtype=dtype)})
 
 
 def polars_column(values: Sequence[Any], dtype: Any) -> Callable[[], Any]:
-    """Return what makes a frame of polars with these cells."""
+    """Return a function that creates a polars frame with these cells."""
     return lambda: pl.DataFrame({"c": pl.Series(values, dtype=dtype)})
 
 
 def arrow_column(values: Sequence[Any], kind: pa.DataType | None) -> Callable[[], Any]:
-    """Return what makes a table of Arrow with these cells."""
+    """Return a function that creates an Arrow table with these cells."""
     return lambda: None if kind is None else pa.table({"c": pa.array(values, kind)})
 
 
 def duckdb_column(expression: str) -> Callable[[], Any]:
-    """Return what makes a relation of DuckDB with the value of an expression, and null."""
+    """Return a function that creates a DuckDB relation with an expression and null."""
     return lambda: duckdb.connect().sql(
         f"SELECT {expression} AS c UNION ALL SELECT NULL"  # of this module
     )
 
 
 def numpy_column(values: Any, dtype: Any) -> Callable[[], Any]:
-    """Return what makes a dict with an array."""
+    """Return a function that creates a dict with an array."""
     return lambda: {"c": np.array(values, dtype=dtype)}
 
 
 def arrow_type(name: str, *arguments: Any) -> pa.DataType | None:
-    """Return a type that older releases of pyarrow do not have."""
+    """Return a type that older pyarrow releases lack, or null."""
     maker = getattr(pa, name, None)
     return None if maker is None else maker(*arguments)
 
@@ -353,7 +353,7 @@ _HEADINGS = {
 
 
 def documented_rows(library: str) -> Iterator[tuple[str, str]]:
-    """Yield each kind of a library, and its line of the docs; None where it cannot be made here."""
+    """Yield each kind of a library and its documented line; None if it cannot be created here."""
     if library == "cells":
         for cells in CELLS:
             yield cells.title, _line(cells.title, cells.type, FORMS["rows"](cells.cells))

@@ -25,7 +25,7 @@ from trips where left_at >= $window_start and left_at < $window_end group by 1, 
 
 
 def trips(hours: int = HOURS, *, start: datetime = START, fare: int = 1) -> pa.Table:
-    """Return three trips an hour.
+    """Return three trips per hour.
 
     Two of zone a, one of zone b, except that every fifth hour has none.
     """
@@ -47,7 +47,7 @@ def trips(hours: int = HOURS, *, start: datetime = START, fare: int = 1) -> pa.T
 
 
 class Clock:
-    """The present of a test."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = START + timedelta(hours=HOURS)
@@ -58,7 +58,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The library's one clock, standing still at the end of the trips until a test moves it."""
+    """The library's clock, fixed at the end of the trips until a test moves it."""
     found = Clock()
     monkeypatch.setattr(times, "clock", found)
     return found
@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(scope="session")
 def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose group ``trips`` holds two days."""
+    """A store whose group ``trips`` has two days of rows."""
     location = tmp_path_factory.mktemp("two_days") / "store"
     with made_at(location, START + timedelta(hours=HOURS)) as store:
         store.create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
@@ -126,7 +126,7 @@ def sql_job(
 
 @pytest.fixture
 def define(tmp_path: Path) -> Callable[..., Path]:
-    """Write sources of jobs into one file and return it."""
+    """Write job sources into one file and return its path."""
 
     def write(*sources: str, name: str = "jobs.py") -> Path:
         file = tmp_path / "definitions" / name
@@ -144,7 +144,7 @@ def rows(store: FeatureStore, name: str = "demand") -> list[dict[str, Any]]:
 
 
 def expected(hours: int = HOURS, *, first: int = 0, fare: int = 1) -> list[dict[str, Any]]:
-    """Return what the hourly job has to give."""
+    """Return the expected rows of the hourly job."""
     found = []
     for hour in range(first, hours):
         if hour % 5 != 4:

@@ -23,7 +23,7 @@ def die(*_: object, **__: object) -> None:
 
 
 def terminate(process: BaseProcess) -> int | None:
-    """Tell a process to end and return its exit status.
+    """Send SIGTERM to a process and return its exit status.
 
     One that stays says where each of its threads is.
     """
@@ -38,7 +38,7 @@ def terminate(process: BaseProcess) -> int | None:
 def backfill(
     location: str, name: str, places: tuple[str, ...] = (), size: int = 0, at_once: int = 1
 ) -> None:
-    """Compute everything in a process of its own, dying where it first reaches a place.
+    """Run a backfill in a separate process that dies where it first reaches a statement.
 
     Places are ``module:function``.
 
@@ -54,7 +54,7 @@ def backfill(
 
 
 def run_due(location: str, name: str, places: tuple[str, ...], now: datetime) -> None:
-    """Run what is due at a moment in a process of its own, dying at a place."""
+    """Run the due windows in a separate process that dies at a statement."""
     _prepare(places, now)
     featurestore.connect(location).run_job(name, due=True)
 
@@ -69,7 +69,7 @@ def _prepare(places: tuple[str, ...], now: datetime) -> None:
 
 
 def schedule(location: str, go: Path, speed: float, now: datetime) -> None:
-    """Be a scheduler whose clock shows ``now`` until a file is there, then is ``speed`` times as fast.
+    """Run a scheduler whose clock is ``now`` until a file exists, then ``speed`` times as fast.
 
     Says by a file of its own in the location that it has connected.
     """

@@ -34,7 +34,7 @@ PLACES = {
 
 
 def _kill_after(seconds: float, location: Path, name: str) -> None:
-    """Start a backfill and kill it some time after it has connected."""
+    """Start a backfill and kill it some seconds after it connected."""
     (location / "ready").unlink(missing_ok=True)
     process = start(killing.backfill, str(location), name)
     while process.is_alive() and not (location / "ready").exists():
@@ -45,7 +45,7 @@ def _kill_after(seconds: float, location: Path, name: str) -> None:
 
 
 def _check(store: FeatureStore, name: str) -> None:
-    """The table holds windows whole, and everything before the watermark."""
+    """Check that windows are complete and that none before the watermark is missing."""
     with store.session.registry.reading() as connection:
         mark = jobs.watermark(connection, name)
     if name not in {group.name for group in store.get_featuregroups()}:

@@ -22,7 +22,7 @@ Define = Callable[..., Path]
 
 
 def bomb(mark: Path) -> str:
-    """Return a line that leaves a mark when it is executed."""
+    """Return a line of code that creates a file when executed."""
     return f"open({str(mark)!r}, 'w').close()\n"
 
 

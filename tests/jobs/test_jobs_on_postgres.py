@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture
 def hosts(tmp_path: Path, clock: Clock, postgres_url: str) -> list[FeatureStore]:  # noqa: F811
-    """Two connections to one store, as two hosts would have them."""
+    """Two connections to one store, as from two hosts."""
     found = [featurestore.connect(tmp_path / "store", registry=postgres_url) for _ in range(2)]
     found[0].create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
     return found

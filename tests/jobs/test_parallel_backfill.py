@@ -27,13 +27,13 @@ SIZE = 4
 
 @pytest.fixture
 def four_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of four windows, four of them at once whatever this machine has."""
+    """Chunks of four windows, four at a time on any machine."""
     monkeypatch.setattr(execution, "CHUNKS", {**execution.CHUNKS, "sql": SIZE, "python": SIZE})
     monkeypatch.setattr(service, "usable_cores", lambda: 4)
 
 
 def noting(place: Path) -> str:
-    """Return the body of a job that notes when each window was computed, by which thread."""
+    """Return a job body that records when and in which thread each window was computed."""
     return (
         "import threading, time\n    begun = time.monotonic(); time.sleep(0.02)\n"
         f"    with open({str(place)!r}, 'a') as file:\n"

@@ -267,7 +267,7 @@ def test_parquet_folder_as_job_input(city: FeatureStore, define: Define, tmp_pat
 
 
 def with_map(rows: pa.Table) -> pa.Table:
-    """Return rows with a column that no feature group could hold, and that no job here asks for."""
+    """Return rows with a column that no feature group can store and no job here reads."""
     kind = pa.map_(pa.string(), pa.int64())
     return rows.append_column("extras", pa.array([[("tip", 1)]] * rows.num_rows, kind))
 

@@ -59,12 +59,12 @@ featurestore.window_job(
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The present: the end of the purchases."""
+    """The current time: the end of the purchases."""
     monkeypatch.setattr(times, "clock", lambda: START + timedelta(days=DAYS))
 
 
 def purchases(seed: int = 0, count: int = 300) -> pd.DataFrame:
-    """Return purchases of five customers, some at midnight sharp, some known days later."""
+    """Return purchases of five customers, some exactly at midnight, some known days later."""
     random = np.random.default_rng(seed)
     at = START + pd.to_timedelta(random.integers(0, DAYS * 24 * 4, count) * 15, unit="min")
     return pd.DataFrame(
@@ -98,7 +98,7 @@ def table(store: FeatureStore, name: str = "spend") -> pa.Table:
 
 
 def retrieved(store: FeatureStore, labels: pa.Table) -> pa.Table:
-    """Return what retrieval answers for the keys and instants of a job's rows."""
+    """Return the retrieval for the keys and times of a job's rows."""
     names: dict[str, Any] = {}
     exec(AGGREGATES, names)
     return store.get_features(
@@ -107,7 +107,7 @@ def retrieved(store: FeatureStore, labels: pa.Table) -> pa.Table:
 
 
 def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> pa.Table:
-    """Make sure that a job's rows are those of retrieval, and that no key is missing."""
+    """Check that the rows of a job equal the retrieval, and that no key is missing."""
     found = table(store)
     labels = found.select(["customer", "window_end"])
     assert bits(found) == bits(retrieved(store, labels).select(found.schema.names))
@@ -144,7 +144,7 @@ def test_window_job_keep_empty_keeps_keys_without_rows(
 
 
 def daily(store: FeatureStore, folder: Path, *, keep_empty: bool) -> pa.Table:
-    """Return the rows of a daily job; one customer came on the first day alone."""
+    """Return the rows of a daily job; one customer is present on the first day only."""
     rows = purchases()
     rows = rows[(rows["customer"] != "c4") | (rows["at"] < START + timedelta(days=1))]
     fill(store, rows, created_time="known_at")

@@ -35,7 +35,7 @@ def spec(time: str = "date_trunc('hour', left_at) + interval 1 hour", **rules: A
 
 @st.composite
 def times(draw: st.DrawFn) -> str:
-    """An expression that the proof knows, of any depth."""
+    """A time expression of any depth that the proof supports."""
     text = "left_at"
     for _ in range(draw(st.integers(0, 3))):
         unit = draw(st.sampled_from(UNITS))

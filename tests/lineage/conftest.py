@@ -28,12 +28,12 @@ FLIGHTS = pa.table({"id": [1, 2, 3], "origin": ["EWR"] * 3, "asked": HOURS[2:5],
 
 @dataclass
 class Lineage:
-    """What a receiver of events got."""
+    """Events received from the emitter."""
 
     received: Received
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events so far, after all that are on their way."""
+        """Return the received events after flushing the emitter."""
         emitter.stop(seconds=10)
         return self.received.messages
 

@@ -49,7 +49,7 @@ _METRICS = {
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Raise where an event, or a facet in it, is not as the specification's classes say."""
+    """Raise an error if an event or facet does not conform to the specification's classes."""
     checker = jsonschema.FormatChecker()
     jsonschema.validate(event, schema_of(event_v2.RunEvent), format_checker=checker)
     places = [("facets", event["run"]["facets"]), ("facets", event["job"]["facets"])]
@@ -63,7 +63,7 @@ def check_event(event: dict[str, Any]) -> None:
 
 
 def schema_of(cls: type) -> dict[str, Any]:
-    """Return the JSON Schema of one of OpenLineage's classes: its fields, and no others."""
+    """Return the JSON Schema of an OpenLineage class: its fields and no others."""
     hints = typing.get_type_hints(cls)
     properties, required = {}, []
     for each in attr.fields(cls):
@@ -98,7 +98,7 @@ def _schema_of_type(kind: Any, name: str) -> dict[str, Any]:
 
 
 def _item(kind: Any) -> dict[str, Any]:
-    """Return the schema of a class inside another one; facets by name are checked on their own."""
+    """Return the schema of a nested class; facets are checked separately by name."""
     if kind is Any or dataclasses.is_dataclass(kind):
         return {}
     if kind in _PLAIN:

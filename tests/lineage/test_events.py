@@ -46,7 +46,7 @@ def facets(dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
-    """Return (folder of the group, column, kind) of what a column was made of."""
+    """Return (folder of the group, column, kind) of the inputs of a column."""
     found = set()
     for each in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
         (how,) = each["transformations"]
@@ -112,7 +112,7 @@ def test_start_event_sent_late_equals_event_at_start(
         sent.append(event)
 
     class Emits(Emitter):
-        """Makes each beginning's event at once, too."""
+        """Also creates the start event immediately."""
 
         def began(self, work: Work) -> None:
             at_once.append(build_event(work, work.started, ended=False))

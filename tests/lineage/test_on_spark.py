@@ -23,7 +23,7 @@ _OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "bytes", 
 
 
 def told(event: Any, location: str) -> Any:
-    """Return what an event says, without what differs from run to run."""
+    """Return the content of an event without fields that differ between runs."""
     if isinstance(event, dict):
         kept = {}
         for name, value in event.items():
@@ -38,7 +38,7 @@ def told(event: Any, location: str) -> Any:
 
 
 def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
-    """Return what an insert, a scheduled job and an export tell."""
+    """Return the events of an insert, a scheduled job and an export."""
     before = len(lineage.received.messages)
     with featurestore.connect(folder / engine, engine=engine) as store:
         store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")

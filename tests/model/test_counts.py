@@ -117,7 +117,7 @@ HUGE = [2**31, 2**63, 10**30, 10**5_000, -1]
 
 
 def _calls(store: FeatureStore) -> dict[str, Callable[[Any], object]]:
-    """Return a call for each place that takes a version, a limit, an offset or a Delta version."""
+    """Return a call for each argument that is a version, limit, offset or Delta version."""
     row = [{"k": 1, "t": CLOCK, "x": 1.0}]
     labels = [{"k": 1, "lt": CLOCK}]
     return {

@@ -72,7 +72,7 @@ EXACT_VALUES = st.one_of(
 
 
 def holds(kind: pa.DataType, value: Decimal) -> bool:
-    """The rule in exact arithmetic: whether an integer or decimal type has an equal value."""
+    """Return by exact arithmetic whether an integer or decimal type can represent a value."""
     if pa.types.is_integer(kind):
         low, high = integer_range(kind)
         return value == int(value) and low <= value <= high
@@ -111,7 +111,7 @@ def test_cast_label_keys_number_without_equal_becomes_null(
 
 
 def fits(value: Any, wanted: pa.DataType) -> bool:
-    """The rule in exact arithmetic, value by value."""
+    """Return by exact arithmetic whether all values fit."""
     if wanted in FLOATS:
         if isinstance(value, int):
             return abs(value) <= (2**53 if wanted == pa.float64() else 2**24)
@@ -208,7 +208,7 @@ def frame_of(library: str, values: pa.Array) -> Any:
 
 
 def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
-    """Return the column after a user has run the line."""
+    """Return the column after a user has run the hint."""
     frame = frame_of(library, values)
     name = NAMES[library]
     known = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}

@@ -22,7 +22,7 @@ INT64 = 2**63 - 1
 
 @st.composite
 def times(draw: st.DrawFn) -> tuple[pa.Array, int | None]:
-    """Return times of some type, one of which may lie outside, and its row."""
+    """Return times of a type, one of which may be out of range, and its row."""
     kind = draw(st.sampled_from([*UNITS, "date32", "date64"]))
     day = 86_400
     if kind == "date32":
@@ -50,7 +50,7 @@ def times(draw: st.DrawFn) -> tuple[pa.Array, int | None]:
 
 
 def nested(array: pa.Array, how: str) -> pa.Array:
-    """Return the same rows, each a list, a struct or a dictionary of its time."""
+    """Return the same rows as lists, structs or dictionaries of their times."""
     rows = len(array)
     if how == "list":
         return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), array)

@@ -161,7 +161,7 @@ def test_cast_array_lists_to_fixed_size_and_back() -> None:
 
 
 def test_cast_array_empty_offsets_buffer_is_not_read() -> None:
-    """As Spark's Arrow writer sends them.
+    """Spark's Arrow writer sends such arrays.
 
     The buffer of offsets is empty, and reading it can end the process.
     """

@@ -35,7 +35,7 @@ TYPES = st.recursive(LEAVES, nested, max_leaves=4)
 
 
 def without_leaves(kind: pa.DataType, draw: Any) -> pa.DataType:
-    """Return a type that a batch without values below some point has."""
+    """Return the type of a batch that has no values below some depth."""
     if draw(st.booleans()):
         return pa.null()
     if pa.types.is_list(kind):

@@ -45,7 +45,7 @@ RAMP_VISIBLE = 5
 
 
 def begin(kind: str) -> int:
-    """Return the first day on which a monitor should see a change."""
+    """Return the first day on which a monitor should detect a change."""
     return CHANGE + RAMP_VISIBLE if kind == "ramp" else CHANGE
 
 
@@ -55,7 +55,7 @@ def end(kind: str) -> int:
 
 
 def source(kind: str, seed: int, rows: int) -> Series:
-    """Return how a series behaves; ``seasonal`` and its step have a strong weekly season."""
+    """Return the parameters of a series; ``seasonal`` kinds have a strong weekly season."""
     of = replace(series(seed), rows=float(rows))
     if kind in ("seasonal", "step in seasonality"):
         rng = np.random.default_rng([seed, 7])
@@ -66,7 +66,7 @@ def source(kind: str, seed: int, rows: int) -> Series:
 
 @dataclass(frozen=True)
 class Day:
-    """The rows of a day: numbers that are present, missing numbers, and how often each text is."""
+    """The rows of a day: present numbers, missing numbers, and counts of strings."""
 
     values: npt.NDArray[np.float64]
     nulls: int
@@ -74,7 +74,7 @@ class Day:
 
 
 def day_of(kind: str, of: Series, number: int) -> Day:
-    """Return the rows of a day of a series of a kind."""
+    """Return the rows of a day of a kind of series."""
     rng = np.random.default_rng([of.seed, number])
     days = number - CHANGE
     changed = days >= 0 and number < end(kind)
@@ -109,7 +109,7 @@ def day_of(kind: str, of: Series, number: int) -> Day:
 
 
 def profile(kind: str, of: Series, number: int) -> Profile:
-    """Return the profile of a day of a series of a kind."""
+    """Return the profile of a day of a kind of series."""
     day = day_of(kind, of, number)
     rows = sum(day.texts.values())
     texts = ColumnProfile(
@@ -127,7 +127,7 @@ def window_of(number: int) -> Window:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The alarms of a day, and whether an incident is open after it."""
+    """The alarms of a day, and whether an incident is open afterwards."""
 
     number: int
     alarms: tuple[Finding, ...]
@@ -137,7 +137,7 @@ class Verdict:
 def judge_all(
     watched: MonitorSpec, profiles: Sequence[Profile], first: int, *, frozen: bool = True
 ) -> list[Verdict]:
-    """Judge days in order as runs of a monitor do.
+    """Evaluate days in order, like the runs of a monitor.
 
     Args:
         watched: What the monitor watches.
@@ -177,7 +177,7 @@ def _start(profiles: Sequence[Profile]) -> datetime:
 
 
 def watched_by(last_days: int | None = None) -> MonitorSpec:
-    """Return a monitor of a series: the default baseline, or the last days."""
+    """Return a monitor of a series with the default baseline or the last days."""
     watched = MonitorSpec("series", schema=False)
     if last_days is None:
         return watched

@@ -25,7 +25,7 @@ A_DAY = 144
 
 @dataclass
 class Clock:
-    """A clock that stands still until a test moves it."""
+    """A clock that a test sets."""
 
     now: datetime = NOW
 
@@ -42,7 +42,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 
 def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05) -> pa.Table:
-    """Return the rows of some days: an amount with nulls, a shop, whether it was late."""
+    """Return the rows of some days: an amount with nulls, a shop, and a late flag."""
     parts = []
     for day in range(first, first + days):
         rng = np.random.default_rng(day)
@@ -65,7 +65,7 @@ def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05
 
 @pytest.fixture(scope="session")
 def ten_weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store whose group ``sales`` holds ten weeks, with the profile of each day."""
+    """A store whose group ``sales`` has ten weeks of rows and the profile of each day."""
     folder = tmp_path_factory.mktemp("ten_weeks")
     template, monitored = folder / "store", folder / "monitored"
     with made_at(template, NOW) as store:
@@ -79,7 +79,7 @@ def ten_weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def profiles(location: str | Path) -> Path:
-    """Return the folder of what monitors counted of each day."""
+    """Return the folder of the stored daily profiles."""
     return Path(location, "featuregroups", "sales", "v1_statistics", "windows")
 
 

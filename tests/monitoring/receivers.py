@@ -22,7 +22,7 @@ from tests.http_server import serve
 
 @dataclass
 class Received:
-    """What came, and how the receiver behaves: "well", "fails", "hangs" or "slow"."""
+    """Received messages, and the behavior of the receiver: "well", "fails", "hangs" or "slow"."""
 
     port: int = 0
     behavior: str = "well"
@@ -35,13 +35,13 @@ class Received:
         return f"webhook+http://127.0.0.1:{self.port}/hook"
 
     def keys(self) -> list[str]:
-        """Return what each request says to be known by when it comes a second time."""
+        """Return the idempotency keys of the requests."""
         return [each["Idempotency-Key"] for each in self.headers]
 
 
 @contextmanager
 def web_server() -> Iterator[Received]:
-    """Run an HTTP server that keeps what is posted to it."""
+    """Run an HTTP server that stores posted messages."""
     received = Received()
 
     class Handler(BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def web_server() -> Iterator[Received]:
 
 @dataclass
 class Mails:
-    """The mails that came; ``refuse`` says whether the server takes none."""
+    """Received mails; ``refuse`` makes the server reject mails."""
 
     envelopes: list[Any] = field(default_factory=list)
     encrypted: list[bool] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Mails:
 
 @contextmanager
 def mail_server(folder: Path) -> Iterator[tuple[Mails, int, Path]]:
-    """Run a mail server that wants STARTTLS; gives mails, port and its certificate."""
+    """Run a mail server that requires STARTTLS; yield the mails, the port and its certificate."""
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", str(key), "-out", str(certificate)]

@@ -26,14 +26,14 @@ TIME = pa.timestamp("us", tz="UTC")
 
 
 class Sigmoid:
-    """A model of one input whose file is code."""
+    """A model with one input whose file is code."""
 
     def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return 1 / (1 + np.exp(-x[:, 0].astype(np.float64)))
 
 
 def trips(first: int, days: int) -> pa.Table:
-    """Return what a model sees of each trip: a number."""
+    """Return the model input of each trip: a number."""
     parts = []
     for day in range(first, first + days):
         at = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
@@ -45,7 +45,7 @@ def trips(first: int, days: int) -> pa.Table:
 
 
 def outcomes(of: pa.Table, *, decayed: bool = False, after: timedelta = timedelta(0)) -> pa.Table:
-    """Return whether each trip was late, as its speed says, or at random; known ``after`` it."""
+    """Return whether each trip was late, by its speed or at random; known ``after`` the trip."""
     rng = np.random.default_rng(of.num_rows)
     chance = Sigmoid().predict(of["speed"].to_numpy()[:, np.newaxis])
     if decayed:
@@ -81,7 +81,7 @@ def registered(store: FeatureStore, name: str = "late") -> Any:
 
 
 def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
-    """Return the rows of some days of a group of labels, without when they were known."""
+    """Return some days of rows of a label group, without their created times."""
     found = store.get_featuregroup(group, dataframe_type="arrow").drop_columns(["known"])
     start, end = START + first * DAY, START + (first + days) * DAY
     times = np.array([time.timestamp() for time in found["at"].to_pylist()])
@@ -90,7 +90,7 @@ def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
 
 
 def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """Return what the query on predictions gives, by pairs."""
+    """Return the result of the query on predictions as pairs."""
     above = prediction[label == 1][:, None] - prediction[label == 0][None, :]
     won = (above > 0) + (above == 0) / 2
     return {
@@ -103,19 +103,19 @@ def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
 
 
 def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return predictions and labels whose area under the curve is about 0.76."""
+    """Return predictions and labels with an AUC of about 0.76."""
     label = (rng.random(rows) < 0.3).astype(float)
     return np.round(rng.normal(label, 1.0), 1), label
 
 
 def profile(number: int, found: Metrics) -> Profile:
-    """Return a day with metrics alone."""
+    """Return a daily profile with metrics only."""
     window = Window(START + number * DAY, START + (number + 1) * DAY)
     return Profile(window, 1, 1, 1, {}, {}, metrics=found.values, estimates=found.estimates)
 
 
 def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = False) -> Metrics:
-    """Return the AUC, a share or a mean of so many rows."""
+    """Return the AUC, a share or a mean over a number of rows."""
     if name == "auc":
         prediction, label = drawn(rng, rows)
         if worse:

@@ -28,7 +28,7 @@ _CATEGORIES = ("a", "b", "c", "d", "e", "f")
 
 @dataclass(frozen=True)
 class Series:
-    """How a source behaves: rows a day, weekly factors, spread from day to day."""
+    """Parameters of a series: rows per day, weekly factors, and day-to-day variation."""
 
     seed: int
     shape: str
@@ -54,7 +54,7 @@ def series(seed: int) -> Series:
 
 
 def day(of: Series, number: int, *, fault: str | None = None) -> Profile:
-    """Return the profile of one day; the same day of a series is the same, but for the fault."""
+    """Return the profile of one day; it is deterministic except for the fault."""
     rng = np.random.default_rng([of.seed, number])
     weekday = number % 7
     expected = of.rows * of.of_week[weekday] * rng.lognormal(0.0, of.wobble)
@@ -115,7 +115,7 @@ def compared(days: dict[int, Profile], number: int) -> ReferenceWindows:
 def alarms(
     watched: MonitorSpec, days: dict[int, Profile], numbers: range
 ) -> Iterator[tuple[int, list[Finding]]]:
-    """Yield the alarms of each of neighbouring days."""
+    """Yield the alarms of each of consecutive days."""
     judged = []
     for number in numbers:
         judged.append(
@@ -126,7 +126,7 @@ def alarms(
 
 
 def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
-    """Tell whether a fault from a day on is found within two windows."""
+    """Return whether a fault that starts on a day is detected within two windows."""
     days = {each: day(of, each) for each in range(number - 57, number)}
     for each in (number, number + 1):
         days[each] = day(of, each, fault=fault)
@@ -138,5 +138,5 @@ def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
 
 
 def plain(watched: MonitorSpec) -> MonitorSpec:
-    """Return what is watched without what series do not have."""
+    """Return the monitored quantities without those that a series lacks."""
     return replace(watched, schema=False)

@@ -29,7 +29,7 @@ Define = Callable[..., str]
 
 
 def put(store: FeatureStore, *, channel: str = "ops", lines: int = 1) -> None:
-    """Put a message into the outbox."""
+    """Add a message to the outbox."""
     told = {"drift": [f"feature {number} drifted" for number in range(lines)]}
     with store.session.registry.transaction() as connection:
         alerts.enqueue_alert(connection, "begin", "watch", told, [channel])

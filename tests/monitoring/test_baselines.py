@@ -17,7 +17,7 @@ WEEKEND = 1.5  # deviations above what is usual on other days
 
 
 def with_weekends(first: int, days: int, *, as_on_weekends: bool = False) -> pa.Table:
-    """Return days of which the sixth and seventh of each week differ, or all of them."""
+    """Return days whose weekends differ, or days that all differ."""
     parts = []
     for day in range(first, first + days):
         shift = WEEKEND if as_on_weekends or day % 7 in (5, 6) else 0.0

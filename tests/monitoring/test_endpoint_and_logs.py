@@ -95,7 +95,7 @@ def test_scheduler_serves_metrics_and_logs_json(shop: FeatureStore, tmp_path: Pa
 
 @pytest.fixture
 def logging_of_before() -> Iterator[None]:
-    """Take back what a command that runs here makes of the logging of this process."""
+    """Restore the logging configuration that a command changes."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield

@@ -27,7 +27,7 @@ def states(store: FeatureStore, name: str = "watch") -> list[str]:
 
 @pytest.fixture
 def shifted(shop: FeatureStore, define: Define, clock: Clock) -> FeatureStore:
-    """A store whose amounts shift by 1.5 standard deviations for eight days, all judged."""
+    """A store whose amounts shift by 1.5 standard deviations for eight evaluated days."""
     define(LAST_14)
     shop.insert_into_featuregroup(sales(DAYS, SHIFTED, shift=1.5), "sales")
     clock.now = NOW + SHIFTED * DAY
@@ -36,7 +36,7 @@ def shifted(shop: FeatureStore, define: Define, clock: Clock) -> FeatureStore:
 
 
 def day_by_day(store: FeatureStore, clock: Clock, days: int) -> None:
-    """Judge the windows of the next days, each on its day."""
+    """Evaluate the windows of the next days, each on its day."""
     for _ in range(days):
         clock.now += DAY
         store.check_monitor("watch")

@@ -46,7 +46,7 @@ Watch = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def a_week(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with trips, whether they were late, and the scores of a registered model."""
+    """A store with trips, their outcomes, and the scores of a registered model."""
     pytest.importorskip("cloudpickle")
     location = tmp_path_factory.mktemp("a_week") / "store"
     with made_at(location, LAST) as store:
@@ -83,7 +83,7 @@ def watch(town: FeatureStore, tmp_path: Path) -> Watch:
 
 
 def days_later(store: FeatureStore, clock: Clock, days: int, **options: Any) -> None:
-    """Let days pass with trips, scores and outcomes."""
+    """Move the clock by days with trips, scores and outcomes."""
     first = (clock.now - START) // DAY
     rows = trips(first, days)
     store.insert_into_featuregroup(rows, "trips")

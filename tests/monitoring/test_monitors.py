@@ -29,7 +29,7 @@ Define = Callable[..., str]
 
 
 def go_on(shop: FeatureStore, clock: Clock, days: int, **faults: Any) -> None:
-    """Let days pass, with rows that may have a fault."""
+    """Move the clock by days with rows that may have a fault."""
     shop.insert_into_featuregroup(sales(DAYS, days, **faults), "sales")
     clock.now = NOW + days * DAY
 

@@ -58,7 +58,7 @@ def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: C
 
 
 def measured(folder: Path, engine: str) -> Metrics:
-    """Return every measure of a day's predictions, a fifth of whose labels came too late."""
+    """Return every metric of a day's predictions; a fifth of the labels arrived too late."""
     store = featurestore.connect(folder / engine, engine=engine)
     rows = trips(0, 2)
     late = outcomes(rows, after=DAY / 5)

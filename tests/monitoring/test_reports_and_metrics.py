@@ -27,7 +27,7 @@ Define = Callable[..., str]
 
 
 class Page(HTMLParser):
-    """Counts the tags of a page, and fails on one that is closed without being open."""
+    """Count the tags of a page, and fail for unbalanced ones."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

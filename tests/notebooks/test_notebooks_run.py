@@ -20,7 +20,7 @@ def read(path: Path) -> Any:
 
 
 def marks(path: Path) -> list[pytest.MarkDecorator]:
-    """Leave what trains a dozen networks for the soak; the examples that it shows run anyway."""
+    """Mark notebooks that train a dozen networks as soak; their examples run in other tests."""
     return [pytest.mark.soak, pytest.mark.tensorflow] if path.stem == "experiments" else []
 
 

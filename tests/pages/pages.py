@@ -25,7 +25,7 @@ FOREIGN = {"cd", "pip", "spark-submit", "export", "python"}
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its text, and the line of the page at which the text begins."""
+    """A fenced block: its language, its text, and its first line number."""
 
     page: Path
     language: str
@@ -35,7 +35,7 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """Return the name of the file that the block says it is, as ``# jobs.py`` or a title."""
+        """Return the file name of the block, from ``# jobs.py`` or a title."""
         first = self.text.split("\n", 1)[0]
         found = FILE.search(f"{self.options}\n{first}")
         if found is None:
@@ -48,7 +48,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Return the README and every page of the documentation that has code."""
+    """Return the README and every documentation page with code."""
     found = []
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))):
         if any(block.language in RUNNERS for block in blocks(page)):
@@ -69,7 +69,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run_page(page: Path) -> None:
-    """Run the blocks of a page one after the other in one namespace, in the current folder.
+    """Run the blocks of a page in order in one namespace, in the current folder.
 
     What they set in the environment is gone afterwards, and with it the lineage that they asked for.
     """
@@ -88,7 +88,7 @@ def run_page(page: Path) -> None:
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
-    """Run Python, or write the file that the block says it is."""
+    """Run Python code, or write it to the file that the block names."""
     code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
     if block.file is not None:
         Path(block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 
 def run_shell(block: Block, namespace: dict[str, Any]) -> None:
-    """Run the lines that call this package; of make, the word has to exist."""
+    """Run the lines that call this package; make targets only have to exist."""
     del namespace
     for words in shell_lines(block):
         if words[0] == "featurestore":
@@ -112,7 +112,7 @@ def run_shell(block: Block, namespace: dict[str, Any]) -> None:
 
 
 def shell_lines(block: Block) -> Iterator[list[str]]:
-    """Yield the words of each line, without prompts, comments and settings of the environment."""
+    """Yield the words of each line without prompts, comments and variable assignments."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if re.match(r"[A-Z_]+=\$\(", line):
             continue  # a variable made by another program
@@ -124,7 +124,7 @@ def shell_lines(block: Block) -> Iterator[list[str]]:
 
 
 def run_command(words: list[str], block: Block) -> None:
-    """Run a command of the package in this process; it may say that two things differ (1)."""
+    """Run a command of the package in this process; exit code 1 (differences) is allowed."""
     from featurestore.cli.main import main
 
     if "scheduler" in words and "start" in words:

@@ -52,7 +52,7 @@ def light_pages() -> list[str]:
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with nothing in it, and no store connected."""
+    """An empty folder, with no connected store."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.setattr(_current, "store", None)

@@ -21,7 +21,7 @@ KINDS = ("tfrecord", "variable", "parquet", "petastorm", "csv")
 
 
 class Example:
-    """A dataset with its rows: ``row_id`` counts them in canonical order."""
+    """A dataset and its rows; ``row_id`` is the canonical row number."""
 
     def __init__(self, directory: Path, manifest: Manifest, table: pa.Table) -> None:
         self.path, self.manifest, self.table = str(directory), manifest, table
@@ -31,7 +31,7 @@ class Example:
 
 
 def plain(value: Any) -> Any:
-    """A value of a table as readers give it."""
+    """Return a table value as readers return it."""
     if isinstance(value, dt.datetime):
         return (value - BEGIN) // dt.timedelta(microseconds=1)
     if isinstance(value, dt.date):
@@ -88,7 +88,7 @@ _CASES = "reader cases"
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Iterator[pytest.TestReport]:
-    """Note with a property test's report how many cases it tried."""
+    """Record the number of cases of a property test."""
     report: pytest.TestReport = yield  # type: ignore[assignment, misc]
     if call.when == "call" and report.passed:
         counts = re.findall(
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how many cases each property of the readers was tried on."""
+    """Print the number of cases per property of the readers."""
     found = {
         report.nodeid: count
         for report in terminalreporter.stats.get("passed", ())

@@ -111,7 +111,7 @@ def _write_split(
 
 
 def example_table(rows: int, *, nulls: bool = False, seed: int = 0) -> pa.Table:
-    """Columns of every kind that a reader can put into batches; ``row_id`` is the canonical row."""
+    """Return columns of every kind that batches support; ``row_id`` is the canonical row number."""
     random = np.random.default_rng(seed)
     times = random.integers(0, 2**50, rows)
 

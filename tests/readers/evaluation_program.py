@@ -27,7 +27,7 @@ from featurestore.training.dataset import TrainingDataset
 
 
 def strategy_with_servers() -> Any:
-    """Return the strategy of a chief whose workers and parameter servers are in this process."""
+    """Return the strategy of a chief with workers and parameter servers in this process."""
     addresses = [f"127.0.0.1:{port}" for port in sys.argv[4:]]
     cluster = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
     spec = tf.train.ClusterSpec(cluster)
@@ -46,7 +46,7 @@ def strategy_with_servers() -> Any:
 
 
 def message_of(call: Any) -> str:
-    """Return the error of a call that has to fail."""
+    """Return the error of a call that must fail."""
     try:
         return f"no error: {call()!r}"
     except Exception as error:
@@ -106,7 +106,7 @@ def weights_of(model: Any) -> list[Any]:
 
 
 def saved_by(model: Any) -> Path:
-    """Save a model, which all workers do, each to a path of its own."""
+    """Save a model from every worker, each to its own path."""
     path = out.with_suffix(".keras")
     model.save(path)
     return path

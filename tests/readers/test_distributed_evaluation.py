@@ -44,7 +44,7 @@ def frame() -> pd.DataFrame:
 def results(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """The figures of each worker, by kind of strategy."""
+    """The figures of each worker by kind of strategy."""
     folder = tmp_path_factory.mktemp("evaluation")
     with featurestore.connect(folder / "store", engine="duckdb") as store:
         for name, arguments in (
@@ -83,7 +83,7 @@ def results(
 
 
 def forward(weights: list[Any]) -> tuple[Any, Any]:
-    """Return the outputs of the network for every row: sigmoid of one head, and the other head."""
+    """Return the network's outputs for every row: the sigmoid head and the other head."""
     rows = frame()
     values: npt.NDArray[np.float64] = rows[["a", "b"]].to_numpy(np.float64)
     arrays = [np.array(each, np.float64) for each in weights]
@@ -98,7 +98,7 @@ def forward(weights: list[Any]) -> tuple[Any, Any]:
 
 
 def expected(name: str, weights: list[Any]) -> Figures:
-    """Return loss and metrics over every row once, by numpy in double precision."""
+    """Compute loss and metrics over every row once, with numpy in double precision."""
     rows = frame()
     chance, other = forward(weights)
     y = rows["y"].to_numpy()

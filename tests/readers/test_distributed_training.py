@@ -80,7 +80,7 @@ class Run:
             process.kill()
 
     def wait_for(self, steps: int) -> None:
-        """Wait until the first worker has made some steps."""
+        """Wait until the first worker has completed some steps."""
         end = time.monotonic() + 240
         while len(self.journal(0)) < steps:
             assert time.monotonic() < end, (self.out / "log-0.txt").read_text()[-3000:]

@@ -17,11 +17,11 @@ EPOCHS = 6
 
 
 class Cut(Exception):
-    """The process would have been killed here."""
+    """Raised where the process would have been killed."""
 
 
 def training(store: FeatureStore, folder: Path, *, cut_at: int | None) -> dict[str, Any]:
-    """Fit until ``cut_at`` steps were made (None: to the end); return what is comparable."""
+    """Fit up to step ``cut_at`` (None: to the end); return comparable results."""
     import keras
 
     keras.utils.set_random_seed(5)

@@ -55,7 +55,7 @@ UNREADABLE = [
 def test_heartbeat_report_tolerates_unreadable_step_file(
     tmp_path: Path, content: bytes | None
 ) -> None:
-    """What a watchdog cannot read must not end it: then nobody would report the stall."""
+    """An unreadable file must not stop the watchdog, or a stall would not be reported."""
     clock = Clock()
     beat = Heartbeat(tmp_path, worker=0, workers=2, timeout=5, clock=clock)
     beat.beat(3, 1)
@@ -135,7 +135,7 @@ def test_heartbeat_reported_stall_raises_at_next_step(
 
 
 def beat_until_it_raises(beat: Heartbeat) -> None:
-    """A busy machine may wake the watchdog late."""
+    """Call the heartbeat until it raises, since a busy machine may delay the watchdog."""
     for _ in range(100):
         time.sleep(0.3)
         beat.beat(0, 2)

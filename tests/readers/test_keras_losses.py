@@ -55,7 +55,7 @@ def model_of(
 
 
 def expected(model: Any, rows: dict[str, Any]) -> dict[str, float]:
-    """Return the losses over rows; the loss has the penalty of the kernel in it."""
+    """Return the losses over rows; the total includes the kernel penalty."""
     kernel, bias, *heads = [array.astype(np.float64) for array in model.get_weights()]
     hidden = rows["x"][:, None].astype(np.float64) @ kernel + bias
     losses = {}

@@ -18,7 +18,7 @@ EVERY = np.ones(BLOCKS, np.bool_)
 
 
 class Server:
-    """Blocks that hold their key, and the requests for them."""
+    """Blocks that contain their key, and the recorded requests."""
 
     def __init__(self) -> None:
         self.requests: list[list[int]] = []

@@ -86,7 +86,7 @@ def test_kept_batches_are_not_overwritten(tfrecord: Example) -> None:
 
 
 def peak_bytes(directory: Path, rows: int, data_format: str) -> int:
-    """Return the most memory that numpy and Arrow held while an epoch was read."""
+    """Return the peak memory of numpy and Arrow while an epoch is read."""
     random = np.random.default_rng(0)
     table = pa.table({f"x{number}": random.random(rows, np.float32) for number in range(COLUMNS)})
     manifest = make_dataset(directory, table, data_format=data_format, shards=4, block_rows=512)

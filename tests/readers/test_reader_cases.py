@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def read(reader: Reader, epoch: int, *, workers: int, start: int, stop: int) -> Iterator[list[int]]:
-    """Yield the global batches of steps ``[start, stop)`` as the workers' batches side by side, -1 for padding."""
+    """Yield the global batches of steps ``[start, stop)`` from all workers; -1 is padding."""
     streams = [
         reader.batches(epoch, worker=worker, workers=workers, start_step=start)
         for worker in range(workers)

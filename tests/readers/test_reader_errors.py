@@ -64,7 +64,7 @@ def test_shard_truncated_after_opening_raises_on_read(copy: Example) -> None:
 
 
 def with_rows(example: Example, rows: int) -> Manifest:
-    """The manifest that says that the first shard has so many rows."""
+    """Return the manifest with another row count for the first shard."""
     split = example.manifest.splits[0]
     shards, first = [], 0
     for number, shard in enumerate(split.shards):
@@ -106,7 +106,7 @@ def test_resume_foreign_state_raises(tfrecord: Example, name: str, value: object
 
 @pytest.mark.parametrize("kind", ["tfrecord", "variable", "parquet"])
 def test_unread_columns_are_not_decoded(kind: str, tmp_path: Path) -> None:
-    """The bytes of one column are spoiled: others are read all the same."""
+    """Other columns are readable although the bytes of one column are damaged."""
     made = make_example(tmp_path / "made", kind)
     spoiled = 0
     for number in range(5):

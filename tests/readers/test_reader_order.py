@@ -40,7 +40,7 @@ def orders(
 
 
 def all_batches(order: ReaderOrder, epoch: int, workers: int = 1) -> list[list[int]]:
-    """The global batches as the workers' batches put side by side."""
+    """Return the global batches, concatenated from the batches of the workers."""
     current = order.epoch(epoch)
     parts = [
         current.batches(0, order.steps_per_epoch, worker=worker, workers=workers).tolist()
@@ -355,7 +355,7 @@ def test_order_step_or_epoch_out_of_range_raises() -> None:
 
 
 def test_order_late_start_computes_one_window_per_lane() -> None:
-    """One window a lane is computed, wherever the epoch is entered."""
+    """One window per lane is computed for any start step."""
     order = ReaderOrder(
         rows=50_000_000, block_rows=1024, window_rows=2048, global_batch_size=1024, lanes=64
     )

@@ -34,7 +34,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def block(page: str, part: str) -> str:
-    """Return the one Python block of a page that holds a text."""
+    """Return the only Python block of a page that contains a string."""
     (found,) = (each for each in blocks(page, "python") if part in each)
     return found
 
@@ -53,7 +53,7 @@ def test_order_page_vectors_equal_golden_vectors() -> None:
 
 @pytest.fixture
 def training_page(tmp_path: Path) -> Start:
-    """Start the script of the training page, for some epochs, with its output in a file."""
+    """Start the script of the training page for some epochs, with its output in a file."""
     for needed in ("tensorflow", "tf_keras", "pandas"):
         pytest.importorskip(needed)
     script = block("training.md", "TF_CONFIG")
@@ -77,13 +77,13 @@ def training_page(tmp_path: Path) -> Start:
 
 
 def kill(running: subprocess.Popen[bytes]) -> None:
-    """End the group that a test started: the script and its workers."""
+    """Kill the process group of the script and its workers."""
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
 
 
 def finish(running: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
-    """Wait for the script, whose workers agree in the end; return where it went on."""
+    """Wait for the script, check that its workers agree, and return where it resumed."""
     try:
         assert running.wait(timeout=240) == 0, log.read_text()[-3000:]
     finally:

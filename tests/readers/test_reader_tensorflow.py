@@ -38,7 +38,7 @@ def flat(element: Any) -> list[Any]:
 
 
 def as_elements(reader: Reader, batches: Any) -> list[Any]:
-    """Batches of the numpy iterator in the form of ``tf_dataset``'s elements."""
+    """Return batches of the numpy iterator as elements of ``tf_dataset``."""
     elements = []
     for batch in batches:
         rest = dict(batch)

@@ -53,7 +53,7 @@ def note(rows: Any, loss: Any) -> Any:
 
 
 class Model(tf_keras.Model):  # type: ignore[misc]
-    """A small network that notes rows and loss of every step."""
+    """A small network that records the rows and loss of every step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A directory of somebody else, with a file in it."""
+    """A foreign directory with a file in it."""
     directory = tmp_path / "victim"
     directory.mkdir()
     (directory / "precious").write_text("kept")
@@ -28,7 +28,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 def plant(store: FeatureStore, **values: object) -> None:
-    """Write an intent of a dead process as a hostile registry may hold it."""
+    """Write an intent of a dead process, as in a hostile registry."""
     columns = [
         column["name"]
         for column in sa.inspect(store.session.registry._engine).get_columns("intents")

@@ -25,7 +25,7 @@ TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two groups and two datasets, to be copied for each damage."""
+    """A store with two groups and two datasets, copied for each kind of damage."""
     location = tmp_path_factory.mktemp("template") / "store"
     with featurestore.connect(location) as store:
         for name in ("bad", "good"):

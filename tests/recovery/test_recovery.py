@@ -32,7 +32,7 @@ TABLE = pa.table({"x": [1, 2]})
 
 
 def another_owner(store: FeatureStore, *, machine: str | None = None) -> str:
-    """Return the name of an owner that is not this process, on this machine or another one."""
+    """Return the owner name of another process on this or another machine."""
     host, pid, here, _ = liveness.owner_of_this_process(store.location).split(".")
     return f"{host}.{pid}.{machine or here}.00000000"
 
@@ -45,7 +45,7 @@ def begin(
     run_id: str = "run",
     owner: str | None = None,
 ) -> None:
-    """Record an intent, of a dead process of this machine unless ``owner`` says otherwise."""
+    """Record an intent of ``owner``, by default a dead process of this machine."""
     owner = owner or another_owner(store)
     with store.session.registry.transaction() as connection:
         intents.begin(connection, run_id=run_id, kind=kind, name=name, version=version, owner=owner)
@@ -119,7 +119,7 @@ def test_recovery_completes_deletion(duckdb_store: FeatureStore) -> None:
 
 
 def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
-    """Leave what a creation leaves that has not written rows yet; return its directory."""
+    """Leave the state of a creation before its rows are written; return its directory."""
     begin(store, "create", "g", owner=owner)
     path = store.session.featuregroup_path("g", 1)
     store.session.engine.create_table(
@@ -150,7 +150,7 @@ with in_flight(store.session, kind="create", name="g", version=1):
 
 
 def test_recovery_waits_for_death_of_other_process(duckdb_store: FeatureStore) -> None:
-    """Nothing of this looks at process ids: it holds for containers that are started again, too."""
+    """Recovery does not use process ids, so it also works for restarted containers."""
     store = duckdb_store
     with subprocess.Popen(
         [sys.executable, "-c", CREATOR, store.location],
@@ -176,7 +176,7 @@ def test_recovery_waits_for_death_of_other_process(duckdb_store: FeatureStore) -
 
 
 def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subprocess.Popen[bytes]:
-    """Start a program with process ids, a host name and, with ``boot_id``, a kernel of its own."""
+    """Start a program with its own process ids, host name and, with ``boot_id``, kernel."""
     steps = ["hostname elsewhere"]
     if boot_id is not None:
         steps.append(f"mount --bind {boot_id} /proc/sys/kernel/random/boot_id")
@@ -191,7 +191,7 @@ def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subp
 
 
 def end_container(container: subprocess.Popen[bytes]) -> None:
-    """Kill a container, and wait for the program in it, which dies a little after ``unshare``."""
+    """Kill a container and wait for its program, which dies shortly after ``unshare``."""
     children = Path(f"/proc/{container.pid}/task/{container.pid}/children").read_text().split()
     programs = [os.pidfd_open(int(child)) for child in children]
     assert programs
@@ -206,7 +206,7 @@ def end_container(container: subprocess.Popen[bytes]) -> None:
 def test_recovery_releases_names_of_killed_container(
     duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_kernel: bool
 ) -> None:
-    """In its own count the process that creates is number 1, as the one after it will be."""
+    """The creating process has pid 1 in its container, like its successor."""
     store = duckdb_store
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("0f0f0f0f-0000-4000-8000-000000000000\n")

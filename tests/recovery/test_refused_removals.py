@@ -22,7 +22,7 @@ TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 
 @contextmanager
 def refusing(monkeypatch: pytest.MonkeyPatch, *, ending: str) -> Iterator[None]:
-    """Let the system refuse to remove files of a kind, as it does in a folder of another user."""
+    """Make the system refuse to remove some files, as in a folder of another user."""
     unlink = os.unlink
 
     def refuse(path: Any, *, dir_fd: int | None = None) -> None:

@@ -29,7 +29,7 @@ def postgres_binaries() -> Path | None:
 
 
 def require_postgres() -> Path:
-    """Return the server's programs; skip without them, fail where CI promises them."""
+    """Return the server programs; skip without them, or fail where CI requires them."""
     binaries = postgres_binaries()
     if binaries is None:
         reason = "no Postgres server programs (initdb) found"
@@ -41,7 +41,7 @@ def require_postgres() -> Path:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a running server, without a database name."""
+    """The URL of a running server without a database name."""
     binaries = require_postgres()
     pytest.importorskip("psycopg")
     # Postgres refuses to run as root, and its user must be able to reach the folder.
@@ -88,7 +88,7 @@ def postgres_url(postgres_server: str, request: pytest.FixtureRequest) -> str:
 
 
 def new_database(server: str, name: str) -> str:
-    """Make an empty database and return its URL."""
+    """Create an empty database and return its URL."""
     import psycopg
 
     with psycopg.connect(f"{server}/postgres", autocommit=True) as connection:

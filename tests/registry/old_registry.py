@@ -43,7 +43,7 @@ REPORT = {
 
 
 def fill(directory: str) -> None:
-    """Put one thing of each noun into a registry."""
+    """Store one object of each kind in a registry."""
     registry = open_registry(directory)
     with registry.transaction() as connection:
         featuregroups.add(

@@ -45,7 +45,7 @@ def known(store: FeatureStore) -> dict[str, Any]:
 
 
 def fill(store: FeatureStore) -> str:
-    """Make users, roles and a private group; return a token."""
+    """Create users, roles and a private group; return a token."""
     store.create_featuregroup([{"x": 1}], "salaries")
     session = store.session
     changes.add_user(session, ANN, "ann", role="admin", password=PASSWORD)
@@ -59,7 +59,7 @@ def fill(store: FeatureStore) -> str:
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
 ) -> Any:
-    """Run a command; return what it prints, as JSON."""
+    """Run a command and return its JSON output."""
     monkeypatch.setattr(sys, "argv", ["featurestore", "--output=json", *map(str, words)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:

@@ -20,7 +20,7 @@ from featurestore.store import FeatureStore
 
 @pytest.fixture
 def stores(tmp_path: Path, registry_url: str | None) -> Iterator[tuple[FeatureStore, FeatureStore]]:
-    """Two stores at one location: one as the server has it, one of another process."""
+    """Two stores at one location: one of the server and one of another process."""
     with (
         featurestore.connect(tmp_path / "store", registry=registry_url) as served,
         featurestore.connect(tmp_path / "store", registry=registry_url) as other,
@@ -32,7 +32,7 @@ def stores(tmp_path: Path, registry_url: str | None) -> Iterator[tuple[FeatureSt
 
 @contextmanager
 def statements_of(store: FeatureStore) -> Iterator[list[str]]:
-    """Yield the statements that a store's own connections run from now on."""
+    """Yield the list of statements that the connections of a store run from now on."""
     engine = store.session.registry._engine
     found: list[str] = []
 
@@ -70,7 +70,7 @@ def test_hidden_objects_are_cached_until_commit(
 def test_hidden_objects_reflect_changes_of_any_process(
     stores: tuple[FeatureStore, FeatureStore],
 ) -> None:
-    """Each change by each of two stores; what is kept is what is found anew."""
+    """After each change by either store, the cached result equals a new computation."""
     served, other = stores
     views = RegistryViews(served.session.registry)
     labels = [{"who": "a", "good": True}]

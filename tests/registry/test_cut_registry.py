@@ -43,7 +43,7 @@ raise_pay = featurestore.sql_job(
 
 
 def fill(store: FeatureStore, folder: Path) -> None:
-    """Make a private group, a public one, and everything that is made with them."""
+    """Create a private group, a public group, and everything derived from them."""
     rows = []
     for number, who in enumerate("ab"):
         rows.append({"who": who, "seen": NOON + timedelta(minutes=30), "pay": 10.0 * number})
@@ -74,7 +74,7 @@ def fill(store: FeatureStore, folder: Path) -> None:
 def filled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FeatureStore]:
-    """A filled store, in which no test changes anything."""
+    """A filled store that tests do not change."""
     url = None
     if request.param == "postgres":
         url = new_database(request.getfixturevalue("postgres_server"), "filled")

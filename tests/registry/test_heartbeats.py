@@ -34,14 +34,14 @@ def store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
 
 
 def lease(store: FeatureStore) -> None:
-    """Record the heartbeat of another host, which takes the lease of the job."""
+    """Record the heartbeat of another host that holds the lease of the job."""
     with store.session.registry.transaction() as connection:
         intents.record_heartbeat(connection, OTHER)
         jobs.set_lease(connection, "hourly", f"{OTHER}/1")
 
 
 def move(store: FeatureStore, by: timedelta) -> None:
-    """Move all heartbeats, as if the clock of the registry had moved the other way."""
+    """Shift all heartbeats, as if the registry's clock had moved in the other direction."""
     seen = tables.owners.c.seen
     with store.session.registry.transaction() as connection:
         connection.execute(tables.owners.update().values(seen=seen + by // SECOND * 1_000_000))

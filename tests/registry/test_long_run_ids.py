@@ -48,7 +48,7 @@ def test_runs_with_long_ids_follow_group_privacy(
 
 
 def test_run_id_columns_allow_longest_ids() -> None:
-    """Runs have ids of 64 letters at most, everything else names of 63."""
+    """Run ids have at most 64 letters, all other names 63."""
     lengths = {}
     for table in tables.metadata.sorted_tables:
         for column in table.columns:

@@ -48,7 +48,7 @@ def test_migrations_equal_new_registry_tables(tmp_path: Path, registry_url: str 
 
 
 def _described(connection: sa.Connection) -> dict[str, dict[str, Any]]:
-    """Return all that a database says of the tables of an index, and how many rows each holds."""
+    """Return the definition and row count of each table of a registry."""
     looked = sa.inspect(connection)
     # A database that may serve several stores has one table more.
     names = set(looked.get_table_names()) - {"featurestore_stores"}

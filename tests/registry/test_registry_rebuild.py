@@ -160,7 +160,7 @@ def of_jobs(store: FeatureStore) -> dict[str, Any]:
 def test_rebuild_command_restores_documented_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Groups, versions, features, tags, lineage, successful runs, watermarks, datasets.
+    """Groups, versions, features, tags, lineage, successful runs, watermarks and datasets.
 
     And says what is lost.
     """

@@ -93,7 +93,7 @@ def test_location_with_backslash_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A store on a file system that cannot be written."""
+    """A store on a read-only file system."""
     location = tmp_path / "store"
     with featurestore.connect(location) as store:
         store.create_featuregroup(TABLE, "g", primary_key="x")

@@ -47,7 +47,7 @@ def writes(draw: st.DrawFn) -> dict[str, object]:
 
 
 def write(connection: sa.Connection, told: dict[str, object]) -> None:
-    """Write a version as one process does, whose SQLite may know no trigrams."""
+    """Write a version from a process whose SQLite may lack trigrams."""
     name, version = told["name"], told["version"]
     if not told["has_index"]:
         connection.info["trigrams"] = False
@@ -67,7 +67,7 @@ def write(connection: sa.Connection, told: dict[str, object]) -> None:
 
 
 def looked_through(told: list[dict[str, object]], wanted: str, hidden: set[str]) -> list[Match]:
-    """Return what is found in the latest version of each group that is not hidden."""
+    """Return the matches of a full scan over the latest visible version of each group."""
     versions: dict[tuple[object, object], dict[str, object]] = {}
     for each in told:
         versions.pop((each["name"], each["version"]), None)

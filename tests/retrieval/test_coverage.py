@@ -78,7 +78,7 @@ def test_coverage_counts_each_reason(store: FeatureStore) -> None:
 def reason(
     rows: list[dict[str, Any]], label: dict[str, Any], *, ttl: timedelta | None, filtered: bool
 ) -> str:
-    """Return why a label finds nothing, from the definition alone."""
+    """Return why a label has no value, from the definition of the reasons."""
     mine = [row for row in rows if row["id"] == label["id"]]
     begun = [row for row in mine if row["at"] <= label["t"]]
     known = [row for row in begun if not filtered or row["known"] <= label["t"]]

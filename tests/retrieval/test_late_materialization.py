@@ -44,7 +44,7 @@ GIVEN = {name: getattr(late_materialization, name) for name in EVERYWHERE}
 
 @pytest.fixture(autouse=True, scope="module")
 def wherever_it_can_be() -> Iterator[None]:
-    """Join by place whatever the size, pieces of a few labels at a time."""
+    """Use late materialization for any size, a few labels at a time."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in EVERYWHERE.items():
             patch.setattr(late_materialization, name, value)

@@ -31,7 +31,7 @@ def times(counts: Any) -> pa.Array:
 
 
 def measured(store: FeatureStore, *, name: str = "load", created: bool = True) -> None:
-    """Write hourly values of two machines, each known a while after its hour, and one correction."""
+    """Write hourly values of two machines, each known some time later, and one correction."""
     hours = np.arange(48)
     rows = pa.table(
         {
@@ -102,7 +102,7 @@ def test_features_without_times_are_not_a_leak(duckdb_store: FeatureStore) -> No
 
 
 def traffic(raw: pa.Table, *, stamp: timedelta) -> pa.Table:
-    """Return the number of events of each hour, stamped ``stamp`` after the hour began."""
+    """Return the number of events per hour, with times ``stamp`` after the hour began."""
     hour = pc.floor_temporal(raw["left"], unit="hour")
     counted = (
         pa.table({"machine": raw["machine"], "hour": hour})
@@ -185,7 +185,7 @@ def test_leakage_sample_is_reproducible(duckdb_store: FeatureStore) -> None:
 
 
 def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None:
-    """Departures of the hour, stamped when the hour began.
+    """Departures per hour, with the start of the hour as event time.
 
     A question at 9:30 would see departures until 10:00.
     """

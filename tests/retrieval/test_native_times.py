@@ -42,7 +42,7 @@ INSIDE = {
 
 
 def native(engine_name: str, columns: str) -> Any:
-    """Return 1,000 rows of the engine's own, with the columns in the last one alone."""
+    """Return 1,000 native rows of the engine; only the last has values in the columns."""
     if engine_name == "duckdb":
         return duckdb.connect().sql(columns.replace("ROWS", "range(1000) AS t(id)"))
     from pyspark.sql import SparkSession

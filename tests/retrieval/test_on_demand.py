@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Any:
 
 
 def by_hand(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of labels with its features, computed without the library."""
+    """Return a label row with its features, computed without the library."""
     seats = {"N1": 0, "N2": 200}.get(row["tail"])
     return {
         **row,

@@ -88,7 +88,7 @@ _KEY_VALUES: dict[pa.DataType, list[object]] = {
 
 
 def _values(random: np.random.Generator) -> dict[str, pa.Array]:
-    """Return a column of keys of each type, some null."""
+    """Return a column of keys of each type, with some nulls."""
     columns = {}
     for index, (kind, values) in enumerate(_KEY_VALUES.items()):
         choices = random.integers(-1, len(values), _ROWS)
@@ -98,7 +98,7 @@ def _values(random: np.random.Generator) -> dict[str, pa.Array]:
 
 
 def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path: Path) -> None:
-    """Also there for the next DuckDB: the ASOF join of 2.0 loses binary columns behind others."""
+    """Also guards against the binary-column bug of ASOF joins in DuckDB 2.0."""
     random = np.random.default_rng(7)
     retrieval = RetrievalCheck(engine, tmp_path, engine)
     times = [hours_after_t0(hour) for hour in random.permutation(_ROWS).tolist()]
@@ -126,7 +126,7 @@ def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path:
 def _plain_join(
     labels: list[dict[str, Any]], rows: list[dict[str, Any]], *key: str
 ) -> list[int | None]:
-    """Return the last row of each label's key by looking at all of them."""
+    """Return the last row of each label's key by a full scan."""
     met = defaultdict(list)
     for row in rows:
         met[tuple(row[name] for name in key)].append((row["t"], row["x"]))

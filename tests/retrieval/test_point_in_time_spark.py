@@ -29,7 +29,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.soak
 class TestSparkByRule(OnSpark, RuleConformance):
-    """Each rule alone; the random cases of the other suite draw all of them."""
+    """Each rule alone; the random cases of the other suite combine them."""
 
 
 # One shape for each plan that Spark makes; on the embedded engine each run draws from all of them,
@@ -46,7 +46,7 @@ PLANS = {
 
 
 def shapes_on_spark() -> list[Any]:
-    """Return all shapes; those whose plan another one has too are for the long run."""
+    """Return all shapes; those with the same plan as another are soak tests."""
     found = []
     for shape in SHAPES:
         marks = [] if str(shape) in PLANS else [pytest.mark.soak]

@@ -56,7 +56,7 @@ def physical_plan(retrieval: RetrievalCheck, features: list[str], labels: pa.Tab
 
 
 def count(plan: str, operator: str) -> int:
-    """Count an operator in the tree at the head of Spark's formatted plan."""
+    """Count an operator in Spark's formatted plan."""
     return len(re.findall(rf"\b{operator} \(\d+\)", plan.split("\n\n\n")[0]))
 
 
@@ -119,7 +119,7 @@ def test_spark_shuffles_once_per_key(
 
 
 def plan_shuffles(plan: str) -> int:
-    """Count the shuffles by key; labels in memory are put in order by one more."""
+    """Count the shuffles by key; labels in memory need one more for their order."""
     return len(re.findall(r"Arguments: hashpartitioning\(", plan))
 
 
@@ -136,7 +136,7 @@ def test_spark_sorts_by_one_integer_first(
 
 
 def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> None:
-    """Seconds that do not fit into the integer by which rows are sorted first change no answer."""
+    """Seconds that exceed the integer sort prefix do not change the result."""
     years = [1800, 1901, 1969, 1970, 2024, 2106, 2107, 2300]
     moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
     rows = {"k": [1] * len(years), "t": moments, "year": years}
@@ -153,7 +153,7 @@ def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> No
 def test_hot_keys_give_equal_results(
     engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """One key has nine tenths of the rows and of the labels; some rows tie, some are corrected."""
+    """One key has nine tenths of the rows and labels; some rows tie, some are corrected."""
     retrieval = (
         request.getfixturevalue("spark_retrieval")
         if engine_kind == "spark"
@@ -199,7 +199,7 @@ def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> 
 
 
 def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> None:
-    """A quarter of the input's size as DuckDB's memory.
+    """DuckDB's memory limit is a quarter of the input.
 
     The same rows come back as with all of it.
     """

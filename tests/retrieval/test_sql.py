@@ -23,7 +23,7 @@ ONE_ROW_EACH = (
 
 
 def fill(store: FeatureStore) -> FeatureStore:
-    """Make a group with times, and two versions of one without."""
+    """Create a group with times, and two versions of a group without times."""
     hours = range(6)
     weather = {
         "origin": ["JFK", "LGA"] * 3,
@@ -56,7 +56,7 @@ def flights(duckdb_store: FeatureStore) -> FeatureStore:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
-    """A store that tests only read, or add datasets to."""
+    """A store that tests only read or add datasets to."""
     return fill(featurestore.connect(tmp_path_factory.mktemp("shared"), engine="duckdb"))
 
 
@@ -66,7 +66,7 @@ def rows(frame: Any) -> list[dict[str, Any]]:
 
 
 def test_sql_tables_are_groups_and_versions(store: FeatureStore) -> None:
-    """On each engine: latest version by the plain name, another in double quotes."""
+    """The plain name is the latest version; others are quoted."""
     fill(store)
     text = (
         'select a.tail, a.seats as seats, b.seats as before from planes a join "planes@v1" b '

@@ -13,7 +13,7 @@ VERSION = "4.14.1"
 
 
 def axe() -> str:
-    """Return the script, fetched where it is not there yet."""
+    """Return the script, downloaded on first use."""
     script = cache_folder() / f"axe-core-{VERSION}" / "package" / "axe.min.js"
     if not script.exists():
         _fetch(script.parent.parent)

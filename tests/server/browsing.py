@@ -51,7 +51,7 @@ def listening(store: FeatureStore, settings: ServerSettings) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Yield a browser; the test is skipped with a sentence where there is none."""
+    """Yield a browser, or skip the test with the reason."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: no browser walks the pages"
     )
@@ -67,7 +67,7 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def tab(browser: Any, address: str, **settings: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a page, and what its console told of errors, refused scripts and styles among them."""
+    """Yield a page and its console errors, including refused scripts and styles."""
     context = browser.new_context(base_url=address, **settings)
     page = context.new_page()
     errors: list[str] = []
@@ -83,7 +83,7 @@ def _note(errors: list[str], address: str, told: Any) -> None:
 
 
 def walk(page: Any, starts: list[str]) -> Iterator[str]:
-    """Open a page of each kind that links lead to and yield its address while it is open."""
+    """Open one page of each kind reachable by links, and yield its address."""
     waiting = deque(starts)
     seen: set[str] = set()
     while waiting:
@@ -103,7 +103,7 @@ def _is_page(address: str) -> bool:
 
 
 def kind_of(address: str) -> str:
-    """Return what pages of one template have in common.
+    """Return the common path pattern of pages with one template.
 
     >>> kind_of("/groups/visits/1/history?before=2"), kind_of("/experiments/20240301-120000-a")
     ('/groups/_/_/history', '/experiments/_')

@@ -110,7 +110,7 @@ def _labels() -> list[dict[str, object]]:
 
 
 def fill_public(store: FeatureStore, folder: Path) -> None:
-    """Make what everybody sees, and the users."""
+    """Create the public objects and the users."""
     store.create_featuregroup(
         _rows("pay", "open", 1.0), "visits", primary_key="who", event_time="seen",
         tags={"owner": "ann", "team": "web"}, description="Visits.",
@@ -131,7 +131,7 @@ def fill_public(store: FeatureStore, folder: Path) -> None:
 
 
 def fill_private(store: FeatureStore, folder: Path) -> None:
-    """Make a private group, and a thing of every kind that is derived from it."""
+    """Create a private group and one object of every kind derived from it."""
     store.add_alert_channel("canary_channel", "log")
     bounds = {"column": "canary_amount", "max_value": 8e6}
     expectation = {"type": "expect_column_values_to_be_between", "kwargs": bounds}
@@ -182,7 +182,7 @@ def fill_private(store: FeatureStore, folder: Path) -> None:
 
 
 def headers_of(store: FeatureStore, user: str, *, browser: bool = False) -> dict[str, str]:
-    """Return the headers of a user's requests: a token, or the cookie of a browser."""
+    """Return the request headers of a user: a token or a browser cookie."""
     if browser:
         cookie = start_browser_session(store.session, user, "test")
         return {"Cookie": f"featurestore={cookie}", "X-Form-Token": compute_form_token(cookie)}
@@ -202,7 +202,7 @@ _NAMES = {
 
 
 def names_in(store: FeatureStore) -> dict[str, set[str]]:
-    """Return the names of everything in a store, by kind."""
+    """Return the names of all objects in a store by kind."""
     names = {}
     with store.session.registry.reading() as connection:
         for kind, column in _NAMES.items():

@@ -43,7 +43,7 @@ watch = featurestore.monitor_job(
 
 @pytest.fixture(scope="session")
 def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
-    """A store in which everything that has a page exists; tests leave it as it was."""
+    """A store with an object for every page; tests do not change it."""
     folder = tmp_path_factory.mktemp("served")
     with featurestore.connect(folder / "store") as store:
         visits = []
@@ -78,7 +78,7 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
 
 @pytest.fixture(scope="session")
 def client(served_store: FeatureStore) -> Iterator[TestClient]:
-    """A client of the application over that store."""
+    """A client of the application for that store."""
     app = create_app(served_store, ServerSettings(page=3))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
@@ -86,7 +86,7 @@ def client(served_store: FeatureStore) -> Iterator[TestClient]:
 
 @pytest.fixture
 def empty_client(tmp_path: Path) -> Iterator[TestClient]:
-    """A client of a server over an empty store."""
+    """A client of a server for an empty store."""
     with (
         featurestore.connect(tmp_path / "empty") as store,
         TestClient(create_app(store), base_url="http://localhost") as client,

@@ -54,7 +54,7 @@ watch_pay = featurestore.monitor_job(
 
 
 def fill(store: FeatureStore, folder: Path) -> None:
-    """Make a private group, a public one, and what is made with them."""
+    """Create a private group, a public group, and objects derived from them."""
     rows = []
     for number, who in enumerate("ab"):
         at = NOON + timedelta(minutes=30)
@@ -83,7 +83,7 @@ def fill(store: FeatureStore, folder: Path) -> None:
 
 @contextmanager
 def client_of(store: FeatureStore, **settings: object) -> Iterator[TestClient]:
-    """Yield a client in which nobody is signed in."""
+    """Yield a client without a signed-in user."""
     app = create_app(store, ServerSettings(auth=True, **settings))  # type: ignore[arg-type]
     with TestClient(
         app, base_url="http://localhost", raise_server_exceptions=False, follow_redirects=False
@@ -92,20 +92,20 @@ def client_of(store: FeatureStore, **settings: object) -> Iterator[TestClient]:
 
 
 def token_of(store: FeatureStore, name: str, *, scope: str = "admin") -> dict[str, str]:
-    """Return the headers with which a program of a user asks."""
+    """Return the request headers of a program of a user."""
     text, _ = changes.make_token(store.session, ROOT, name, scope=scope)
     return {"Authorization": f"Bearer {text}"}
 
 
 def field_of(page: str) -> str:
-    """Return the token of the forms of a page."""
+    """Return the form token of a page."""
     found = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
     assert found is not None
     return found[1]
 
 
 def sign_in(client: TestClient, name: str, password: str = PASSWORD, *, to: str = "/") -> int:
-    """Sign a client in by the form; return the status."""
+    """Sign in with the form; return the status."""
     token = field_of(client.get("/sign-in").text)
     form = {"name": name, "password": password, "next": to, "form_token": token}
     return client.post("/sign-in", data=form).status_code

@@ -20,7 +20,7 @@ CLIENT, SECRET = "featurestore", "what the provider told us"
 
 @dataclass
 class OpenIdProvider:
-    """Who it says has signed in, and what it gets wrong (claims, or the key that signs)."""
+    """The signed-in identity, and configured faults: wrong claims or a wrong signing key."""
 
     issuer: str = ""
     subject: str = "subject-7"
@@ -42,7 +42,7 @@ class OpenIdProvider:
         return code
 
     def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
-        """Return the answer to a code: only once, to its client, with the text behind its hash."""
+        """Exchange a code once, for its client, with the verifier of its challenge."""
         from joserfc import jwt
 
         pair = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
@@ -68,7 +68,7 @@ class OpenIdProvider:
 
 @contextmanager
 def running() -> Iterator[OpenIdProvider]:
-    """Yield a provider that listens on this machine."""
+    """Yield a running provider on this machine."""
     from joserfc.jwk import RSAKey
 
     key = RSAKey.generate_key(2048, {"kid": "1", "use": "sig", "alg": "RS256"})

@@ -70,7 +70,7 @@ def client(guarded_store: FeatureStore) -> Iterator[TestClient]:
 
 
 def routes_of(client: TestClient) -> list[tuple[str, str]]:
-    """Return method and path of every route that the application has."""
+    """Return method and path of every route of the application."""
     found = []
     for route in iter_route_contexts(client.app.routes):  # type: ignore[attr-defined]
         for method in sorted(set(route.methods or ["GET"]) - {"HEAD"}):
@@ -79,7 +79,7 @@ def routes_of(client: TestClient) -> list[tuple[str, str]]:
 
 
 def address_of(path: str, group: str = "visits") -> str:
-    """Return the address of a route, with values of things that exist."""
+    """Return the address of a route, filled with names of existing objects."""
     noun = path.removeprefix("/api/v1").split("/")[1]
     for name, value in VALUES.items():
         if isinstance(value, dict):
@@ -95,12 +95,12 @@ def address_of(path: str, group: str = "visits") -> str:
 
 
 def is_of_one(path: str) -> bool:
-    """Tell whether a route is about one thing of the store, which may be private."""
+    """Return whether a route shows one object, which may be private."""
     return "{name}" in path or "{run_id}" in path or path.endswith("/compare")
 
 
 def test_route_access_matches_role_table(client: TestClient, guarded_store: FeatureStore) -> None:
-    """The table of routes and roles: nobody, a token of no use, every user, each scope."""
+    """No user, an invalid token, every user, and each token scope."""
     routes = routes_of(client)
     assert len(routes) >= 40
     shown = {}
@@ -128,7 +128,7 @@ def test_route_access_matches_role_table(client: TestClient, guarded_store: Feat
 
 
 def expected_of(method: str, path: str, who: str) -> set[int]:
-    """Return what a user's token may be answered on a route."""
+    """Return the allowed status codes of a user's token for a route."""
     if path == "/sign-out":
         return {303}
     if (method, path) in CHANGES:
@@ -166,7 +166,7 @@ def expected_of(method: str, path: str, who: str) -> set[int]:
 def test_private_group_without_role_is_absent_from_responses(
     client: TestClient, guarded_store: FeatureStore, name: str
 ) -> None:
-    """Every page that links lead to, and every address of the REST interface, by itself too."""
+    """Every linked page and every REST address."""
     headers = token_of(guarded_store, name)
     for method, path in routes_of(client):
         if is_of_one(path):
@@ -193,7 +193,7 @@ def test_private_group_without_role_is_absent_from_responses(
 
 
 def crawl(client: TestClient, headers: dict[str, str]) -> str:
-    """Return all pages that a user reaches by links; none of them may name what is private."""
+    """Return all pages that a user reaches by links, none of which may contain private names."""
     waiting = deque(["/", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"])
     waiting += ["/experiments", "/models", "/api/v1/experiments", "/api/v1/models"]
     waiting += ["/search?q=pay", "/metrics", "/api/v1/store", "/api/v1/features"]
@@ -269,7 +269,7 @@ def test_form_without_matching_token_returns_403(client: TestClient) -> None:
 
 
 def test_form_token_is_not_read_from_streamed_body(client: TestClient) -> None:
-    """Or a page could make the server hold in memory what may be of any length."""
+    """Otherwise a page could make the server buffer a body of any length."""
     assert sign_in(client, "rea") == 303
 
     def parts() -> Iterator[bytes]:

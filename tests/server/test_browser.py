@@ -42,7 +42,7 @@ def address(browser: Any, served_store: FeatureStore) -> Iterator[str]:
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
 def test_pages_of_every_kind_open_without_errors(browser: Any, address: str, script: bool) -> None:
-    """That every link leads to a page is found out without a browser."""
+    """Links are checked by another test without a browser."""
     opened = set()
     with tab(browser, address, java_script_enabled=script) as (page, errors):
         for found in walk(page, STARTS):
@@ -115,7 +115,7 @@ def test_lists_without_script_filter_and_page(browser: Any, address: str) -> Non
 
 @pytest.mark.parametrize("looks", LOOKS)
 def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: list[Look]) -> None:
-    """One page of each kind; nothing is wider than the screen."""
+    """One page of each kind; no page is wider than the screen."""
     try:
         script = axe()
     except NotFetched as error:
@@ -136,7 +136,7 @@ def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: li
 
 
 def barriers_of(page: Any) -> list[tuple[str, Any]]:
-    """Return what keeps people out of a page as it is shown now."""
+    """Return the accessibility violations of the current page."""
     found: list[tuple[str, Any]] = []
     told = page.evaluate("axe.run({resultTypes: ['violations']})")
     for each in told["violations"]:

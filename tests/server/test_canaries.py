@@ -105,7 +105,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a request was answered."""
+    """The response to a request."""
 
     status: int
     headers: dict[str, str]
@@ -113,7 +113,7 @@ class Answer:
 
     @property
     def lasting(self) -> tuple[int, dict[str, str], str]:
-        """The answer without the time that has passed."""
+        """The response without elapsed times."""
         text = _PASSING.sub("", self.text)
         changing = {"date"} if text == self.text else {"date", "etag", "content-length"}
         headers = {name: each for name, each in self.headers.items() if name not in changing}
@@ -122,7 +122,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Guarded:
-    """A store with canaries, and what every request was answered before and after they came."""
+    """A store with canaries, and all responses before and after they were added."""
 
     store: FeatureStore
     client: TestClient
@@ -154,7 +154,7 @@ def guarded(
 
 
 def some_of(requests: list[Request]) -> list[Request]:
-    """Return a few requests of each user on each route, others for each user."""
+    """Return a few requests of each user for each route."""
     chosen: dict[tuple[str, ...], list[Request]] = {}
     for asked in sorted(requests, key=lambda each: zlib.crc32(repr(each).encode())):
         of_route = chosen.setdefault((asked.user, asked.method, asked.route), [])
@@ -173,7 +173,7 @@ def answer_of(client: TestClient, headers: dict[str, dict[str, str]], asked: Req
 
 
 def requests_of(app: Any) -> Iterator[tuple[str, str, str, bytes]]:
-    """Yield (method, route, address, content) of what can be asked of an application."""
+    """Yield (method, route, address, content) of the requests for an application."""
     for route in iter_route_contexts(app.routes):
         path = str(route.path)
         for method in sorted(set(route.methods or ["GET"]) - {"HEAD"}):
@@ -197,7 +197,7 @@ def query_names(route: Any) -> list[str]:
 
 
 def addresses_of(path: str, method: str) -> Iterator[str]:
-    """Yield addresses of a route: with each name that fits its noun, hidden, mistyped and public."""
+    """Yield addresses of a route with hidden, mistyped and public names of its kind."""
     noun = path.removeprefix("/api/v1").split("/")[1]
     kind = _SYNONYMS.get(noun, noun)
     parameters = re.findall(r"{([^}]+)}", path)
@@ -221,7 +221,7 @@ def addresses_of(path: str, method: str) -> Iterator[str]:
 
 
 def leaks(asked: Request, answer: Answer) -> list[str]:
-    """Return the secrets that an answer contains and its request does not."""
+    """Return the secrets in a response that are not in its request."""
     sent = asked.address + asked.content.decode()
     received = answer.text + json.dumps(answer.headers)
     return [each for each in SECRETS if each in received and each not in sent]

@@ -30,7 +30,7 @@ TIMES = ["10000-01-01T00:00:00Z", "0000-12-31", "0001-01-01T00:00:00+14:00"]
 
 
 def address_of(path: str) -> str:
-    """Return the address of a route about things that exist."""
+    """Return the address of a route for existing objects."""
     noun = path.removeprefix("/api/v1").split("/")[1]
     for name, value in (("name", NAMES.get(noun, "none")), ("version", "1"), ("split", "train")):
         path = path.replace(f"{{{name}}}", value)
@@ -38,7 +38,7 @@ def address_of(path: str) -> str:
 
 
 def requests_of(client: TestClient) -> Iterator[str]:
-    """Yield addresses of all reading routes, each with one argument out of range."""
+    """Yield addresses of all reading routes, each with one out-of-range argument."""
     for context in iter_route_contexts(client.app.routes):  # type: ignore[attr-defined]
         route = context.original_route
         if not isinstance(route, APIRoute) or "GET" not in (route.methods or ()):
@@ -70,7 +70,7 @@ def test_reading_routes_refuse_huge_arguments(
 
 
 def post(client: TestClient, body: dict[str, object]) -> Any:
-    """Send what a remote client asks for."""
+    """Send the request of a remote client."""
     line = json.dumps(body).encode() + b"\n"
     return client.post("/api/v1/rows", content=line, headers={"Content-Type": RETRIEVAL})
 

@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[FeatureStore]:
 
 
 def page_once_ended(client: TestClient, name: str) -> str:
-    """Return the page of a job when what was asked for has ended."""
+    """Return the page of a job after its requested run has finished."""
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
         asked = client.app.state.job_runs.last(name)  # type: ignore[attr-defined]

@@ -56,7 +56,7 @@ def batch(writer: int, number: int) -> pa.Table:
 
 
 def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
-    """Insert batches, and note each one that was acknowledged."""
+    """Insert batches and record each acknowledged one."""
     with (
         contextlib.suppress(FeatureStoreError, OSError),
         featurestore.connect(address) as store,

@@ -83,7 +83,7 @@ def test_lineage_node_returns_sources_and_datasets(client: TestClient) -> None:
 
 
 def test_lineage_feature_returns_derived_features_and_models(client: TestClient) -> None:
-    """Through the query of a job, the plan of a dataset, a view, and the inputs of a model."""
+    """Through a job query, a dataset plan, a view, and the inputs of a model."""
 
     def keys(node: str, **steps: int) -> set[str]:
         found = client.get("/api/v1/lineage", params={"node": node, **steps}).json()

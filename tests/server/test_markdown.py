@@ -38,7 +38,7 @@ ATTACKS = [
 
 
 class Found(HTMLParser):
-    """Elements and attributes of a text as a browser would read them."""
+    """Elements and attributes of HTML as a browser parses them."""
 
     def __init__(self) -> None:
         super().__init__()

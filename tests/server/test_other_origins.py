@@ -49,7 +49,7 @@ fetch("{}", {{credentials: "include"}}).then((r) => r.text()).then(
 
 @contextmanager
 def evil_origin() -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the port of a server of other pages, and its pages by their path."""
+    """Yield the port of a server of another origin, and its pages by path."""
     pages: dict[str, str] = {}
 
     class Handler(BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ def guarded_store(browser: Any, tmp_path: Path) -> Iterator[FeatureStore]:
 
 
 def changes_in(store: FeatureStore) -> list[str]:
-    """Return what was changed through the server, and what a change would touch."""
+    """Return the changes made through the server, and the state that a change would affect."""
     with store.session.registry.reading() as connection:
         entries = connection.exec_driver_sql("select id, action, subject, who from audit_log")
         state = [str(tuple(entry)) for entry in entries]

@@ -26,7 +26,7 @@ STARTS += ["/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed&fresh=1
 
 
 def pages_of(client: TestClient) -> dict[str, str]:
-    """Return every page that can be reached by links, with its text."""
+    """Return every page reachable by links with its text."""
     found: dict[str, str] = {}
     waiting = deque(STARTS)
     while waiting and len(found) < 200:
@@ -217,7 +217,7 @@ def test_statistics_page_does_not_compute_statistics(tmp_path: Path) -> None:
 
 
 class NoSpark:
-    """An engine of Spark that nothing may ask for anything."""
+    """A Spark engine that must not be used."""
 
     name = "spark"
 
@@ -313,7 +313,7 @@ def test_metrics_match_library_metrics(client: TestClient, served_store: Feature
 
 
 def _series(text: str) -> list[str]:
-    """Return what is measured, without the values, of which ages grow."""
+    """Return the metrics without values, since ages grow."""
     return sorted(line.rsplit(" ", 1)[0] for line in text.splitlines() if line[0] != "#")
 
 

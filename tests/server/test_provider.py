@@ -43,7 +43,7 @@ class _Stay(Redirects):
 
 
 def came_back(client: TestClient, following: str = "/groups") -> str:
-    """Leave for the provider, and return the address with which it leads back."""
+    """Follow the redirect to the provider, and return its redirect address."""
     left = client.get("/sign-in/provider", params={"next": following})
     assert left.status_code == 303
     try:

@@ -67,7 +67,7 @@ ENDLESS = "select sum(a.range * b.range % 7) s from range(1000000) a, range(1000
 
 @contextmanager
 def served(store: FeatureStore, *, upload: int = 1 << 30) -> Iterator[str]:
-    """Yield the address at which a store is served."""
+    """Yield the address of a served store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -228,7 +228,7 @@ def test_remote_forbidden_calls_raise_clear_errors(
 
 
 def endless(store: FeatureStore) -> FeatureFrame:
-    """Return a frame whose first row never comes."""
+    """Return a frame whose first row never arrives."""
     engine = store.session.engine
     native = engine.database.connection.sql(ENDLESS)  # type: ignore[attr-defined]
     return FeatureFrame(store.session, relation(native, pa.schema([("s", pa.int64())])))
@@ -273,7 +273,7 @@ def test_page_query_over_time_limit_returns_503(
 
 
 def files_in(folder: Path) -> int:
-    """Return how many files of a folder this process has open, with a name or without."""
+    """Return the number of open files of this process in a folder, including deleted ones."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -410,7 +410,7 @@ def test_remote_training_dataset_is_read_and_downloaded(
 def test_download_resumes_after_broken_connection(
     remote: FeatureStore, address: str, token: str, tmp_path: Path
 ) -> None:
-    """Each connection to the server ends after some bytes, as behind a bad network."""
+    """Each connection breaks after some bytes."""
     dataset = remote.get_training_dataset("wins")
     most = 30_000
     size = max(shard.bytes for split in dataset.manifest.splits for shard in split.shards)
@@ -427,7 +427,7 @@ def test_download_resumes_after_broken_connection(
 
 @contextmanager
 def cutting(address: str, most: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield an address that passes on so many bytes of each answer, and what was asked there."""
+    """Yield a proxy address that forwards some bytes of each response, and its requests."""
     host, port = address.removeprefix("http://").split(":")
     asked: list[str] = []
 

@@ -65,7 +65,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
 
 
 def calls() -> list[str]:
-    """Return the public calls that the client of a server does not have of its own."""
+    """Return the public methods that the remote client does not implement itself."""
     own: set[str] = set()
     for kind in RemoteFeatureStore.__mro__:
         if kind.__module__.startswith("featurestore.store.remote"):
@@ -89,14 +89,14 @@ def test_remote_unsupported_calls_raise_with_hint(remote: FeatureStore) -> None:
 
 
 def positional(call: Any) -> list[str]:
-    """Return the arguments without defaults that are given by their place."""
+    """Return the values of positional arguments without defaults."""
     found = inspect.signature(call).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [each.name for each in found if each.kind in kinds and each.default is each.empty]
 
 
 def needed(call: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return a value for each argument without a default that is given by its name."""
+    """Return a value for each keyword argument without a default."""
     found = {}
     for each in inspect.signature(call).parameters.values():
         if each.kind is each.KEYWORD_ONLY and each.default is each.empty and each.name not in given:

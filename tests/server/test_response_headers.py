@@ -28,7 +28,7 @@ _VALUES = {
 
 
 def addresses(app: Any) -> Iterator[str]:
-    """Yield an address of each route for each of its parameters, with each hostile text there."""
+    """Yield addresses of each route with a hostile string in each of its parameters."""
     for route in iter_route_contexts(app.routes):
         if "GET" not in (route.methods or ()) or getattr(route, "dependant", None) is None:
             continue

@@ -89,7 +89,7 @@ def test_rest_matching_etag_returns_304(client: TestClient) -> None:
 
 
 def test_rest_matches_openapi_description(served_store: FeatureStore) -> None:
-    """Schemathesis makes requests from the OpenAPI description and judges the answers by it."""
+    """Schemathesis generates requests from the OpenAPI description and checks the responses."""
     app = create_app(served_store)
     schema = schemathesis.openapi.from_asgi(
         "/api/v1/openapi.json", app, headers={"Host": "localhost"}

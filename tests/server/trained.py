@@ -19,14 +19,14 @@ from featurestore.store import FeatureStore
 
 
 class Steady:
-    """A model that says the same of every row."""
+    """A model that predicts the same value for every row."""
 
     def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.full(len(x), 0.5)
 
 
 def train(store: FeatureStore, dataset: str, name: str, *, text: str = "sgd") -> list[str]:
-    """Return the ids of two runs over version 1 of a dataset; both reported a loss by step."""
+    """Return the ids of two runs over version 1 of a dataset; both report a loss per step."""
     read = store.get_training_dataset(dataset, version=1)
     noted = RunDataset(read.name, read.version, read.manifest.content_hash, read.path)
     made = []

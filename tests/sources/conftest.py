@@ -9,6 +9,6 @@ from tests.sources import mariadb_server
 
 @pytest.fixture(scope="session")
 def mariadb_port() -> Iterator[int]:
-    """The port of a MariaDB server of this run; where there can be none, the test is skipped."""
+    """The port of a MariaDB server; the test is skipped without one."""
     with mariadb_server.running() as port:
         yield port

@@ -23,7 +23,7 @@ _PATIENCE = 60.0
 
 
 def connected(port: int, **other: Any) -> Any:
-    """Return a connection of the driver alone, as the user who may do everything."""
+    """Return a plain driver connection of the root user."""
     import pymysql
 
     settings = {"user": "root", "password": "", "autocommit": True, "charset": "utf8mb4", **other}
@@ -32,7 +32,7 @@ def connected(port: int, **other: Any) -> Any:
 
 @contextmanager
 def running() -> Iterator[int]:
-    """Start a server and give its port; skip where there are no programs of one."""
+    """Start a server and yield its port; skip if its programs are not installed."""
     pytest.importorskip("pymysql", reason=f"{SKIPPED}: pymysql is not installed")
     install = shutil.which("mariadb-install-db")
     server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")

@@ -76,7 +76,7 @@ ICEBERG_TYPES = {
 
 
 def iceberg_table(place: Path, schema: pa.Schema, *, name: str = "sales.orders") -> Any:
-    """Make an Iceberg table in a catalog of one SQLite file and return it."""
+    """Create an Iceberg table in a SQLite catalog and return it."""
     from pyiceberg.catalog import load_catalog
     from pyiceberg.schema import Schema
 
@@ -145,7 +145,7 @@ def postgres(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
 
 
 def mysql(rows: pa.Table, port: int) -> tuple[Source, SourceQuery]:
-    """Put rows into MySQL or MariaDB."""
+    """Write rows to MySQL or MariaDB."""
     from tests.sources.mariadb_server import connected
 
     with connected(port) as database, database.cursor() as cursor:
@@ -163,7 +163,7 @@ def mysql(rows: pa.Table, port: int) -> tuple[Source, SourceQuery]:
 
 
 def sqlalchemy(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
-    """Put rows into Postgres, which SQLAlchemy reads as it reads all that have a dialect."""
+    """Write rows to Postgres, which stands for all SQLAlchemy dialects here."""
     _, query = postgres(rows, url)
     uri = url.replace("postgresql://", "sqlalchemy+postgresql+psycopg://")
     return opened("sqlalchemy", uri), query

@@ -62,7 +62,7 @@ def same(store: FeatureStore, spark: Any, path: Path | str, version: int) -> Non
 
 
 def make(spark: Any, name: str, path: Path | str) -> int:
-    """Make one of the tables and return its last version."""
+    """Create one of the tables and return its last version."""
     properties, statements = TABLES[name]
     table = f"delta.`{path}`"
     spark.sql(f"create table {table} using delta tblproperties ({properties}) as {ROWS}")
@@ -100,7 +100,7 @@ def test_delta_source_on_hdfs_equals_spark(
 
 
 def compact_log(path: Path, first: int, last: int) -> None:
-    """Write what some commits together did beside them, as the protocol's log compaction does."""
+    """Write a compacted log file for some commits, as in the Delta protocol."""
     files: dict[str, dict[str, Any]] = {}
     others: dict[str, dict[str, Any]] = {}
     log = path / "_delta_log"

@@ -26,7 +26,7 @@ FEATURES = ["variantType"]
 
 
 def written(path: Path) -> None:
-    """Write a table of a number and two variants, as Spark 4 and Databricks write those."""
+    """Write a table with a number and two variants, like Spark 4 and Databricks."""
     log = path / "_delta_log"
     log.mkdir(parents=True)
     columns = {

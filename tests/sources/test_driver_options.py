@@ -38,7 +38,7 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def installed() -> set[str]:
-    """Return all that the drivers of MySQL and Postgres take."""
+    """Return all options of the MySQL and Postgres drivers."""
     pymysql = pytest.importorskip("pymysql")
     psycopg = pytest.importorskip("psycopg")
     names = set(inspect.signature(pymysql.connections.Connection).parameters)

@@ -34,7 +34,7 @@ COLUMNS = "id integer, plan text, spent real, updated_at timestamp"
 
 
 def write(path: Path, rows: list[tuple[Any, ...]], *, columns: str = COLUMNS) -> None:
-    """Put rows into table ``customers`` of a SQLite file, which is made when it is not there."""
+    """Write rows to the table ``customers`` of a SQLite file, created if needed."""
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(f"create table if not exists customers ({columns})")
         marks = ", ".join("?" for _ in columns.split(","))
@@ -42,7 +42,7 @@ def write(path: Path, rows: list[tuple[Any, ...]], *, columns: str = COLUMNS) ->
 
 
 def history() -> list[tuple[Any, ...]]:
-    """Return rows of 5 customers at several times, ties, a null key and a null time among them."""
+    """Return rows of 5 customers at several times, with ties, a null key and a null time."""
     rows: list[tuple[Any, ...]] = []
     for number in range(40):
         at = START + timedelta(hours=number // 2)
@@ -60,7 +60,7 @@ def labels() -> pa.Table:
 
 @pytest.fixture
 def shop(store: FeatureStore, tmp_path: Path) -> FeatureStore:
-    """A store, on either engine, with a source of customers and the group ``customers`` over it."""
+    """A store on either engine with a source and the external group ``customers``."""
     write(tmp_path / "shop.db", history())
     store.add_source("shop", f"sqlite:///{tmp_path / 'shop.db'}")
     store.create_external_featuregroup(

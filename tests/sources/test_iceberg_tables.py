@@ -113,7 +113,7 @@ def test_iceberg_position_deletes_are_applied(table: Any, tmp_path: Path) -> Non
 
 
 def append_deletes(table: Any, path: Path, *, rows: int) -> None:
-    """Commit a file of deleted positions, as other writers do."""
+    """Commit a file of position deletes, like other writers."""
     from pyiceberg.manifest import (
         DataFile,
         DataFileContent,
@@ -210,7 +210,7 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
 
 
 class Planted:
-    """What a table of another names as the reader of its files."""
+    """A file reader that a foreign table names."""
 
     made = 0
 

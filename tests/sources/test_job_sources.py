@@ -170,7 +170,7 @@ def test_failed_source_read_is_retried_by_next_run(
 
 
 def customers(*changes: tuple[int, str, bool, int]) -> pa.Table:
-    """Return customers, each with the hour of its last change."""
+    """Return customers with the hour of their last change."""
     from tests.jobs.conftest import START, timedelta
 
     return pa.table(

@@ -36,7 +36,7 @@ Begin = Callable[[], SourceSnapshot]
 
 @pytest.fixture(scope="module")
 def port(mariadb_port: int) -> int:
-    """The port of a server with a database that all tests of the module share."""
+    """The port of a server with a database shared by the module."""
     with connected(mariadb_port) as database, database.cursor() as cursor:
         cursor.execute("create database types character set utf8mb4")
         cursor.execute(f"create user {USER} identified by '{PASSWORD}'")
@@ -58,7 +58,7 @@ def database(port: int) -> Iterator[Any]:
 
 @pytest.fixture
 def begin(port: int) -> Iterator[Callable[[], SourceSnapshot]]:
-    """Begin a snapshot, which sees the tables that were made before."""
+    """Start a snapshot that includes the tables created so far."""
     found = []
 
     def opened_now() -> SourceSnapshot:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.postgres
 
 @pytest.fixture(scope="module")
 def url(postgres_server: str) -> str:  # noqa: F811
-    """The URL of a database that all tests of the module share."""
+    """The URL of a database shared by the module."""
     import psycopg
 
     with psycopg.connect(f"{postgres_server}/postgres", autocommit=True) as connection:

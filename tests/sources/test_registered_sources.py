@@ -227,7 +227,7 @@ def test_secret_appears_nowhere_in_plain_text(
 
 
 def role_with_password(url: str) -> str:
-    """Return the URL of a user whom the server asks for a password."""
+    """Return the URL of a user with password authentication."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as database:

@@ -47,7 +47,7 @@ def bucket(object_server: ObjectServer) -> str:
 
 @pytest.fixture
 def options(object_server: ObjectServer) -> dict[str, str]:
-    """What a source says beside its secret."""
+    """Return the options of a source without its secret."""
     found = {}
     for name, value in object_server.options.items():
         if "secret" not in name:
@@ -57,7 +57,7 @@ def options(object_server: ObjectServer) -> dict[str, str]:
 
 @pytest.fixture
 def put(bucket: str, object_server: ObjectServer) -> Put:
-    """Write an object into the bucket as somebody else."""
+    """Write an object into the bucket with another client."""
     location = use_options_for_owner(bucket, "writer", object_server.options)
 
     def write(name: str, data: bytes) -> None:
@@ -74,7 +74,7 @@ def lake(
     put: Put,
     monkeypatch: pytest.MonkeyPatch,
 ) -> FeatureStore:
-    """A store with a source of a folder in the bucket, whose secret is its own."""
+    """A store with a folder source in the bucket, with its own secret."""
     monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
     put("raw/a%20b/orders.csv", ORDERS)
     put("raw/gz/orders.csv.gz", gzip.compress(ORDERS))
@@ -201,7 +201,7 @@ def test_add_source_refuses_invalid_storage_options(
 
 @pytest.fixture
 def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """A server that keeps the headers of all requests and refuses them."""
+    """A server that records the headers of all requests and refuses them."""
     seen: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -261,7 +261,7 @@ def test_hdfs_folder_is_a_source(
 
 
 def put_table(path: Path, place: str) -> None:
-    """Copy a table of this machine to HDFS."""
+    """Copy a local table to HDFS."""
     for each in sorted(path.rglob("*")):
         if each.is_file() and not each.name.startswith("."):
             name = each.relative_to(path).as_posix()

@@ -16,7 +16,7 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 
 
 def varied_table(rows: int, *, seed: int = 0) -> pa.Table:
-    """Return a table with nulls, NaN, infinities, copies of rows, and every type that a group can hold."""
+    """Return a table with nulls, NaN, infinities, duplicate rows, and every supported type."""
     random = np.random.default_rng(seed)
     base = random.normal(1e6, 1.0, rows)
 
@@ -68,7 +68,7 @@ def accumulator_of(table: pa.Table, **options: Any) -> StatisticsAccumulator:
 
 
 def count(accumulator: StatisticsAccumulator, batches: Iterable[pa.RecordBatch]) -> StatisticsState:
-    """Return the state of batches."""
+    """Return the accumulated state of batches."""
     state = accumulator.start()
     for batch in batches:
         state = accumulator.update(state, batch)
@@ -76,12 +76,12 @@ def count(accumulator: StatisticsAccumulator, batches: Iterable[pa.RecordBatch])
 
 
 def statistics_of(table: pa.Table, *, rows: int = 10_000, **options: Any) -> Any:
-    """Return the statistics of a table, counted in batches of so many rows."""
+    """Return the statistics of a table, computed in batches of a size."""
     return finish(count(accumulator_of(table, **options), table.to_batches(max_chunksize=rows)))
 
 
 def cut(table: pa.Table, places: Sequence[int]) -> list[pa.RecordBatch]:
-    """Return the table as one batch for each piece between the places."""
+    """Return the table as batches between the positions."""
     bounds = [0, *sorted(place % (table.num_rows + 1) for place in places), table.num_rows]
     return [
         batch

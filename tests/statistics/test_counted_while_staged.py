@@ -38,7 +38,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each pass of statistics over rows that are staged already."""
+    """The row counts of each statistics pass over staged rows."""
     found = []
     aggregate = streams.aggregate
 

@@ -40,7 +40,7 @@ def typed(kind: pa.DataType) -> Any:
 
 
 def near(*ends: int) -> st.SearchStrategy[int]:
-    """Return numbers at or beside some ends."""
+    """Return numbers at or next to the limits of a type."""
     beside = [end + step for end in ends for step in (-1, 0, 1)]
     return st.sampled_from([each for each in beside if min(ends) <= each <= max(ends)])
 
@@ -64,7 +64,7 @@ COLUMNS = [
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[pa.Array, pa.Array]:
-    """Return two columns of one type, the first with a value, each value once or often."""
+    """Return two columns of one type with each value once or often; the first has values."""
     make, values = draw(st.sampled_from(COLUMNS))
     found = []
     for least in (1, 0):
@@ -138,7 +138,7 @@ def test_times_outside_calendar_have_texts_with_longer_years() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_bits_under_null_affect_nothing_without_warning(dtype: type[np.floating]) -> None:
-    """Arrow says nothing of the bytes under a null: a signalling NaN there is as good as a zero."""
+    """Arrow does not define the bytes under a null, which may be a signalling NaN."""
     width = np.dtype(dtype).itemsize
     words = np.dtype(f"u{width}")
     signalling = np.array([dtype(np.inf)]).view(words) | words.type(1)

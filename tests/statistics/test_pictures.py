@@ -64,7 +64,7 @@ def found_of(columns: int) -> Statistics:
 
 
 def pixels(figure: Figure) -> Any:
-    """Return the drawn figure as an array (rows, columns, 4)."""
+    """Return the rendered figure as an array (rows, columns, 4)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -150,7 +150,7 @@ def test_distributions_plot_draws_every_kind_of_column() -> None:
 
 
 def panel(column: pa.Array, *, other: pa.Array | None = None) -> Any:
-    """Return the drawn panel of one column."""
+    """Return the rendered panel of one column."""
     second = None
     if other is not None:
         second = statistics_of(pa.table({"x": other}))

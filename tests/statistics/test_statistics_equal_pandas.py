@@ -51,7 +51,7 @@ def found(table: pa.Table) -> Statistics:
 
 
 def finite(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
-    """Return the finite values of a column, whole numbers as Python's."""
+    """Return the finite values of a column, with integers as Python integers."""
     values = table[name].drop_null().to_pylist()
     return np.array([value for value in values if math.isfinite(value)], dtype=object)
 

@@ -39,7 +39,7 @@ WHOLE = statistics_of(TABLE)
 
 
 def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> None:
-    """Compare all that is counted exactly, floating sums to a relative 1e-12."""
+    """Compare exact counts, and floating-point sums to a relative 1e-12."""
     assert (a.rows, a.sample_rows, a.sample_distinct, a.exact) == (
         b.rows,
         b.sample_rows,
@@ -160,7 +160,7 @@ def test_rows_with_any_difference_are_distinct_in_sample() -> None:
 @settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 600), max_size=8), limit=st.sampled_from([40, 200]))
 def test_row_hash_independent_of_batch(places: list[int], limit: int) -> None:
-    """Whatever else its batch holds: missing values or none, zeros of both signs, NaN."""
+    """With nulls, zeros of both signs and NaN in the same batch."""
     random = np.random.default_rng(7)
     small = random.integers(-2, 3, 600)
     columns: dict[str, pa.Array] = {

@@ -24,7 +24,7 @@ def bucket(object_server: ObjectServer) -> str:
 
 @pytest.fixture
 def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterator[Connect]:
-    """Connect to a store in the bucket; ``cache`` names the registry's file."""
+    """Connect to a store in the bucket; ``cache`` names the registry file."""
     opened: list[FeatureStore] = []
 
     def call(cache: str = "cache", **given: Any) -> FeatureStore:
@@ -50,7 +50,7 @@ def hdfs_folder(hdfs_server: HdfsServer) -> str:
 
 @pytest.fixture
 def connect_hdfs(hdfs_folder: str, tmp_path: Path) -> Iterator[Connect]:
-    """Connect to a store in the folder; ``cache`` names the registry's file."""
+    """Connect to a store in the folder; ``cache`` names the registry file."""
     opened: list[FeatureStore] = []
 
     def call(cache: str = "cache", **given: Any) -> FeatureStore:
@@ -66,7 +66,7 @@ def connect_hdfs(hdfs_folder: str, tmp_path: Path) -> Iterator[Connect]:
 
 @pytest.fixture(params=["s3", "hdfs"])
 def place(request: pytest.FixtureRequest) -> Place:
-    """A bucket and a folder of an HDFS: the test runs once on each."""
+    """A bucket and an HDFS folder; the test runs once on each."""
     if request.param == "hdfs":
         return Place(request.getfixturevalue("connect_hdfs"), {})
     options = request.getfixturevalue("object_server").options

@@ -22,7 +22,7 @@ _SLOW_SECONDS = 0.05
 
 
 class FaultyProxy:
-    """Passes requests on; each meets a fault with a probability, of the kinds that are chosen."""
+    """A proxy that injects one of the chosen faults into requests with a probability."""
 
     def __init__(self, backend: int, *, rate: float, kinds: tuple[str, ...], seed: int) -> None:
         self.backend = backend
@@ -35,7 +35,7 @@ class FaultyProxy:
         self._lock = threading.Lock()
 
     def next_fault(self, kind: str) -> str:
-        """Return what happens to the next request, "" for nothing."""
+        """Return the fault of the next request, or "" for none."""
         with self._lock:
             self.requests[kind] += 1
             if self._random.random() >= self.rate:
@@ -103,14 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body if sent is None else body[:sent])
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+        """Suppress the log."""
 
 
 @contextlib.contextmanager
 def faulty(
     backend: int, *, rate: float, kinds: tuple[str, ...] = FAULTS, seed: int = 1
 ) -> Iterator[tuple[FaultyProxy, str]]:
-    """Run a proxy before a port, and give it with its endpoint."""
+    """Run a proxy for a backend port, and yield it with its endpoint."""
     proxy = FaultyProxy(backend, rate=rate, kinds=kinds, seed=seed)
     handler = type("Handler", (_Handler,), {"proxy": proxy})
     with serve(handler) as port:

@@ -18,7 +18,7 @@ DATA = bytes(range(256)) * 2_000
 
 
 def reads_and_writes(folder_uri: str) -> None:
-    """Let both read at once: neither has what the other reads, and the child ends as any does."""
+    """Read in both processes at once; neither receives the other's data, and the child exits normally."""
     storage, folder = connections.object_store_for(folder_uri)
     storage.put(f"{folder}/before", DATA)
     assert storage.read(f"{folder}/before") == DATA
@@ -37,7 +37,7 @@ def reads_and_writes(folder_uri: str) -> None:
 
 
 def collects_no_garbage_of_its_parent(folder_uri: str) -> None:
-    """Leave a client in a cycle: cleaning it up in the child would wait for threads."""
+    """Leave a client in a reference cycle, whose cleanup in the child would wait for threads."""
     root, _, folder = folder_uri.rpartition("/")
     other = HdfsStorage(root, {})
     other.put(f"{folder}/before", DATA)
@@ -48,7 +48,7 @@ def collects_no_garbage_of_its_parent(folder_uri: str) -> None:
 
 
 def forked(in_child: Callable[[], object]) -> int:
-    """Return the process id of a child that calls a function and ends."""
+    """Return the process id of a child that calls a function and exits."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -61,7 +61,7 @@ def forked(in_child: Callable[[], object]) -> int:
 
 
 def ends_well(child: int, *, meanwhile: Callable[[], object]) -> None:
-    """Wait for a child; fail where it hangs or fails."""
+    """Wait for a child, and fail if it hangs or fails."""
     until = time.monotonic() + 120
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)

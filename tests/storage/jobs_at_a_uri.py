@@ -44,7 +44,7 @@ RANGE = ("2024-01-01T00:00Z", "2024-01-01T08:00Z")
 
 
 def filled(store: FeatureStore, folder: Path) -> FeatureStore:
-    """Give a store a group of trips and two jobs over it."""
+    """Create a group of trips and two jobs over it in a store."""
     times = pd.date_range("2024-01-01", "2024-01-01 08:00", freq="7min", tz="UTC", inclusive="left")
     trips = pd.DataFrame({"trip": range(len(times)), "left_at": times})
     trips = trips.assign(zone=trips["trip"] % 3, tip=trips["trip"] * 0.5)

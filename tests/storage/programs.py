@@ -79,7 +79,7 @@ for line in sys.stdin:
 
 @contextmanager
 def appender(kind: str, path: str, environment: Mapping[str, str]) -> Iterator[Append]:
-    """Run a process with an engine of its own, and give what appends a row by it."""
+    """Run a process with its own engine, and return a function that appends a row with it."""
     jars = ",".join(map(str, kafka_server.spark_jars(kafka_server.S3A)))
     with subprocess.Popen(
         [sys.executable, "-c", APPENDER, kind, path, jars],
@@ -118,7 +118,7 @@ def appender(kind: str, path: str, environment: Mapping[str, str]) -> Iterator[A
 def running(
     program: str, store: FeatureStore, cache: Path, place: Place, *words: str
 ) -> Iterator[Any]:
-    """Run a program on a store, ready to begin; it is killed at the end of the block."""
+    """Run a program on a store up to its start signal; it is killed at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", program, store.location, f"sqlite:///{cache}", *words],
         stdin=subprocess.PIPE,
@@ -138,13 +138,13 @@ def running(
 
 
 def begin(process: Any) -> None:
-    """Let a program that is ready begin."""
+    """Send the start signal to a program."""
     process.stdin.write("go\n")
     process.stdin.flush()
 
 
 def killed_after(process: Any, seconds: float) -> str:
-    """Let a program begin, send it SIGKILL after a time, and return what it had said by then."""
+    """Start a program, kill it after some seconds, and return its output so far."""
     begin(process)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)

@@ -41,7 +41,7 @@ POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "
 
 @dataclass(frozen=True)
 class Place:
-    """Where the store of a test lies, and what other processes need in order to get there."""
+    """The location of a test store, and the environment that other processes need to reach it."""
 
     connect: Connect
     environment: Mapping[str, str]
@@ -71,7 +71,7 @@ def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDatase
 
 
 def names_below(uri: str) -> list[str]:
-    """Return the names of all files below a URI, relative to it, with those that are not whole."""
+    """Return the names of all files below a URI, including incomplete ones."""
     storage, folder = object_store_for(uri)
     if isinstance(storage, HdfsStorage):
         try:
@@ -85,7 +85,7 @@ def names_below(uri: str) -> list[str]:
 
 
 def history_of_a_group(store: FeatureStore) -> list[Any]:
-    """Do everything that can be done to groups; return what every step gave."""
+    """Run every operation on groups and return the result of each step."""
     seen: list[Any] = []
 
     def look() -> None:

@@ -93,7 +93,7 @@ def test_s3_dataset_equals_local_dataset(
 def test_s3_reader_batches_equal_local_batches(
     connect: Connect, object_server: ObjectServer, tmp_path: Path
 ) -> None:
-    """By ranges and through a cache; a worker begins anywhere after few requests."""
+    """By range requests and through a cache; a worker starts at any step after few requests."""
     store = connect()
     with featurestore.connect(tmp_path / "disk") as disk:
         made = []
@@ -290,7 +290,7 @@ def test_revoked_export_publishes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
 ) -> None:
-    """It comes back before or after it has written its shards, and finds its gate closed."""
+    """The export resumes before or after writing its shards, and cannot publish."""
     first, second = connect("first"), connect("second")
     first.create_featuregroup(labeled(), "weather", primary_key="id")
 
@@ -317,7 +317,7 @@ def test_export_with_faulty_network_keeps_acknowledged_datasets(
     faults: int,
     rate: float,
 ) -> None:
-    """Every dataset that was acknowledged is there, and every one that is there is whole."""
+    """Every acknowledged dataset exists, and every existing dataset is complete."""
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
@@ -371,7 +371,7 @@ def test_shard_cache_stays_within_max_bytes(
 
 @pytest.mark.parametrize("data_format", ["parquet", "csv"])
 def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_format: str) -> None:
-    """Readers of many threads share a cache that has room for one shard."""
+    """Readers in many threads share a cache with room for one shard."""
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     dataset = export(store, data_format=data_format)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
 @pytest.fixture(params=["disk", "s3", "hdfs"])
 def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, str]]:
-    """The path of a table, and the environment in which other processes reach it."""
+    """The path of a table, and the environment for other processes."""
     if request.param == "disk":
         return str(tmp_path / "table"), {}
     if request.param == "hdfs":
@@ -38,7 +38,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[st
 def test_eight_writers_of_both_engines_append_once(
     spark: Any, shared: tuple[str, dict[str, str]]
 ) -> None:
-    """Three drivers of Spark, one with two writers, and four processes of the embedded engine."""
+    """Three Spark drivers, one with two writers, and four embedded processes."""
     path, environment = shared
     engine, embedded = SparkEngine(spark), DuckDBEngine()
     engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})

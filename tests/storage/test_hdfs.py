@@ -29,7 +29,7 @@ def folder(hdfs_folder: str) -> str:
 
 
 def names_below(storage: HdfsStorage, folder: str) -> list[str]:
-    """All files below a folder, as the namenode has them."""
+    """Return all files below a folder, as listed by the namenode."""
     listed = storage._client.list_status(f"/{folder}", recursive=True)
     return sorted(each.path[1:] for each in listed if not each.isdir)
 
@@ -77,7 +77,7 @@ def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -
 
 @pytest.mark.parametrize("what", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
 def test_forked_child_uses_hdfs(hdfs_folder: str, what: str) -> None:
-    """The parent is a process of its own, since a child has the garbage of all libraries in it."""
+    """The parent is a separate process, since a child inherits the garbage of all libraries."""
     program = [sys.executable, "-m", "tests.storage.forked_child", what, hdfs_folder]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
@@ -86,7 +86,7 @@ def test_forked_child_uses_hdfs(hdfs_folder: str, what: str) -> None:
 def test_hdfs_rename_with_lost_response_succeeds(
     storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library sends it again: the namenode says that the source is gone, or the name taken."""
+    """The client retries; the namenode reports a missing source or an existing target."""
     rename = storage._client.rename
 
     def twice(source: str, target: str, overwrite: bool) -> None:

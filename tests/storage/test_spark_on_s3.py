@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def s3a(spark: Any) -> Any:
-    """The session of the run, which has the client of S3."""
+    """The Spark session of the run with an S3 client."""
     if not kafka_server.spark_jars(kafka_server.S3A):
         pytest.skip(f"{SKIPPED_STORAGE}: the jars of hadoop-aws were not fetched")
     return spark
@@ -40,7 +40,7 @@ def s3a(spark: Any) -> Any:
 
 @pytest.fixture
 def folder(bucket: str, object_server: ObjectServer, s3a: Any) -> UriPath:
-    """A place in a bucket that this process has opened."""
+    """A bucket folder that this process has opened."""
     use_options(bucket, object_server.options)
     object_store_for(bucket)
     return UriPath(bucket) / "some folder"
@@ -76,7 +76,7 @@ def epoch_of(path: str) -> list[list[float]]:
 
 
 def write_both_ways(store: FeatureStore, other: FeatureStore) -> list[Any]:
-    """Write a group and a dataset of it, by two connections in turns; return what they are."""
+    """Write a group and a dataset of it with two connections in turns; return their contents."""
     store.create_featuregroup(labeled(300), "weather", primary_key="id", event_time="at")
     other.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
     store.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
@@ -125,7 +125,7 @@ def test_spark_groups_on_s3_equal_local_groups(connect: Connect, s3a: Any, tmp_p
 
 @pytest.fixture
 def put(s3a: Any) -> Callable[..., bool]:
-    """Write lines by the log store of the JVM; False when the object is there already."""
+    """Write lines with the JVM log store; return False if the object exists."""
     from py4j.protocol import Py4JJavaError
 
     machine = s3a._jvm
@@ -149,7 +149,7 @@ def put(s3a: Any) -> Callable[..., bool]:
 
 
 def names_from(s3a: Any, path: str) -> list[str]:
-    """Return what the log store lists from a name on."""
+    """Return the names that the log store lists from a name on."""
     machine, configuration = s3a._jvm, s3a._jsc.hadoopConfiguration()
     store = machine.featurestore.delta.S3LogStore(configuration)
     found = store.listFrom(machine.org.apache.hadoop.fs.Path(path), configuration)
@@ -270,7 +270,7 @@ def server_files(object_server: ObjectServer, bucket: str) -> Callable[[], list[
 def test_spark_event_log_contains_no_credentials(
     connect: Connect, bucket: str, s3a: Any, tmp_path: Path
 ) -> None:
-    """Its log of events tells of the jobs on the bucket, and of the environment."""
+    """The event log contains the jobs on the bucket and the environment."""
     machine, context = s3a._jvm, s3a.sparkContext._jsc.sc()
     events = tmp_path / "events"
     events.mkdir()

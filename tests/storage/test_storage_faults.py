@@ -20,12 +20,12 @@ _WRITERS = 4
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real pauses would only make the tests slow."""
+    """Shorten the waits between retries."""
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
 
 
 def test_put_new_with_lost_response_is_detected(bucket: str, object_server: ObjectServer) -> None:
-    """The classic: the object is written, the answer is lost, and the repeat says "taken"."""
+    """The object is written, the response is lost, and the retry reports a conflict."""
     clean = ObjectStorage(bucket, object_server.options)
     clean.put_new("taken", b"theirs")
     kinds = ("lost", "late 500")
@@ -77,7 +77,7 @@ def test_object_storage_operations_succeed_despite_faults(
 def test_failing_requests_are_not_retried_twice(
     call: str, bucket: str, object_server: ObjectServer
 ) -> None:
-    """Retries of the library inside our own would multiply them, and the wait of the caller."""
+    """Nested retries would multiply the attempts and the waits."""
     with faulty(object_server.port, rate=1.0, kinds=("503",), seed=1) as (proxy, endpoint):
         storage = ObjectStorage(bucket, options_for(endpoint))
         arguments = (b"data",) if call.startswith("put") else ()
@@ -102,7 +102,7 @@ def test_large_upload_retries_failed_parts_only(
 
 
 def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float) -> int:
-    """Let writers append to one log through a faulty network; return the number of faults."""
+    """Append to one log from several writers through a faulty network; return the number of faults."""
     with faulty(object_server.port, rate=rate, seed=11) as (proxy, endpoint):
         unsure: list[str] = []
         acknowledged: list[str] = []

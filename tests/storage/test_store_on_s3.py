@@ -60,7 +60,7 @@ def test_registry_is_rebuilt_from_s3(
 
 
 def test_two_registries_cannot_create_same_version(connect: Connect, tmp_path: Path) -> None:
-    """Neither takes what the other has half made for the leftovers of a dead process."""
+    """Neither removes the other's unfinished files as leftovers."""
     first, second = connect("first"), connect("second")
 
     def half_made() -> Iterator[pd.DataFrame]:
@@ -200,7 +200,7 @@ def test_store_on_s3_with_faulty_network_keeps_rows(
 def test_stale_s3_listings_keep_each_row_once(
     connect: Connect, object_server: ObjectServer
 ) -> None:
-    """No storage may answer so; where one does, a write fails, and can be repeated."""
+    """With a stale listing a write fails and can be repeated."""
     store = connect()
     store.create_featuregroup(rows(0, 10), "weather", primary_key="id")
     acknowledged = {0}

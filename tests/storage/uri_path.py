@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class UriPath(str):
-    """Text to which names are added with ``/``."""
+    """A string to which names are joined with ``/``."""
 
     __slots__ = ()
 

@@ -48,7 +48,7 @@ OTHER_ARGUMENTS = {
 
 
 def text_of(node: ast.expr) -> str | None:
-    """Return the text of a hint, with ``hole`` for what is filled in; None where it is computed."""
+    """Return the text of a hint with ``hole`` for placeholders, or None if it is computed."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
@@ -60,7 +60,7 @@ def text_of(node: ast.expr) -> str | None:
 
 
 def hints() -> Iterator[tuple[str, str]]:
-    """Yield the position and the text of each hint that is written as text."""
+    """Yield the position and text of each literal hint."""
     for path, tree in TREES.items():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
@@ -72,7 +72,7 @@ def hints() -> Iterator[tuple[str, str]]:
 
 
 def code_of(text: str) -> ast.AST | None:
-    """Return the code that a hint is, or begins with; None for prose and commands."""
+    """Return the code at the start of a hint, or None for prose and commands."""
     for part in (text, re.split(r", or |; | or |: ", text)[0]):
         for form in (part, f"f({part})"):
             try:
@@ -86,7 +86,7 @@ def code_of(text: str) -> ast.AST | None:
 
 
 def parameters() -> dict[str, set[str]]:
-    """Return for each function and class of the source the names of its arguments; * is any."""
+    """Return the argument names of each function and class of the source; * accepts any."""
     known: dict[str, set[str]] = defaultdict(set)
     for tree in TREES.values():
         for node in ast.walk(tree):

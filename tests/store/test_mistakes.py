@@ -57,7 +57,7 @@ INTERNAL = ("Traceback", "ArrowInvalid", "pyarrow.lib", "Conversion failed", "di
 
 
 def table(**columns: Any) -> Any:
-    """Return twenty rows of four keys, by the hour, with other columns if need be."""
+    """Return twenty hourly rows of four keys, with additional columns if needed."""
     times = [NOON + timedelta(hours=number) for number in range(20)]
     rows = {"k": list("abcd") * 5, "t": times, "x": np.arange(20.0), "y": [0, 1] * 10}
     return pd.DataFrame({**rows, **columns})
@@ -65,7 +65,7 @@ def table(**columns: Any) -> Any:
 
 @dataclass(frozen=True)
 class World:
-    """One store for all mistakes, since none of them changes it."""
+    """One store for all mistakes, since none changes it."""
 
     store: FeatureStore
     reader: Reader

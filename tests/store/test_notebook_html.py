@@ -57,7 +57,7 @@ def store(tmp_path: Path, duckdb_store: FeatureStore) -> FeatureStore:
 
 
 def shown(store: FeatureStore) -> dict[str, Any]:
-    """Return everything that a user of a notebook may leave on the last line of a cell."""
+    """Return every object that a user may leave on the last line of a cell."""
     group, dataset = store.featuregroup("weather"), store.get_training_dataset("days")
     return {
         "frame": store.get_featuregroup("weather"),

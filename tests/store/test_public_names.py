@@ -172,7 +172,7 @@ def test_module_dir_lists_public_names() -> None:
 
 
 def test_stub_matches_store_signatures() -> None:
-    """Written anew by ``python scripts/write_stub.py``."""
+    """``python scripts/write_stub.py`` rewrites the stub."""
     path = Path(__file__).parents[2] / "scripts" / "write_stub.py"
     spec = importlib.util.spec_from_file_location("featurestore_stub", path)
     assert spec is not None

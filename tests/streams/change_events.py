@@ -48,7 +48,7 @@ MYSQL: dict[str, Any] = {
 def envelope(
     op: str, before: Row | None, after: Row | None, at: int, source: Row = POSTGRES
 ) -> dict[str, Any]:
-    """Return the payload of an event: of a change at ``at`` ms, captured 150 ms later."""
+    """Return the payload of a change at ``at`` ms that was captured 150 ms later."""
     times = {"ts_ms": at, "ts_us": at * 1000 + 7, "ts_ns": at * 1_000_000 + 7000}
     seen = {"ts_ms": at + 150, "ts_us": (at + 150) * 1000, "ts_ns": (at + 150) * 1_000_000}
     told = {"before": before, "after": after, "source": {**source, **times}}
@@ -63,7 +63,7 @@ def struct_of(columns: Mapping[str, Mapping[str, Any]], name: str, field: str) -
 def json_event(
     key: Row, payload: Row, columns: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Record:
-    """Return an event in JSON; with the columns' types it has a schema, as by default."""
+    """Return a JSON event; with column types it includes a schema, as by default."""
     if columns is None:
         return json.dumps(key).encode(), json.dumps(payload).encode()
     row = "shop.public.customers.Value"
@@ -90,7 +90,7 @@ def json_event(
 
 
 def avro_schemas(columns: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
-    """Return the schemas of keys (1) and envelopes (2), as the Avro converter registers them."""
+    """Return the schemas of keys (1) and envelopes (2), as registered by the Avro converter."""
     row = {
         "type": "record",
         "name": "Value",

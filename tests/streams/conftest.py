@@ -18,7 +18,7 @@ SKIPPED = "Kafka suite skipped"
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker of this run; where there can be none, the test is skipped."""
+    """A broker for the run; the test is skipped without one."""
     pytest.importorskip("confluent_kafka", reason=f"{SKIPPED}: confluent-kafka is not installed")
     folder = tmp_path_factory.mktemp("kafka")
     try:
@@ -31,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Write a file of jobs, whose receipts stay in the test's own folder."""
+    """Write a job file whose grants are stored in the test's folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def write(text: str) -> Path:
@@ -44,7 +44,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @dataclass
 class Landings:
-    """What was landed, and what was told and held before each landing."""
+    """The committed rows, with the state before each commit."""
 
     rows: list[int] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Landings:
 
 @pytest.fixture
 def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
-    """Watch what is landed."""
+    """Record the commits of streams."""
     from featurestore.streams import loop
 
     found, land = Landings(), loop.commit_micro_batch

@@ -28,7 +28,7 @@ USER, PASSWORD = "reader", "tr0ub4dor&3"
 
 
 class NoKafka(Exception):
-    """Why there is no broker."""
+    """The reason why no broker is available."""
 
 
 @cache
@@ -40,13 +40,13 @@ def kafka_jars() -> Path:
 
 
 def spark_jars(name: str = SPARK_READER) -> list[Path]:
-    """Return the jars of Spark's reader of Kafka, or of others, where they were fetched before."""
+    """Return the downloaded jars of Spark's Kafka reader, or of another connector."""
     folder = cache_folder() / name
     return sorted(folder.glob("*.jar")) if (folder / "complete").exists() else []
 
 
 def spark_connectors() -> list[Path]:
-    """Fetch the jars with which Spark reads Kafka, PostgreSQL and S3."""
+    """Download the jars with which Spark reads Kafka, PostgreSQL and S3."""
     poms = {
         SPARK_READER: _POMS / "spark-pom.xml",
         JDBC_DRIVER: _POMS / "jdbc-pom.xml",
@@ -64,7 +64,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(folder: Path, *, secured: int | None = None) -> Iterator[str]:
-    """Start a broker in a folder, and give its address.
+    """Start a broker in a folder and yield its address.
 
     ``secured`` is one more port, for users with a password: ``USER`` by PLAIN, others by SCRAM.
     """
@@ -136,7 +136,7 @@ def _settings(data: Path, port: int, controller: int) -> dict[str, Any]:
 
 
 def _passwords(port: int, told: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a listener that asks for a user and a password."""
+    """Return the settings of a listener with password authentication."""
     module, own = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
     protocols = f"{told['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
     found = {

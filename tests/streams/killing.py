@@ -15,7 +15,7 @@ from tests import killing
 
 
 def run_for_ever(location: str, ready: str) -> None:
-    """Run the job until somebody ends this process."""
+    """Run the job until the process is killed."""
     store = featurestore.connect(location)
     Path(ready).touch()
     while True:
@@ -24,13 +24,13 @@ def run_for_ever(location: str, ready: str) -> None:
 
 
 def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
-    """Start a runner; the file is there as soon as it begins with its work."""
+    """Start a runner; the file exists once it starts to work."""
     ready = folder / f"ready-{len(list(folder.glob('ready-*')))}-{os.urandom(4).hex()}"
     return killing.start(run_for_ever, store.location, str(ready)), ready
 
 
 def where_ids_are(store: FeatureStore) -> Counter[int]:
-    """Return how often each click is in the group, or by its offset in the quarantine."""
+    """Return how often each click is in the group or, by its offset, in the quarantine."""
     rows = store.get_featuregroup("clicks").to_arrow()
     found = Counter(rows.column("id").to_pylist())
     path = store.session.quarantine_path("clicks", 1)

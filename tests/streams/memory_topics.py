@@ -24,7 +24,7 @@ Record = tuple[bytes | None, bytes | None]  # key, value
 
 @dataclass
 class MemoryTopics:
-    """A source of one topic, whose micro-batches have ``sizes`` records, in turn."""
+    """A source with one topic whose micro-batches have ``sizes`` records in turn."""
 
     partitions: Sequence[list[Record]]
     sizes: Sequence[int] = (1000,)
@@ -81,7 +81,7 @@ class MemoryTopics:
 def run(
     monkeypatch: pytest.MonkeyPatch, store: FeatureStore, spec: JobSpec, topics: MemoryTopics
 ) -> Progress:
-    """Bring what the topic has into the group of a job."""
+    """Read the topic into the group of a job."""
     monkeypatch.setattr(loop, "open_streams", lambda session, stream: topics)
     declared = StreamTarget(find_target(store.session, spec), declaration(spec))
     stop = threading.Event()
@@ -89,13 +89,13 @@ def run(
 
 
 def rows_of(store: FeatureStore, name: str) -> list[dict[str, Any]]:
-    """Return the rows of a group, in one order."""
+    """Return the rows of a group in a fixed order."""
     rows: list[dict[str, Any]] = store.get_featuregroup(name).to_arrow().to_pylist()
     return sorted(rows, key=repr)
 
 
 def quarantined(store: FeatureStore, name: str, version: int = 1) -> list[dict[str, Any]]:
-    """Return what the quarantine of a group has, in the order of the records."""
+    """Return the quarantined records of a group in order."""
     from featurestore.delta.log import is_delta_table
 
     path = store.session.quarantine_path(name, version)

@@ -194,7 +194,7 @@ _COLUMN = re.compile(r"(\w+)\[[^\]]*\]:('(?:[^']|'')*'|\S+)")
 
 
 def decoded_changes(lines: list[str]) -> list[Record]:
-    """Return the change events that a connector makes of what logical decoding gives."""
+    """Convert the output of logical decoding to change events of a connector."""
     events: list[Record] = []
     for number, line in enumerate(lines):
         match = _CHANGE.fullmatch(line)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class SparkTopics(MemoryTopics):
-    """Hands micro-batches over as frames of Spark."""
+    """Return micro-batches as Spark frames."""
 
     def batch(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine

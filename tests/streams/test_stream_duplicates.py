@@ -48,7 +48,7 @@ def tombstone(key: int) -> Record:
 def expected(
     records: Sequence[Record], on_duplicates: str, mode: str, most: int | None
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """Return the rows after all records one by one, and how many records the quarantine has."""
+    """Apply the records one by one; return the rows and the number of quarantined records."""
     rows: dict[tuple[int, str], int] = {}
     aside = 0
     for key, value in records:

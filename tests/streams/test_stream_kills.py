@@ -18,7 +18,7 @@ JobFile = Callable[[str], Path]
 
 
 def values(records: int) -> list[bytes]:
-    """Return clicks, one of fifty of which cannot be read."""
+    """Return clicks, every fiftieth of which is invalid."""
     found = []
     for number in range(records):
         found.append(f"poison {number}".encode() if number % 50 == 7 else click(number))
@@ -26,14 +26,14 @@ def values(records: int) -> list[bytes]:
 
 
 def share(given: list[bytes], number: int, kills: int) -> list[bytes]:
-    """Return what is sent before a kill, so that each of them finds records that were not read."""
+    """Return the records to send before a kill, so that each runner has unread records."""
     return given[number * len(given) // kills : (number + 1) * len(given) // kills]
 
 
 def killed_in_turns(
     store: FeatureStore, broker: Broker, job_file: JobFile, *, records: int, kills: int, batch: int
 ) -> None:
-    """Kill one of two runners that share the partitions, again and again."""
+    """Repeatedly kill one of two runners that share the partitions."""
     topic = broker.topic(4)
     given = values(records)
     store.add_source("events", broker.uri)
@@ -69,7 +69,7 @@ def killed(
     kills: int,
     **job_is: object,
 ) -> None:
-    """Kill runners of a job at random moments, and count what is in its tables at the end."""
+    """Kill runners of a job at random times, and count the rows of its tables at the end."""
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
     topic = broker.topic(4)

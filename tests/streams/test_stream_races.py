@@ -21,7 +21,7 @@ JobFile = Callable[[str], Path]
 
 
 def read(store: FeatureStore) -> int:
-    """Read the topic as a run does, without its lease."""
+    """Read the topic like a run, without its lease."""
     session = store.session
     with session.registry.reading() as connection:
         spec = jobs.get(connection, "clicks").spec

@@ -85,7 +85,7 @@ def test_replay_writes_readable_records_and_keeps_others(
 
 
 def _rounding(spec: Any, request: Any) -> Any:
-    """Return a decoder after a fix: numbers are rounded down."""
+    """Return a fixed decoder that rounds numbers down."""
     from featurestore_connectors.kafka import decoding
 
     decode = decoding.decoder(spec, request)

@@ -108,7 +108,7 @@ JSON_VALUES = st.one_of(
 
 
 def fits(kind: pa.DataType, value: Any) -> bool:
-    """Say by the rule whether a value of JSON can be one of a type."""
+    """Return by the rule whether a JSON value fits a type."""
     if value is None:
         return True
     if kind == pa.bool_():

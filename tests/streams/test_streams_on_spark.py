@@ -55,7 +55,7 @@ def spark_store(spark: SparkSession, tmp_path: Path) -> FeatureStore:
 def test_spark_stream_resumes_from_table_of_either_engine(
     spark_store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:
-    """In micro-batches of the bound, and its lag is told meanwhile."""
+    """In micro-batches of the configured size, with the lag reported meanwhile."""
     topic = broker.topic(2)
     broker.send(topic, [*clicks(0, 7), b"poison 7", *clicks(8, 40)])
     spark_store.add_source("events", broker.uri)
@@ -154,7 +154,7 @@ _PATIENCE = 600.0
 
 
 class SparkRunner:
-    """A process with a JVM of its own that runs the job until it is killed."""
+    """A process with its own JVM that runs the job until it is killed."""
 
     def __init__(self, store: FeatureStore, commits: Path) -> None:
         self._commits = commits
@@ -167,34 +167,34 @@ class SparkRunner:
         )
 
     def commits(self) -> int:
-        """Return how many micro-batches this process has landed."""
+        """Return the number of micro-batches that this process has committed."""
         if not self._commits.exists():
             return 0
         return len(self._commits.read_text().splitlines())
 
     def wait_for_a_commit(self) -> None:
-        """Return once this process landed something: from here on it is at work."""
+        """Return once this process has committed a micro-batch."""
         begun = time.monotonic()
         while self.commits() == 0 and time.monotonic() - begun < _PATIENCE:
             assert self._process.poll() is None, "the runner ended"
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its JVM, which would live a little longer without it."""
+        """Send SIGKILL to the process and to its JVM, which would outlive it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def unread(store: FeatureStore, topic: str, sent: int) -> int:
-    """Return how many of the records that were sent to a topic have landed in no commit."""
+    """Return the number of sent records of a topic that are in no commit."""
     transactions = read_snapshot(open_group(store.session, "clicks", 1).path).transactions
     stream = StreamSpec("events", topic, pa.schema([("id", pa.int64())]))
     return sent - sum(transactions.get(stream.app(number), 0) for number in range(4))
 
 
 def share_partitions(broker: Broker, topic: str, *, seconds: float) -> None:
-    """Be one more reader of a topic for some time, which takes partitions from the others."""
+    """Join the consumer group for some seconds, which takes partitions from the others."""
     from confluent_kafka import Consumer
 
     settings = {
@@ -223,7 +223,7 @@ def kill_runners(
     kills: int,
     batch: int,
 ) -> None:
-    """Kill Sparks at random after their first commit; the embedded engine finishes what they left.
+    """Kill Spark runners at random after their first commit; the embedded engine finishes.
 
     Every second one is killed while its partitions are shared out anew.
     """

@@ -14,7 +14,7 @@ CLICKS = '{"id": "int64", "user": "string", "at": "timestamp"}'
 
 @dataclass(frozen=True)
 class Broker:
-    """The addresses of a broker, without and with passwords, and what tests do there."""
+    """The addresses of a broker with and without passwords, and test operations."""
 
     address: str
     secured: str = ""
@@ -24,7 +24,7 @@ class Broker:
         return f"kafka://{self.address}"
 
     def topic(self, partitions: int = 2, name: str | None = None, **config: str) -> str:
-        """Make a topic and return its name."""
+        """Create a topic and return its name."""
         from confluent_kafka.admin import NewTopic
 
         name = name or f"clicks-{uuid.uuid4().hex[:8]}"
@@ -34,7 +34,7 @@ class Broker:
         return name
 
     def add_user(self, name: str, password: str) -> None:
-        """Make a user that logs in by SCRAM-SHA-256."""
+        """Create a user with SCRAM-SHA-256 authentication."""
         from confluent_kafka import admin
 
         kind = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4096)
@@ -53,7 +53,7 @@ class Broker:
         client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
 
     def cut(self, topic: str, partition: int, before: int) -> None:
-        """Remove the records of a partition before an offset, as retention does."""
+        """Delete the records of a partition before an offset, like retention."""
         from confluent_kafka import TopicPartition
 
         wanted = TopicPartition(topic, partition, before)
@@ -63,7 +63,7 @@ class Broker:
     def send(
         self, topic: str, values: Iterable[bytes | None], *, partition: int | None = None
     ) -> None:
-        """Send values, in turn to each partition or all to one."""
+        """Send values to each partition in turn, or all to one."""
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "log_level": 0})
@@ -80,7 +80,7 @@ class Broker:
         producer.flush()
 
     def _partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has; one that was just made may have none yet."""
+        """Return the number of partitions of a topic, which may be 0 right after its creation."""
         client = self._admin()
         end = time.monotonic() + 30
         while True:

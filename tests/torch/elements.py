@@ -15,13 +15,13 @@ from tests.torch.conftest import NUMBERS
 
 
 def open_numbers(example: Example, **settings: Any) -> Reader:
-    """Return a reader of the columns that have tensors."""
+    """Return a reader of the columns that become tensors."""
     chosen = {"split": "train", "global_batch_size": 12, "columns": NUMBERS, **settings}
     return open_reader(example.path, example.manifest, **chosen)
 
 
 def plain(values: Any) -> Any:
-    """Return tensors, arrays and what holds them as (type, values)."""
+    """Return tensors, arrays and containers as (type, values)."""
     if isinstance(values, dict):
         return {name: plain(each) for name, each in values.items()}
     is_list = isinstance(values, list)
@@ -35,7 +35,7 @@ def plain(values: Any) -> Any:
 
 
 def as_elements(reader: Reader, batches: Iterable[Any]) -> list[Any]:
-    """Return batches of the numpy iterator in the form of elements."""
+    """Return batches of the numpy iterator as elements."""
     elements = []
     for batch in batches:
         rest = dict(batch)
@@ -50,5 +50,5 @@ def as_elements(reader: Reader, batches: Iterable[Any]) -> list[Any]:
 
 
 def row_ids(elements: Iterable[Any]) -> list[list[int]]:
-    """Return the canonical rows of elements with labels."""
+    """Return the canonical row numbers of elements with labels."""
     return [features["row_id"].tolist() for features, *_ in elements]

@@ -11,7 +11,7 @@ Figures = Callable[..., dict[str, Any]]
 
 
 def normalized_model() -> torch.nn.Module:
-    """Return a network with buffers, which ranks exchange whenever they call it."""
+    """Return a network with buffers, which DDP synchronizes at each call."""
     torch.manual_seed(11)
     model = torch.nn.Sequential(
         torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)

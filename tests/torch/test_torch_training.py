@@ -30,7 +30,7 @@ PROGRAM = Path(__file__).with_name("ddp_program.py")
 
 
 def train(dataset: str, out: Path, evaluated: Path, *, world: int, stop: int = 0) -> None:
-    """Run the ranks of a training run to their end."""
+    """Run the ranks of a training run to completion."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     out.mkdir(exist_ok=True)
     with socket.socket() as free:
@@ -63,7 +63,7 @@ def journal(out: Path, rank: int) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the datasets ``plain`` and ``weighed``, 89 rows each."""
+    """The folder of the datasets ``plain`` and ``weighed`` with 89 rows each."""
     folder = tmp_path_factory.mktemp("evaluated")
     rng = np.random.default_rng(0)
     rows = pa.table(
@@ -83,7 +83,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected_figures(dataset: TrainingDataset, weight: str | None) -> dict[str, float]:
-    """Return the figures of the model over every row, by numpy in double precision."""
+    """Compute the figures of the model over every row with numpy in double precision."""
     rows = dataset.read("train").to_pandas()
     layers = [value.double().numpy() for value in normalized_model().state_dict().values()]
     kernel, bias, gamma, beta, mean, variance, _, top, top_bias = layers

@@ -14,7 +14,7 @@ START = datetime(2024, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def example() -> Callable[..., pa.Table]:
-    """A function that makes the table; rows are a minute apart, from 2024 on."""
+    """A function that creates the table; rows are a minute apart, from 2024 on."""
     return make_example
 
 

@@ -36,7 +36,7 @@ def test_unregistered_finished_dataset_is_recovered(
 
 
 def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
-    """Record the intent of a process of this machine that has died."""
+    """Record the intent of a dead process of this machine."""
     mine = liveness.owner_of_this_process(store.location)
     dead = f"{mine.rpartition('.')[0]}.00000000"
     with store.session.registry.transaction() as connection:

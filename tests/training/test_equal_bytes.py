@@ -55,7 +55,7 @@ WITH_LISTS = ("lists", "variable")
 
 
 def table(*, ragged: bool = False) -> pa.Table:
-    """Return rows of many types with nulls, NaN, negative zeros, and keys that several rows share."""
+    """Return rows of many types with nulls, NaN, negative zeros and duplicate keys."""
     rng = np.random.default_rng(11)
     floats = rng.normal(size=ROWS)
     floats[::50], floats[1::50], floats[2::50] = np.nan, -0.0, 0.0
@@ -108,7 +108,7 @@ def hashes(dataset: TrainingDataset) -> dict[str, str]:
 
 
 def in_partitions(store: FeatureStore, rows: pa.Table, partitions: int) -> FeatureFrame:
-    """Return rows that a Spark store holds in so many partitions, shuffled among them."""
+    """Return rows of a Spark store, shuffled over a number of partitions."""
     engine = store.session.engine
     shuffled = rows.take(pa.array(np.random.default_rng(partitions).permutation(rows.num_rows)))
     given = engine.from_arrow(

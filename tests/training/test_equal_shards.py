@@ -36,7 +36,7 @@ BITS = 4  # few bins, so that boundaries fall into full ones
 
 
 class Keeps:
-    """A format that keeps the rows in memory."""
+    """A format that stores rows in memory."""
 
     def __init__(self) -> None:
         self.tables: dict[str, pa.Table] = {}
@@ -50,7 +50,7 @@ class Keeps:
 
 
 def accumulated(accumulator: Any, batches: Sequence[pa.RecordBatch]) -> Any:
-    """Return what an accumulator makes of batches, each in a state of its own but every second."""
+    """Accumulate batches, with a separate state for every second one."""
     total = accumulator.start()
     for first in range(0, len(batches), 2):
         state = accumulator.start()
@@ -63,7 +63,7 @@ def accumulated(accumulator: Any, batches: Sequence[pa.RecordBatch]) -> Any:
 def boundaries_of(
     hashed: Sequence[pa.RecordBatch], ranks: Mapping[int, Sequence[int]], *, bits: int, most: int
 ) -> tuple[dict[int, list[Boundary]], list[int]]:
-    """Return the boundaries, and by how many bits each pass counted."""
+    """Return the boundaries, and the number of bits of each pass."""
     histograms = accumulated(HistogramAccumulator(bits), hashed)
     search = BoundarySearch.from_histograms(histograms, ranks, bits=bits)
     passes = [bits]
@@ -154,7 +154,7 @@ def test_shards_of_many_rows_contain_every_row_once() -> None:
 def test_shard_boundaries_equal_sorted_hashes(
     hashes: list[int], copies: int, groups: int, most: int, bits: int, shards: int, batch_rows: int
 ) -> None:
-    """Ranks of all groups, of which some have fewer rows than shards and so empty shards."""
+    """Some groups have fewer rows than shards, and so empty shards."""
     given_hashes = np.repeat(np.array(hashes, dtype=np.uint64), copies)
     of_groups = np.arange(len(given_hashes)) ** 2 % groups
     table = pa.table([to_sortable(given_hashes), of_groups], schema=HASH_COLUMNS)

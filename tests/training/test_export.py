@@ -248,7 +248,7 @@ def test_label_proportions_are_reported_per_split(
 def test_write_shards_rows_differing_from_counts_raises(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    """Whatever an engine did wrong between counting and writing, also where every shard got its number of rows."""
+    """Also if every shard received its number of rows."""
     rows, engine = example(200), duckdb_store.session.engine
     splits = {"train": 0.5, "test": 0.5}
     asked = TrainingDatasetRequest(

@@ -195,7 +195,7 @@ def test_export_failed_sync_after_manifest_warns(
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt at the n-th call of a function of the store.
+    """Raise KeyboardInterrupt at the n-th call of a store function.
 
     Counts calls without ``number``. Generators are left out: one that is thrown away is entered once
     more to be closed, and there Python swallows whatever is raised.

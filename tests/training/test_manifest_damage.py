@@ -54,7 +54,7 @@ def test_manifest_any_flipped_byte_raises(dataset: TrainingDataset) -> None:
 
 
 def sealed(data: dict[str, Any]) -> bytes:
-    """Return a manifest whose checksum and content hash fit what it says, as a forger would."""
+    """Return a manifest with recomputed checksum and content hash, like a forger."""
     rest = {name: value for name, value in data.items() if name not in ("checksum", "content_hash")}
     try:
         rest["content_hash"] = Manifest.from_json(rest).content_hash

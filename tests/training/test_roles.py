@@ -26,7 +26,7 @@ ROWS = 40
 
 
 def matches() -> pa.Table:
-    """Return the labels: a row id, two teams, a division, a stake, two times and what happened."""
+    """Return labels: a row id, two teams, a division, a stake, two times and the outcome."""
     rng = np.random.default_rng(1)
     times = [START + timedelta(hours=number) for number in range(ROWS)]
     return pa.table(
@@ -45,7 +45,7 @@ def matches() -> pa.Table:
 
 @pytest.fixture
 def store(duckdb_store: FeatureStore) -> FeatureStore:
-    """A store with matches, teams by time, and divisions without time."""
+    """A store with matches, teams with times, and divisions without times."""
     duckdb_store.create_featuregroup(
         matches(), "matches", primary_key="match_id", event_time="played_at"
     )

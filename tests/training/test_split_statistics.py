@@ -38,7 +38,7 @@ SCHEMA = pa.schema([("n", pa.int64()), ("x", pa.float64())])
 
 
 def partition(number: int, *, rows: int = 5000, distinct: int | None = None) -> pa.RecordBatch:
-    """Return rows of two splits, three of four in the first one."""
+    """Return rows of two splits, three quarters of them in the first."""
     numbers = np.arange(rows) + number * rows
     if distinct is not None:
         numbers %= distinct
@@ -128,7 +128,7 @@ def test_split_statistics_independent_of_row_order(tmp_path: Path, example: Exam
 def test_split_statistics_of_writers_equal_separate_pass(
     duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where copies make a sample too small, so that all is counted again."""
+    """Also if duplicates make a sample too small and all rows are counted again."""
     rows = pa.concat_tables([example(900)] * 3)
     asked = {"splits": {"train": 0.6, "test": 0.4}, "key": "at", "shards": 3, "label": "label"}
 

@@ -20,7 +20,7 @@ RULES = {"label": "label", "splits": {"train": 0.8, "test": 0.2}, "seed": 1, "sh
 
 @pytest.fixture
 def location(tmp_path: Path, example: Example) -> str:
-    """A store with a group and two versions of a dataset of it: the second has 20 rows more."""
+    """A store with a group and two versions of a dataset; the second has 20 more rows."""
     place = str(tmp_path / "store")
     with featurestore.connect(place) as store:
         store.create_featuregroup(example(400), "facts", primary_key=["user", "at"])
@@ -33,7 +33,7 @@ def location(tmp_path: Path, example: Example) -> str:
 
 @pytest.fixture
 def run(location: str, command_line: Callable[..., Any]) -> Run:
-    """Run a command line that has to end with a code.
+    """Run a command and check its exit code.
 
     Returns what it printed, parsed when it is JSON.
     """

@@ -162,7 +162,7 @@ def test_verify_rows_in_wrong_split_or_order_are_reported(
 
 
 def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
-    """Return the dataset with another manifest that is sound in itself."""
+    """Return the dataset with another valid manifest."""
     manifest = replace(dataset.manifest, **changes)
     write_manifest(dataset.path, manifest)
     return TrainingDataset.open(dataset.path)

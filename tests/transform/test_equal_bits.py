@@ -21,7 +21,7 @@ from featurestore.transform.fitted import Transformations
 
 
 def decoded(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
-    """Return columns as readers decode them, each with its mask."""
+    """Return decoded columns as readers return them, each with its mask."""
     arrays = {}
     for name in table.column_names:
         values, present = to_numpy(table.column(name), name=name)
@@ -33,7 +33,7 @@ def decoded(table: pa.Table) -> dict[str, npt.NDArray[Any]]:
 
 
 class TestArrays(TransformConformance):
-    """``Transformations.apply`` over arrays, after a way through their file."""
+    """``Transformations.apply`` over arrays, after a round trip through their file."""
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         again = Transformations.from_bytes(fitted.to_bytes(), path="")
@@ -43,7 +43,7 @@ class TestArrays(TransformConformance):
 
 @pytest.mark.tensorflow
 class TestTensorFlowGraph(TransformConformance):
-    """Operations in a traced graph, after Grappler has rewritten it."""
+    """Operations in a traced graph, after optimization by Grappler."""
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         tf = pytest.importorskip("tensorflow")
@@ -64,7 +64,7 @@ class TestTensorFlowGraph(TransformConformance):
     importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch"
 )
 class TestTorch(TransformConformance):
-    """The operations of PyTorch."""
+    """The PyTorch operations."""
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         import torch

@@ -43,7 +43,7 @@ SPLITS = {"train": 0.6, "test": 0.4}
 
 
 def rows(change: np.ndarray[Any, Any] | None = None) -> pa.Table:
-    """Return rows; of those in ``change`` every value is another one."""
+    """Return rows; every value in the ``change`` columns is different."""
     random = np.random.default_rng(11)
     x, z = random.normal(3, 2, ROWS), random.gamma(2.0, size=ROWS)
     hour, count = random.integers(0, 24, ROWS), random.integers(0, 50, ROWS)

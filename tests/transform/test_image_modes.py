@@ -75,7 +75,7 @@ def gray16(values: Any) -> Any:
 
 
 def png16(samples: Any, color_type: int, more: tuple[bytes, bytes] | None = None) -> bytes:
-    """Write 16-bit samples of shape (height, width, channels) as a PNG file, with one more chunk."""
+    """Write 16-bit samples of shape (height, width, channels) as PNG, with an additional chunk."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return (

@@ -51,7 +51,7 @@ EDGES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 
 def _table() -> pa.Table:
-    """Return every pair of edge values of every kind: ``a_integer``, ``b_integer``, and a third."""
+    """Return every pair of edge values of every type: ``a_integer``, ``b_integer``, and a third."""
     size = max(len(values) for _, values in EDGES.values()) + 1
     rows = [(one, other) for one in range(size) for other in range(size)]
     columns: dict[str, pa.Array] = {"id": pa.array(range(size * size), pa.int64())}
@@ -64,7 +64,7 @@ def _table() -> pa.Table:
 
 
 def plain_values(values: pa.ChunkedArray) -> list[Any]:
-    """Return values of which equal ones are equal: NaN is one value, times are microseconds."""
+    """Return values that compare equal if they are equal: one NaN, times in microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
     found = []

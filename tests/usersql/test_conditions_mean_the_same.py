@@ -57,7 +57,7 @@ _COLUMNS: dict[Kind, list[str]] = {
 
 
 def _arguments(kinds: tuple[Kind, ...]) -> list[list[str]]:
-    """Return arguments for a function, over all columns of the kinds that it takes."""
+    """Return arguments for a function over all columns of its types."""
     found: list[list[str]] = [[]]
     for kind, letter in zip(kinds, "abc", strict=False):
         choices = [f"{letter}_{name}" for name in _COLUMNS.get(kind, [kind])]
@@ -70,7 +70,7 @@ def _arguments(kinds: tuple[Kind, ...]) -> list[list[str]]:
 
 
 def _calls() -> list[str]:
-    """Return every function and operator over all columns of the kinds that it takes."""
+    """Return every function and operator over all columns of its types."""
     texts = []
     for name, functions in FUNCTIONS.items():
         for function in functions:
@@ -87,7 +87,7 @@ def _calls() -> list[str]:
 
 
 def _comparisons() -> list[str]:
-    """Return comparisons of every kind with every kind that compares with it."""
+    """Return comparisons of every pair of comparable types."""
     numeric = ["integer", "small", "byte", "whole", "float", "number", "decimal"]
     pairs = [(kind, kind) for kind in _KINDS]
     pairs += [(one, other) for one in numeric for other in numeric if one != other]
@@ -108,7 +108,7 @@ def _comparisons() -> list[str]:
 
 
 def _choices() -> list[str]:
-    """Return what chooses between values of every kind, the casts, and what is said of nulls."""
+    """Return conditional expressions, casts and null predicates over all types."""
     texts = ["not a_boolean or b_boolean and c_boolean", "a_boolean is true"]
     texts.append("b_boolean is not false")
     for kind in _KINDS:
@@ -128,7 +128,7 @@ EXPRESSIONS = list(dict.fromkeys([*_calls(), *_comparisons(), *_choices()]))
 
 
 def _values(engine: Engine) -> dict[str, list[Any]]:
-    """Return what the engine makes of each expression."""
+    """Return the engine's result of each expression."""
     found = {}
     for start in range(0, len(EXPRESSIONS), 150):
         texts = EXPRESSIONS[start : start + 150]
@@ -149,7 +149,7 @@ def _values(engine: Engine) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[dict[str, list[Any]]]:
-    """What the embedded engine makes of each expression."""
+    """The results of the embedded engine."""
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
     engine = DuckDBEngine()
@@ -158,7 +158,7 @@ def embedded() -> Iterator[dict[str, list[Any]]]:
 
 
 def _has_rules_of_its_own(text: str) -> bool:
-    """Tell whether a text computes with narrow numbers, or divides, which the list documents."""
+    """Return whether an expression uses narrow integers or division, which are documented separately."""
     narrow = re.search(r"_(small|byte|float|decimal|whole)", text)
     computes = re.search(r" [-+*/%] |^-|^abs", text)
     compares = "float" in text and "decimal" in text

@@ -58,7 +58,7 @@ _GROUPED = [
 
 
 def _results(engine: Engine, folder: Path) -> dict[str, Any]:
-    """Return what the engine makes of each call and query, in an order of its own."""
+    """Return the engine's result of each call and query in a fixed order."""
     edges = engine.stage(engine.from_arrow(TABLE.to_reader()), str(folder))
 
     def rows(text: str) -> dict[str, list[Any]]:
@@ -81,7 +81,7 @@ def _results(engine: Engine, folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the embedded engine makes of each query."""
+    """The results of the embedded engine."""
     from featurestore_connectors.duckdb_delta import DuckDBEngine
 
     engine = DuckDBEngine()

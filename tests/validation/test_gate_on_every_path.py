@@ -61,7 +61,7 @@ def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
 
 @contextmanager
 def watched(store: FeatureStore) -> Iterator[set[int]]:
-    """Read the group all the time; yield the ages that were seen."""
+    """Read the group continuously; yield the observed ages."""
     seen: set[int] = set()
     problems: list[BaseException] = []
     stop = threading.Event()

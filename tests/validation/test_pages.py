@@ -23,7 +23,7 @@ ATTRIBUTES = {"lang", "charset", "http-equiv", "content", "name", "class", "type
 
 
 def hostile(text: str) -> ValidationReport:
-    """A report with a text wherever data or a definition can put one."""
+    """A report with hostile text in every field that data or a definition can set."""
     kwargs = {"column": text, "regex": text, "value_set": [text], "row_condition": text}
     expectations = [
         rule("column_values_to_match_regex", column=text, regex=text, row_condition=text),

@@ -51,7 +51,7 @@ NOT_DRAWN = {"id", "meta", "notes", "description", "severity", "rendered_content
 
 @cache
 def arguments() -> dict[str, dict[str, bool]]:
-    """The arguments of each kind of expectation, and whether they must be given."""
+    """Return the arguments of each kind of expectation, and whether they are required."""
     found = {}
     for name in dir(import_library().expectations):
         kind = getattr(import_library().expectations, name)
@@ -105,7 +105,7 @@ SQL = {"base_query", "comparison_query", "other_table_name", "unexpected_rows_qu
 
 
 def numeric_arguments() -> Iterator[tuple[str, str]]:
-    """Yield (kind of expectation, argument) for the arguments that are numbers."""
+    """Yield (kind of expectation, argument) for numeric arguments."""
     for name in dir(import_library().expectations):
         kind = getattr(import_library().expectations, name)
         fields = getattr(kind, "__fields__", {}) if getattr(kind, "expectation_type", "") else {}
@@ -118,7 +118,7 @@ def numeric_arguments() -> Iterator[tuple[str, str]]:
 
 
 def with_argument(kind: str, argument: str, value: Any) -> dict[str, Any]:
-    """Return an expectation whose required arguments are valid, and one argument."""
+    """Return an expectation with valid required arguments and one given argument."""
     kwargs = {}
     for name, required in arguments()[kind].items():
         if required or name == "min_value":

@@ -53,7 +53,7 @@ def varied() -> pa.Table:
 
 
 def bounds(*columns: str) -> Iterator[dict[str, Any]]:
-    """Yield expectations of every measured kind with a bound that holds, one that does not, and one that just holds."""
+    """Yield expectations of every kind with a bound that passes, fails, or just passes."""
     kinds = ("mean", "median", "stdev", "sum", "min", "max", "unique_value_count", "proportion_of_unique_values",
              "proportion_of_non_null_values")  # fmt: skip
     for column in columns:
@@ -128,7 +128,7 @@ def same(mine: ExpectationResult, theirs: ExpectationResult) -> None:
 
 @pytest.fixture(scope="module")
 def on_loaded_columns() -> tuple[tuple[Any, ...], list[ExpectationResult]]:
-    """The expectations, and what the library finds."""
+    """The expectations, and the library's results."""
     validator = find_validator()
     rules = validator.normalize(TABLES)
     return rules, [each.result for each in validator.check(varied(), rules)]
@@ -165,7 +165,7 @@ def test_check_table_few_rows_equals_library_results(duckdb_store: FeatureStore,
 
 
 class Loads:
-    """An engine that notes what is loaded from it."""
+    """An engine that records the loaded columns."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.rows = engine, 0

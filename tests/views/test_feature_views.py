@@ -40,7 +40,7 @@ BOTH_ENDS = [
 
 
 def fill(store: FeatureStore) -> FeatureStore:
-    """Make weather of two places, planes, and flights between the places to learn from."""
+    """Create weather of two airports, planes, and flights between them as labels."""
     weather = {
         "origin": ["JFK", "LGA"] * 3,
         "t": [START + hour * HOUR for hour in range(6)],
@@ -66,7 +66,7 @@ def flights(duckdb_store: FeatureStore) -> FeatureStore:
 
 
 def test_view_training_and_scoring_give_same_features(store: FeatureStore) -> None:
-    """On each engine, with two roles of one group."""
+    """With two roles of one group."""
     fill(store)
     made = store.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
     view = store.get_feature_view("late")

@@ -169,14 +169,16 @@ CONCURRENT_WRITES = [
 ]
 
 
-def widening_cases() -> Iterator[Any]:
-    """Yield each write at each moment, staged and not; a third of them in every run."""
+def widening_cases() -> list[Any]:
+    """Return each write at each moment, staged and not; a third of them in every run."""
     moments = ["before the rows", "before the transaction"]
-    cases = product(CONCURRENT_WRITES, moments, [False, True])
-    for number, (how, moment, staged) in enumerate(cases):
+    cases = []
+    combinations = product(CONCURRENT_WRITES, moments, [False, True])
+    for number, (how, moment, staged) in enumerate(combinations):
         case_id = f"{how.mode}-{len(how.offsets)}-{moment}{'-staged' * staged}"
         marks = [pytest.mark.soak] if number % 3 else []
-        yield pytest.param(how, moment, staged, id=case_id, marks=marks)
+        cases.append(pytest.param(how, moment, staged, id=case_id, marks=marks))
+    return cases
 
 
 @pytest.mark.parametrize(("how", "moment", "staged"), widening_cases())

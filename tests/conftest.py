@@ -193,11 +193,11 @@ def missing_for_spark() -> str | None:
     answer = subprocess.run(
         [java, "-version"], capture_output=True, text=True, timeout=60, check=False
     )
-    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    if found is None or answer.returncode != 0:
+    matches = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    if matches is None or answer.returncode != 0:
         return f"no Java {wanted} found ({java} does not run)"
-    if int(found.group(1)) not in JAVA_VERSIONS:
-        return f"no Java {wanted} found ({java} is Java {found.group(1)})"
+    if int(matches.group(1)) not in JAVA_VERSIONS:
+        return f"no Java {wanted} found ({java} is Java {matches.group(1)})"
     return None
 
 

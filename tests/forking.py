@@ -82,9 +82,9 @@ class ForkedWorker:
         directory: str,
     ) -> None:
         os.makedirs(directory, exist_ok=True)
-        told = Path(f"{log}.given")
-        told.parent.mkdir(parents=True, exist_ok=True)
-        told.write_bytes(given)
+        actual = Path(f"{log}.given")
+        actual.parent.mkdir(parents=True, exist_ok=True)
+        actual.write_bytes(given)
         module = importlib.util.find_spec(WORKER_MODULE)
         assert module is not None
         assert module.origin is not None
@@ -93,7 +93,7 @@ class ForkedWorker:
             output=Path(log),
             environment=environment,
             folder=Path(directory),
-            given=told,
+            given=actual,
         )
 
     def poll(self) -> int | None:
@@ -164,7 +164,7 @@ class ForkServer:
 
         It reads ``given`` as its standard input.
         """
-        asked = {
+        request = {
             "input": str(given or os.devnull),
             "program": str(program),
             "arguments": list(arguments),
@@ -172,7 +172,7 @@ class ForkServer:
             "folder": str(folder),
             "output": str(output),
         }
-        return Forked(self, self.ask(asked)["pid"], output)
+        return Forked(self, self.ask(request)["pid"], output)
 
     def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request line."""
@@ -210,8 +210,8 @@ def serve() -> None:
             importlib.import_module(name)
     # Threads would not survive a fork: nothing has been computed yet, so there are none.
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = _status(asked["pid"]) if "pid" in asked else {"pid": _fork(asked)}
+        document = json.loads(line)
+        answer = _status(document["pid"]) if "pid" in document else {"pid": _fork(document)}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

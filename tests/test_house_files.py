@@ -39,7 +39,7 @@ def tracked_files() -> list[Path]:
 
 
 def test_tracked_files_have_no_registry_or_machine_names() -> None:
-    found = []
+    actual = []
     for path in tracked_files():
         if path == Path(__file__):
             continue
@@ -50,8 +50,8 @@ def test_tracked_files_have_no_registry_or_machine_names() -> None:
         for number, line in enumerate(text.splitlines(), 1):
             for pattern in (ADDRESSES, MACHINE_PATHS, LINKS_WITH_CREDENTIALS):
                 if match := pattern.search(line):
-                    found.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
-    assert found == []
+                    actual.append(f"{path.relative_to(ROOT)}:{number}: {match.group()}")
+    assert actual == []
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,12 @@ def calls_on_files(tree: ast.Module) -> Iterator[str]:
 
 
 def test_only_storage_opens_files() -> None:
-    found = {}
+    actual = {}
     for name, tree in parsed().items():
         calls = sorted(set(calls_on_files(tree)))
         if calls and name not in EXCEPTIONS:
-            found[name] = calls
-    assert found == {}, "use featurestore.storage"
+            actual[name] = calls
+    assert actual == {}, "use featurestore.storage"
 
 
 def test_storage_exceptions_are_still_needed() -> None:

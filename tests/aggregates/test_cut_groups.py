@@ -43,15 +43,15 @@ WINDOWS = [(None, 0), (3, 0), (10, 0), (None, 2), (4, 5)]
 
 
 def asked() -> tuple[Aggregate, ...]:
-    found = []
+    result = []
     for values, functions in enumerate(FUNCTIONS):
         for function in functions:
             for over, offset in WINDOWS:
                 n = 3 if function == "last_n" else 0
-                found.append(Aggregate(function, values, over, offset=offset, n=n))
-            found.append(Aggregate(function, values, 6, condition=0, n=n))
-            found.append(Aggregate(function, values, None, condition=0, n=n))
-    return tuple(found)
+                result.append(Aggregate(function, values, over, offset=offset, n=n))
+            result.append(Aggregate(function, values, 6, condition=0, n=n))
+            result.append(Aggregate(function, values, None, condition=0, n=n))
+    return tuple(result)
 
 
 ASKED = asked()
@@ -156,9 +156,9 @@ def test_incremental_group_many_cases_equal_whole_group(
     power=st.integers(-1074, 900),
 )
 def test_sums_plus_is_exact(sums: list[int], number: int, power: int) -> None:
-    given = Sums([np.array([each]) for each in sums], -20, 40)
+    inputs = Sums([np.array([each]) for each in sums], -20, 40)
     added = Fraction(number) * Fraction(2) ** power
-    assert given.plus(added).as_fraction(0) == given.as_fraction(0) + added
+    assert inputs.plus(added).as_fraction(0) == inputs.as_fraction(0) + added
 
 
 def test_incremental_group_memory_is_independent_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,13 @@ def labels(random: np.random.Generator) -> pa.Table:
 
 
 def asked(group: str) -> list[Any]:
-    found: list[Any] = featurestore.windows(f"{group}.x", FUNCTIONS, over=["1d", "9d"])
-    found += featurestore.windows(f"{group}.flag", ["any", "all"], over="2d")
-    found.append(featurestore.window(f"{group}.x", "last_n", over="9d", n=3))
-    found.append(featurestore.window(f"{group}.x", "sum", over="9d", where="flag", name="flagged"))
-    return found
+    aggregates: list[Any] = featurestore.windows(f"{group}.x", FUNCTIONS, over=["1d", "9d"])
+    aggregates += featurestore.windows(f"{group}.flag", ["any", "all"], over="2d")
+    aggregates.append(featurestore.window(f"{group}.x", "last_n", over="9d", n=3))
+    aggregates.append(
+        featurestore.window(f"{group}.x", "sum", over="9d", where="flag", name="flagged")
+    )
+    return aggregates
 
 
 def create(store: FeatureStore, name: str, parts: list[pa.Table], *, known: bool = True) -> None:
@@ -83,9 +85,9 @@ def create(store: FeatureStore, name: str, parts: list[pa.Table], *, known: bool
 
 def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
     """Return the bits of all aggregates per label number."""
-    found = store.get_features(asked(group), labels=given, label_time="t").to_arrow()
-    ids = found["id"].to_pylist()
-    return dict(zip(ids, bits(found.drop_columns(["id", "key", "t"])), strict=True))
+    frame = store.get_features(asked(group), labels=given, label_time="t").to_arrow()
+    ids = frame["id"].to_pylist()
+    return dict(zip(ids, bits(frame.drop_columns(["id", "key", "t"])), strict=True))
 
 
 @spark_in_soak

@@ -75,17 +75,17 @@ def labels() -> pa.Table:
 
 
 def asked() -> list[Any]:
-    found: list[Any] = []
+    result: list[Any] = []
     for column, functions in FUNCTIONS.items():
         for function in functions:
             for over in ("12h", "2d", None):
-                found.append(featurestore.window(f"golden.{column}", function, over=over))
+                result.append(featurestore.window(f"golden.{column}", function, over=over))
     for column in ("x", "s"):
-        found.append(featurestore.window(f"golden.{column}", "last_n", over="2d", n=3))
-    found.append(featurestore.window("golden.x", "sum", over="1d", offset="6h"))
-    found.append(featurestore.window("golden.x", "std", over="2d", where="b", name="x_std_b"))
-    found.append(featurestore.window("golden.n", "max", over="6h", fill_value=-1, name="n_filled"))
-    return found
+        result.append(featurestore.window(f"golden.{column}", "last_n", over="2d", n=3))
+    result.append(featurestore.window("golden.x", "sum", over="1d", offset="6h"))
+    result.append(featurestore.window("golden.x", "std", over="2d", where="b", name="x_std_b"))
+    result.append(featurestore.window("golden.n", "max", over="6h", fill_value=-1, name="n_filled"))
+    return result
 
 
 def text(value: Any) -> Any:
@@ -109,7 +109,7 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
         created_time="created",
         statistics=False,
     )
-    found: dict[str, dict[str, list[Any]]] = {}
+    result: dict[str, dict[str, list[Any]]] = {}
     for name, waits in (("known", True), ("at once", False)):
         frame = store.get_features(
             asked(),
@@ -122,17 +122,17 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
         if store.session.engine.name == "duckdb":
             assert store.check_leakage(frame).ok == waits
         columns = frame.to_arrow().drop_columns(["key", "at"]).to_pydict()
-        found[name] = {column: text(values) for column, values in columns.items()}
-    return found
+        result[name] = {column: text(values) for column, values in columns.items()}
+    return result
 
 
 def test_window_aggregates_match_golden_file(store: FeatureStore) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    found = answers(store)
+    actual = answers(store)
     for name, columns in golden.items():
-        assert list(found[name]) == list(columns)
+        assert list(actual[name]) == list(columns)
         for column, values in columns.items():
-            assert found[name][column] == values, (name, column)
+            assert actual[name][column] == values, (name, column)
 
 
 def test_golden_file_covers_functions_and_special_numbers() -> None:

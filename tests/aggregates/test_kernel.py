@@ -92,7 +92,7 @@ def check_case(case: dict[str, Any]) -> None:
     conditions = []
     if case["condition"] is not None:
         conditions.append(pa.array(case["condition"], pa.bool_()))
-    asked = []
+    request = []
     for function in get_args(Function):
         if kernel.result_type(function, case["kind"], n=3) is None:
             continue
@@ -100,9 +100,9 @@ def check_case(case: dict[str, Any]) -> None:
         one = Aggregate(function, 0, case["over"], offset=case["offset"], n=n)
         if conditions:
             one = replace(one, condition=0)
-        asked.append(one)
+        request.append(one)
     replaced = [NEVER if row[3] is None else row[3] for row in rows]
-    found = aggregate(
+    result = aggregate(
         Rows(
             np.array([row[0] for row in rows], np.int64),
             np.array([row[1] for row in rows], np.int64),
@@ -115,13 +115,13 @@ def check_case(case: dict[str, Any]) -> None:
         ),
         keys=4,
         columns=[pa.array([row[4] for row in rows], case["kind"])],
-        aggregates=asked,
+        aggregates=request,
         conditions=conditions,
     )
     # Values as their type holds them.
     kept = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
     seen = [values_of(label, case, kept) for label in labels]
-    for each, answers in zip(asked, found, strict=True):
+    for each, answers in zip(request, result, strict=True):
         output = output_of(each)
         expected = [reference.apply_function(output, values) for values in seen]
         assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each

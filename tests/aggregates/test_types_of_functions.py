@@ -59,14 +59,14 @@ def test_window_functions_by_column_type_raise_or_compute(store: FeatureStore) -
     for column in COLUMNS:
         for function in get_args(Function):
             options = {"n": 2} if function == "last_n" else {}
-            asked = featurestore.window(f"events.{column}", function, over="7d", **options)
+            aggregates = featurestore.window(f"events.{column}", function, over="7d", **options)
             try:
-                store.get_features([asked], labels=[label], label_time="asked")
+                store.get_features([aggregates], labels=[label], label_time="asked")
             except InvalidArgument:
                 with pytest.raises(InvalidArgument, match="has no meaning"):
-                    store.create_feature_view("v", features=[asked])
+                    store.create_feature_view("v", features=[aggregates])
             else:
-                accepted.append(asked)
+                accepted.append(aggregates)
     names = {each.name for each in accepted}
     for column in NESTED:
         assert f"{column}_last_7d" in names
@@ -93,13 +93,13 @@ def test_std_with_overflowing_variance_is_nearest_double(values: list[float]) ->
     for fixed in (from_doubles(array, bits=bits), from_squares(array, bits=bits)):
         sums.append(Sums([limb.sum(keepdims=True) for limb in fixed.limbs], fixed.unit, fixed.bits))
     counts = np.array([len(array)])
-    found = variances(counts, *sums)
-    root = float(deviations(counts, found, *sums)[0])
+    actual = variances(counts, *sums)
+    root = float(deviations(counts, actual, *sums)[0])
     numbers = list(map(Fraction, values))
     mean = sum(numbers, Fraction(0)) / len(numbers)
     exact = sum(((number - mean) ** 2 for number in numbers), Fraction(0)) / (len(numbers) - 1)
-    if math.isfinite(found[0]):
-        assert root == math.sqrt(found[0])
+    if math.isfinite(actual[0]):
+        assert root == math.sqrt(actual[0])
     elif math.isfinite(root):
         above, below = math.nextafter(root, math.inf), math.nextafter(root, 0.0)
         upper = (Fraction(root) + Fraction(above)) / 2 if math.isfinite(above) else None

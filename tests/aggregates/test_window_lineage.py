@@ -123,8 +123,8 @@ def test_search_matches_aggregates_after_registry_rebuild(
 def test_manifest_and_td_show_list_windows(store: FeatureStore) -> None:
     dataset = store.get_training_dataset("returns")
     assert list(map(str, dataset.manifest.windows)) == [SETTLED, SHOPS]
-    asked = ["--location", store.location, "--output", "json", "td", "show", "returns"]
-    shown = CliRunner().invoke(app, asked)
+    arguments = ["--location", store.location, "--output", "json", "td", "show", "returns"]
+    shown = CliRunner().invoke(app, arguments)
     assert json.loads(shown.output)["windows"] == [SETTLED, SHOPS]
     few = store.create_training_dataset(
         store.get_features(ASKED, labels="questions").drop("shops"), "few", label="returns",
@@ -202,13 +202,13 @@ def test_window_json_round_trip(fill: object) -> None:
 
 
 def test_fill_values_are_restored_from_manifest(store: FeatureStore) -> None:
-    asked = [
+    aggregates = [
         featurestore.window("purchases.at", "last", over="1us", fill_value="1970-01-01T00:00Z"),
     ]
     with pytest.raises(InvalidArgument, match="fill_value"):
-        store.get_features(asked, labels="questions")
-    asked = [featurestore.window("purchases.at", "last", over="1us", fill_value=DAY)]
-    frame = store.get_features(asked, labels="questions")
+        store.get_features(aggregates, labels="questions")
+    aggregates = [featurestore.window("purchases.at", "last", over="1us", fill_value=DAY)]
+    frame = store.get_features(aggregates, labels="questions")
     dataset = store.create_training_dataset(
         frame, "filled", label="returns", data_format="parquet", progress=False
     )

@@ -52,8 +52,8 @@ def sums(store: FeatureStore, asked: list[Any], moments: list[Any], **options: A
     """Return the aggregates of labels, which are pairs of key and time."""
     who, times = zip(*moments, strict=True)
     labels = pa.table({"who": pa.array(who, pa.string()), "t": pa.array(times, TIMES)})
-    found = store.get_features(asked, labels=labels, label_time="t", **options).to_arrow()
-    rows = found.drop_columns(["who", "t"]).to_pylist()
+    frame = store.get_features(asked, labels=labels, label_time="t", **options).to_arrow()
+    rows = frame.drop_columns(["who", "t"]).to_pylist()
     return [list(row.values()) for row in rows]
 
 
@@ -67,7 +67,7 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
         ttl="1h",
         validation="off",
     )
-    asked = [
+    aggregates = [
         "purchases.amount|sum|4h",
         featurestore.window("purchases.amount", "sum", over=None, fill_value=-1.0),
         "purchases.amount|count|4h",
@@ -91,15 +91,15 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
         ("NaN wins over infinity", ("bob", at(15)), ["nan", "nan", 2, ["nan", float("inf")]]),
         ("infinity", ("bob", at(18.5)), [float("inf"), "nan", 1, [None, float("inf")]]),
     ]  # fmt: skip
-    found = sums(store, asked, [moment for _, moment, _ in cases])
-    for (name, _, expected), answer in zip(cases, found, strict=True):
+    actual = sums(store, aggregates, [moment for _, moment, _ in cases])
+    for (name, _, expected), answer in zip(cases, actual, strict=True):
         for mine, wanted in zip(answer, expected, strict=True):
             if wanted is not None or mine is None:
                 assert _told(mine) == _told(wanted), name
     # Without regard to when rows were known: corrections at once, the row that never was, too.
     moments = [("ann", at(14)), ("ann", at(12))]
-    found = sums(store, asked[:1], moments, created_time_filter=False)
-    assert found == [[2.0 + 64 + 8 + 128 + 32], [1.0 + 2 + 32]]
+    actual = sums(store, aggregates[:1], moments, created_time_filter=False)
+    assert actual == [[2.0 + 64 + 8 + 128 + 32], [1.0 + 2 + 32]]
 
 
 def _told(value: Any) -> Any:
@@ -112,9 +112,9 @@ def _told(value: Any) -> Any:
 def test_ttl_limits_features_but_not_windows(duckdb_store: FeatureStore) -> None:
     rows = {"who": ["ann"] * 2, "at": [START, START + timedelta(hours=1)], "x": [1.0, 2.0]}
     duckdb_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
-    asked = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]
+    request = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]
     moments = [("ann", at(1)), ("ann", at(2)), ("ann", at(3))]
-    assert sums(duckdb_store, asked, moments) == [
+    assert sums(duckdb_store, request, moments) == [
         [2.0, 3.0, 2.0],
         [2.0, 3.0, None],  # a ttl includes its bound, a window does not
         [None, 3.0, None],

@@ -163,12 +163,12 @@ def sums(store: FeatureStore, **options: Any) -> list[Any]:
 
 
 def wanted_sums(purchases: list[Row], *, known: bool) -> list[Any]:
-    found = []
+    result = []
     for label in ASKED:
         who, at = label["customer"], label["asked_at"]
         minutes = total(VISITS, who, "minutes", at, 4 * DAY, known)
-        found.append((*label.values(), minutes, total(purchases, who, "amount", at, 4 * DAY)))
-    return found
+        result.append((*label.values(), minutes, total(purchases, who, "amount", at, 4 * DAY)))
+    return result
 
 
 def test_created_time_filter_excludes_unknown_rows(
@@ -186,41 +186,41 @@ def test_window_as_of_reads_older_version(shop: FeatureStore) -> None:
     assert sums(shop) == wanted_sums([*PURCHASES, late], known=True) != before
     assert sums(shop, as_of={"purchases": 1}) == before
     first = shop.get_featuregroup_history("purchases")[-1].timestamp
-    asked = ["purchases.amount|sum|4d"]
-    given = {"labels": ASKED, "label_time": "asked_at"}
-    then = shop.get_features(asked, as_of={"purchases": first}, **given)
+    request = ["purchases.amount|sum|4d"]
+    arguments = {"labels": ASKED, "label_time": "asked_at"}
+    then = shop.get_features(request, as_of={"purchases": first}, **arguments)
     assert then.to_pandas()["amount_sum_4d"].equals(
-        shop.get_features(asked, as_of={"purchases": 1}, **given).to_pandas()["amount_sum_4d"]
+        shop.get_features(request, as_of={"purchases": 1}, **arguments).to_pandas()["amount_sum_4d"]
     )
 
 
 def test_window_name_conflicts_raise(shop: FeatureStore) -> None:
-    for asked in (
+    for request in (
         ["purchases.amount|sum|4d", "purchases.amount|sum|4d"],
         ["purchases.amount|sum|4d as price", "prices.price"],
         ["prices.price", "purchases.amount|sum|4d as PRICE"],
     ):
         with pytest.raises(ColumnConflict, match="would be called"):
-            shop.get_features(asked, labels=ASKED, label_time="asked_at")
+            shop.get_features(request, labels=ASKED, label_time="asked_at")
 
 
 def test_window_join_key_maps_label_column(shop: FeatureStore) -> None:
     rows = [{**row, "till": row["purchase"] % 2} for row in PURCHASES]
     shop.create_featuregroup(rows, "tills", primary_key=["customer", "purchase"], event_time="at")
-    asked = featurestore.window("tills.amount", "sum", over=None, key="till")
+    aggregates = featurestore.window("tills.amount", "sum", over=None, key="till")
     labels = pd.DataFrame({"desk": [0, 1, 2], "t": [day(10)] * 3})
-    frame = shop.get_features(asked, labels=labels, label_time="t", join_key={"desk": "till"})
+    frame = shop.get_features(aggregates, labels=labels, label_time="t", join_key={"desk": "till"})
     assert frame.to_arrow()["amount_sum"].to_pylist() == [34.0, 92.0, None]
     people = pd.DataFrame({"who": ["ann", "bob"], "desk": [0, 1], "t": [day(10)] * 2})
     frame = shop.get_features(
-        [asked, "tills.amount|sum|all as spent", "visits.minutes|sum|all"],
+        [aggregates, "tills.amount|sum|all as spent", "visits.minutes|sum|all"],
         labels=people,
         label_time="t",
         join_key={"desk": "till", "who": "customer"},
     )
-    found = frame.drop("who", "desk", "t").to_arrow().to_pylist()
-    assert [list(row.values()) for row in found] == [[34.0, 37.5, 40], [92.0, 81.5, 16]]
+    actual_rows = frame.drop("who", "desk", "t").to_arrow().to_pylist()
+    assert [list(row.values()) for row in actual_rows] == [[34.0, 37.5, 40], [92.0, 81.5, 16]]
     with pytest.raises(NoJoinKey, match="nosuch"):
         shop.get_features(
-            asked, labels=labels, label_time="t", join_key={"tills": {"desk": "nosuch"}}
+            aggregates, labels=labels, label_time="t", join_key={"tills": {"desk": "nosuch"}}
         )

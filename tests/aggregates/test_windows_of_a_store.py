@@ -61,7 +61,7 @@ def labels() -> pd.DataFrame:
 def test_windows_and_features_keep_requested_order(
     store: FeatureStore,
 ) -> None:
-    asked = [
+    aggregates = [
         featurestore.window("purchases.amount", "sum", over="7d"),
         "customers.segment",
         "purchases.amount|count|all as purchases",
@@ -70,9 +70,9 @@ def test_windows_and_features_keep_requested_order(
         ),
         featurestore.window("purchases.shop", "last_n", over=None, n=2),
     ]
-    frame = store.get_features(asked, labels=labels(), label_time="asked_at")
-    found = frame.to_arrow().to_pylist()
-    assert [list(row.values())[3:] for row in found] == [
+    frame = store.get_features(aggregates, labels=labels(), label_time="asked_at")
+    rows = frame.to_arrow().to_pylist()
+    assert [list(row.values())[3:] for row in rows] == [
         [None, None, 0, None, [None, None]],
         [17.5, "gold", 3, 12.5, ["south", "north"]],
         [80.0, "new", 1, 80.0, [None, "north"]],
@@ -97,10 +97,10 @@ def test_constant_label_time_returns_rows_of_group(store: FeatureStore) -> None:
 
 
 def test_join_key_applies_to_features_and_windows(store: FeatureStore) -> None:
-    given = labels().rename(columns={"customer": "who"})
+    input_rows = labels().rename(columns={"customer": "who"})
     frame = store.get_features(
         ["customers.segment", "purchases.amount|sum|7d"],
-        labels=given,
+        labels=input_rows,
         join_key={"who": "customer"},
     )
     assert frame.to_pandas()["amount_sum_7d"].tolist()[1:] == [17.5, 80.0, 25.0]
@@ -123,28 +123,30 @@ def test_training_dataset_of_windows_is_reproducible(
 
 
 def test_coverage_counts_labels_with_window_rows(store: FeatureStore) -> None:
-    asked = ["customers.segment", "purchases.amount|sum|3d"]
-    frame = store.get_features(asked, labels=labels(), label_time="asked_at")
-    found = {group.group: group for group in frame.coverage().groups}
-    purchases = found["purchases@v1"]
+    request = ["customers.segment", "purchases.amount|sum|3d"]
+    frame = store.get_features(request, labels=labels(), label_time="asked_at")
+    actual = {group.group: group for group in frame.coverage().groups}
+    purchases = actual["purchases@v1"]
     assert (purchases.labels, purchases.found, purchases.no_such_key) == (4, 2, 1)
     assert purchases.older_than_ttl == 1  # bob's row is three days old: (t - 3d, t] is without it
     assert "over=" in " ".join(purchases.advice)
-    assert found["customers@v1"].found == 3
+    assert actual["customers@v1"].found == 3
 
 
 def test_explain_window_returns_counted_rows(store: FeatureStore) -> None:
-    asked = featurestore.window("purchases.amount", "sum", over="7d", where="status = 'settled'")
-    found = store.featuregroup("purchases").explain_window(
-        asked, key={"customer": "ann"}, at=DAY + pd.Timedelta(days=4)
+    aggregates = featurestore.window(
+        "purchases.amount", "sum", over="7d", where="status = 'settled'"
     )
-    assert found.value == 20.0
-    assert [row["purchase"] for row in found.rows] == [1]
-    assert found.left_out == {
+    actual = store.featuregroup("purchases").explain_window(
+        aggregates, key={"customer": "ann"}, at=DAY + pd.Timedelta(days=4)
+    )
+    assert actual.value == 20.0
+    assert [row["purchase"] for row in actual.rows] == [1]
+    assert actual.left_out == {
         "in the future": 1,
         "for which status = 'settled' is not true": 1,
     }
-    assert "amount_sum_7d" in str(found)
+    assert "amount_sum_7d" in str(actual)
 
 
 MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
@@ -207,19 +209,21 @@ def test_window_over_indistinguishable_events_raises(
     duckdb_store.create_featuregroup(
         rows, "tied", primary_key="who", event_time="at", validation="warn"
     )
-    given = pd.DataFrame({"who": ["b"], "t": [DAY]})
+    input_rows = pd.DataFrame({"who": ["b"], "t": [DAY]})
     with pytest.raises(InvalidArgument, match="who=a, at=2024-01-01") as caught:
-        duckdb_store.get_features("tied.x|sum|1d", labels=given, label_time="t")
+        duckdb_store.get_features("tied.x|sum|1d", labels=input_rows, label_time="t")
     assert "created_time" in str(caught.value.hint)
     apart = {**rows, "number": [1, 2, 3]}
     duckdb_store.create_featuregroup(apart, "apart", primary_key=["who", "number"], event_time="at")
-    frame = duckdb_store.get_features("apart.x|sum|1d", labels=given, label_time="t")
+    frame = duckdb_store.get_features("apart.x|sum|1d", labels=input_rows, label_time="t")
     assert frame.to_pandas()["x_sum_1d"].tolist() == [3.0]
 
 
 def test_window_key_accepts_any_group_column(store: FeatureStore, tmp_path: Path) -> None:
     del tmp_path
-    given = pd.DataFrame({"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta(days=9)] * 2})
-    asked = featurestore.window("purchases.amount", "sum", over=None, key="shop")
-    frame = store.get_features([asked], labels=given)
+    input_rows = pd.DataFrame(
+        {"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta(days=9)] * 2}
+    )
+    aggregates = featurestore.window("purchases.amount", "sum", over=None, key="shop")
+    frame = store.get_features([aggregates], labels=input_rows)
     assert frame.to_pandas()["amount_sum"].tolist() == [112.5, 5.0]

@@ -42,9 +42,11 @@ def test_spark_windows_do_not_collect_rows(
     labels = spark.range(ROWS).selectExpr("id % 6 AS key", moment)
     store.create_featuregroup(rows, "w", primary_key=["key", "number"], event_time="t")
     with counted_fetches(monkeypatch) as fetched:
-        asked = featurestore.windows("w.x", ["sum", "max", "count_distinct"], over=["50s", None])
-        found = store.get_features(asked, labels=labels, label_time="t").native()
-        found.write.parquet(str(tmp_path / "found"))
+        aggregates = featurestore.windows(
+            "w.x", ["sum", "max", "count_distinct"], over=["50s", None]
+        )
+        frame = store.get_features(aggregates, labels=labels, label_time="t").native()
+        frame.write.parquet(str(tmp_path / "found"))
     assert sum(fetched) < 100
     written = spark.read.parquet(str(tmp_path / "found"))
     assert written.count() == ROWS

@@ -51,12 +51,12 @@ def client_of(store: FeatureStore, **settings: Any) -> Iterator[TestClient]:
 
 def retrieve(client: TestClient, *filters: str, **read: Any) -> tuple[int, dict[str, Any], float]:
     """Return the status, problem and duration in seconds of a retrieval."""
-    asked = {
+    request = {
         "read": {"kind": "featuregroup", "name": "numbers", **read},
         "steps": [{"filter": each} for each in filters],
         "answer": "count",
     }
-    return post(client, asked)
+    return post(client, request)
 
 
 def post(client: TestClient, asked: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
@@ -99,9 +99,9 @@ def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None
         {"read": {"kind": "featuregroup", "name": "numbers"}, "steps": [{"select": ["x"] * 10_001}]},
     ]  # fmt: skip
     with client_of(store) as client:
-        for asked in too_long:
-            status, problem, seconds = post(client, asked)
-            assert (status, problem["title"]) == (413, "LimitExceeded"), asked
+        for request in too_long:
+            status, problem, seconds = post(client, request)
+            assert (status, problem["title"]) == (413, "LimitExceeded"), request
             assert any(letter.isdigit() for letter in problem["detail"])
             assert seconds < 1
 

@@ -182,17 +182,17 @@ def test_uploads_are_atomic_or_refused(
             before = state_of(attacked) if writes else untouched
             address = f"/api/v1/featuregroups/{route}"
             answer = client.post(address, content=body, headers=headers)
-            told = (user, route, name, answer.status_code, answer.text[:400])
-            assert answer.status_code < 500, told
-            assert attacked.location not in answer.text, told
+            actual = (user, route, name, answer.status_code, answer.text[:400])
+            assert answer.status_code < 500, actual
+            assert attacked.location not in answer.text, actual
             if not writes:
-                assert answer.status_code in (403, 404), told
+                assert answer.status_code in (403, 404), actual
             if answer.status_code == 200:
                 written += 1
                 continue
             refused += 1
-            assert answer.json()["detail"], told
-            assert not writes or state_of(attacked) == before, told
+            assert answer.json()["detail"], actual
+            assert not writes or state_of(attacked) == before, actual
     assert user in WRITERS or state_of(attacked) == untouched
     for page in (
         "/groups/visits/1/rows",

@@ -67,10 +67,10 @@ def test_fg_list_shows_every_group(run: Run) -> None:
 
 
 def test_fg_show_prints_definition(run: Run) -> None:
-    found = run("fg", "show", "weather", as_json=True)
-    assert found["tags"] == {"team": "sky"}
-    assert found["ttl"] == "1d"
-    assert found["columns"] == [
+    document = run("fg", "show", "weather", as_json=True)
+    assert document["tags"] == {"team": "sky"}
+    assert document["ttl"] == "1d"
+    assert document["columns"] == [
         {"name": "origin", "type": "string", "role": "key", "description": ""},
         {"name": "t", "type": "timestamp[us, tz=UTC]", "role": "time", "description": ""},
         {"name": "temp", "type": "double", "role": "feature", "description": ""},
@@ -87,22 +87,22 @@ def test_fg_head_prints_rows(run: Run) -> None:
 
 
 def test_fg_history_lists_commits(run: Run) -> None:
-    found = run("fg", "history", "weather", as_json=True)
+    document = run("fg", "history", "weather", as_json=True)
     assert [
         (each["delta_version"], each["operation"], each["rows_in"], each["rows_out"])
-        for each in found
+        for each in document
     ] == [
         (2, "upsert", 1, 1),
         (1, "create", 2, 0),
     ]
-    assert set(found[0]) >= {"timestamp", "rows", "run_id", "validation", "unique", "inputs"}
+    assert set(document[0]) >= {"timestamp", "rows", "run_id", "validation", "unique", "inputs"}
     assert "upsert" in run("fg", "history", "weather")
 
 
 def test_fg_stats_prints_column_statistics(run: Run) -> None:
     assert "temp" in run("fg", "stats", "weather")
-    found = run("fg", "stats", "weather", as_json=True)
-    assert found["rows"] == 2
+    document = run("fg", "stats", "weather", as_json=True)
+    assert document["rows"] == 2
 
 
 def test_fg_validate_checks_stored_data(run: Run) -> None:
@@ -141,15 +141,15 @@ def test_fg_explain_window_shows_counted_rows(run: Run, location: str) -> None:
     assert "counted (2 rows)" in shown
     assert "left out: 1 outside the window" in shown
     assert "left out: 1 without a value in speed" in shown
-    found = run(*words, "--window", "gusts.speed|sum|36h", as_json=True)
-    assert found["value"] == 21.5
-    assert [row["speed"] for row in found["rows"]] == [9.0, 12.5]
-    for text, told in (
+    document = run(*words, "--window", "gusts.speed|sum|36h", as_json=True)
+    assert document["value"] == 21.5
+    assert [row["speed"] for row in document["rows"]] == [9.0, 12.5]
+    for text, actual in (
         ("gusts.speed|total|36h", "'sum'"),
         ("weather.temp|sum|36h", "not of 'gusts'"),
         ("gusts.speed", "group.column|sum|7d"),
     ):
-        assert told in run(*words, "--window", text, code=1)
+        assert actual in run(*words, "--window", text, code=1)
     words = ["features", "get", "gusts.speed|sum|36h", "--labels", "weather"]
     assert "speed_sum_36h = sum(speed) over (t - 36h, t]" in run(*words, "--explain")
     rows = {row["origin"]: row for row in run(*words, as_json=True)}
@@ -175,9 +175,9 @@ def test_cli_error_prints_one_line_and_hint(run: Run) -> None:
         "error: Unknown feature group 'wether'. Available: 'weather'.\n"
         "hint: did you mean weather?\n"
     )
-    told = run("fg", "show", "wether", code=1, as_json=True)
-    assert told["error"]["type"] == "FeatureGroupNotFound"
-    assert "hint" in told["error"]
+    document = run("fg", "show", "wether", code=1, as_json=True)
+    assert document["error"]["type"] == "FeatureGroupNotFound"
+    assert "hint" in document["error"]
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_cli_wrong_usage_exits_with_2(run: Run, words: tuple[str, ...]) -> None:
 
 def test_registry_rebuild_reports_restored_and_missing_parts(run: Run, location: str) -> None:
     Path(location, "registry.db").unlink()
-    found = run("registry", "rebuild", as_json=True)
-    assert found["featuregroups"] == ["weather@v1"]
-    assert "failed runs" in found["not_restored"]
+    document = run("registry", "rebuild", as_json=True)
+    assert document["featuregroups"] == ["weather@v1"]
+    assert "failed runs" in document["not_restored"]
     assert run("fg", "list", as_json=True)[0]["name"] == "weather"
-    told = run("registry", "upgrade", as_json=True)
-    assert told["before"] == told["now"]
+    content = run("registry", "upgrade", as_json=True)
+    assert content["before"] == content["now"]
 
 
 def test_init_creates_store_and_configuration(
@@ -208,12 +208,12 @@ def test_init_creates_store_and_configuration(
 
 
 def test_doctor_reports_state_of_each_check(run: Run) -> None:
-    found = {each["check"]: each for each in run("doctor", as_json=True)}
-    assert found["python"]["state"] == "ok"
-    assert found["location"]["state"] == "ok"
-    assert found["registry"]["detail"].startswith("revision")
-    assert "duckdb" in found["engines"]["detail"]
-    assert set(found["duckdb"]) == {"check", "state", "detail", "hint"}
+    document = {each["check"]: each for each in run("doctor", as_json=True)}
+    assert document["python"]["state"] == "ok"
+    assert document["location"]["state"] == "ok"
+    assert document["registry"]["detail"].startswith("revision")
+    assert "duckdb" in document["engines"]["detail"]
+    assert set(document["duckdb"]) == {"check", "state", "detail", "hint"}
 
 
 def test_installed_command_runs(location: str) -> None:

@@ -99,9 +99,9 @@ def test_cli_errors_escape_control_characters(
     location: str, command_line: Callable[..., Any], words: list[str]
 ) -> None:
     for form in ([], ["--output", "json"]):
-        told = command_line("--location", location, *words, *form, code=1)
-        assert "[31mred" in told.err
-        assert not CONTROL.search(told.out + told.err)
+        output = command_line("--location", location, *words, *form, code=1)
+        assert "[31mred" in output.err
+        assert not CONTROL.search(output.out + output.err)
 
 
 def test_cli_json_preserves_stored_text(location: str, command_line: Callable[..., Any]) -> None:

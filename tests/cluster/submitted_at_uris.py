@@ -45,9 +45,9 @@ def main(folder: str, *locations: str) -> None:
     answer = {"master": engine.session.sparkContext.master}
     for number, location in enumerate(locations):
         registry = f"sqlite:///{folder}/registry-{number}.db"
-        given = {"registry": registry, "storage_options": options[number]}
+        arguments = {"registry": registry, "storage_options": options[number]}
         # Not closed: that would end the session.
-        store = featurestore.connect(location, engine=engine, **given)
+        store = featurestore.connect(location, engine=engine, **arguments)
         answer[location] = write(store, frame, more)
     print(json.dumps(answer))
 

@@ -157,8 +157,8 @@ def test_spark_submit_job_rows_equal_embedded_rows(
     embedded.backfill_job("demand", *BETWEEN)
     tables = []
     for store in (embedded, featurestore.connect(application.folder / "store", engine="duckdb")):
-        found = store.get_featuregroup("demand").to_arrow()
-        tables.append(sorted(map(str, found.to_pylist())))
+        table = store.get_featuregroup("demand").to_arrow()
+        tables.append(sorted(map(str, table.to_pylist())))
     assert len(tables[0]) == 4
     assert tables[0] == tables[1]
 

@@ -32,9 +32,9 @@ def protocol(*features: str, reader: int = 3) -> dict[str, Any]:
     """Return a protocol action with named reader features."""
     if not features:
         return {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}}
-    told = {"minReaderVersion": reader, "minWriterVersion": 7}
+    actual = {"minReaderVersion": reader, "minWriterVersion": 7}
     listed = {"readerFeatures": list(features), "writerFeatures": list(features)}
-    return {"protocol": {**told, **listed}}
+    return {"protocol": {**actual, **listed}}
 
 
 def metadata(
@@ -44,10 +44,10 @@ def metadata(
     text = rows
     if isinstance(rows, pa.Schema):
         text = schema_string(*((field.name, _TYPES[field.type]) for field in rows))
-    told = {"id": "hand-made", "format": {"provider": "parquet", "options": {}}}
+    actual = {"id": "hand-made", "format": {"provider": "parquet", "options": {}}}
     return {
         "metaData": {
-            **told,
+            **actual,
             "schemaString": text,
             "partitionColumns": list(partition_by),
             "configuration": {

@@ -84,22 +84,22 @@ def test_read_history_counts_rows_from_actions(tmp_path: Path) -> None:
     DeltaTable(path).delete("id = 0")
     DeltaTable(path).optimize.compact()
     write_deltalake(path, new.slice(0, 1), mode="overwrite")
-    found = read_history(path)[::-1]
-    assert [(each.version, each.rows_in, each.rows_out, each.rows) for each in found][:5] == [
+    actual = read_history(path)[::-1]
+    assert [(each.version, each.rows_in, each.rows_out, each.rows) for each in actual][:5] == [
         (0, 1, 0, 1),
         (1, 1, 0, 2),
         (2, 1, 0, 3),
         (3, 2, 1, 4),
         (4, 0, 1, 3),
     ]
-    assert (found[-2].rows_in, found[-2].rows_out) == (0, 0)
-    assert (found[-1].operation, found[-1].rows_in, found[-1].rows_out, found[-1].rows) == (
+    assert (actual[-2].rows_in, actual[-2].rows_out) == (0, 0)
+    assert (actual[-1].operation, actual[-1].rows_in, actual[-1].rows_out, actual[-1].rows) == (
         "write",
         1,
         3,
         1,
     )
-    assert [each.user_metadata for each in found[:3]] == [
+    assert [each.user_metadata for each in actual[:3]] == [
         {"run": "r0"},
         {"run": "r1"},
         {"run": "r2"},
@@ -232,8 +232,8 @@ def test_damaged_checkpoint_falls_back_to_commits(
     checkpoint.write_bytes(content)
     shutil.copytree(path, tmp_path / "copy")  # of which nothing is remembered
     copy = str(tmp_path / "copy")
-    found = read_snapshot(copy)
-    assert [file.log_path for file in found.files] == [file.log_path for file in expected.files]
+    actual = read_snapshot(copy)
+    assert [file.log_path for file in actual.files] == [file.log_path for file in expected.files]
     assert checkpoint.name in caplog.text
     Path(commit_path(path, 0)).unlink()
     with pytest.raises(TableDamaged, match=checkpoint.name):

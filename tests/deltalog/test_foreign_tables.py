@@ -34,10 +34,10 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 def read(engine: DuckDBEngine, path: Path, **how: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = (
+    table: dict[str, list[Any]] = (
         engine.stream(engine.read_table(str(path), **how)).read_all().to_pydict()
     )
-    return found
+    return table
 
 
 def simple(path: Path, *features: str, **configuration: str) -> Path:
@@ -155,9 +155,9 @@ def test_naive_table_times_are_utc_with_warning(engine: DuckDBEngine, tmp_path: 
     commit(path, 0, protocol("timestampNtz"), metadata(rows.schema))
     commit(path, 1, add(path, "part-0.parquet", rows))
     with pytest.warns(NaiveTimeWarning, match="'at'") as told:
-        found = read(engine, path)
+        actual = read(engine, path)
     assert len(told) == 1
-    assert found == {"at": [moment.replace(tzinfo=dt.UTC), None]}
+    assert actual == {"at": [moment.replace(tzinfo=dt.UTC), None]}
 
 
 def test_narrower_file_types_are_widened_to_schema(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_narrower_file_types_are_widened_to_schema(engine: DuckDBEngine, tmp_pat
     )
     commit(path, 1, add(path, "part-0.parquet", narrow))
     with pytest.warns(NaiveTimeWarning):
-        found = read(engine, path)
-    assert found == {"n": [7], "x": [7.0], "at": [dt.datetime(2024, 5, 1, tzinfo=dt.UTC)]}
+        actual = read(engine, path)
+    assert actual == {"n": [7], "x": [7.0], "at": [dt.datetime(2024, 5, 1, tzinfo=dt.UTC)]}
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
@@ -225,9 +225,9 @@ def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_pa
         "modificationTime": 1,
         "stats": file.statistics,
     }
-    told = {"partitionValues": pa.array([[]], pa.map_(pa.string(), pa.string()))}
+    details = {"partitionValues": pa.array([[]], pa.map_(pa.string(), pa.string()))}
     struct = pa.StructArray.from_arrays(
-        [*(pa.array([each]) for each in added.values()), *told.values()], [*added, *told]
+        [*(pa.array([each]) for each in added.values()), *details.values()], [*added, *details]
     )
     (log / "_sidecars").mkdir()
     parquet.write_table(pa.table({"add": struct}), log / "_sidecars" / "one.parquet")
@@ -237,8 +237,8 @@ def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_pa
     (log / name).write_text("\n".join(map(json.dumps, top)))
     for version in (0, 1):
         Path(commit_path(str(path), version)).unlink()
-    found = read_snapshot(str(path))
-    assert (found.version, found.schema, found.rows) == (1, before.schema, 3)
+    actual = read_snapshot(str(path))
+    assert (actual.version, actual.schema, actual.rows) == (1, before.schema, 3)
     assert read(engine, path) == {"id": [1, 2, 3]}
     other = shutil.copytree(path, tmp_path / "other")
     (other / "_delta_log" / "_sidecars" / "one.parquet").unlink()
@@ -264,11 +264,11 @@ def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path
         for number, each in enumerate(values)
     ]
     commit(path, 1, *files)
-    found = read(engine, path)
-    assert found["id"] == [1, 2] * 3
-    assert found["file_index"] == [5, 6] * 3
-    assert found["zone"] == ["a=b'c"] * 2 + [None] * 2 + ["south"] * 2
-    assert found["day"] == [dt.date(2024, 5, 1)] * 2 + [None] * 2 + [dt.date(1, 1, 1)] * 2
+    actual = read(engine, path)
+    assert actual["id"] == [1, 2] * 3
+    assert actual["file_index"] == [5, 6] * 3
+    assert actual["zone"] == ["a=b'c"] * 2 + [None] * 2 + ["south"] * 2
+    assert actual["day"] == [dt.date(2024, 5, 1)] * 2 + [None] * 2 + [dt.date(1, 1, 1)] * 2
     write(
         engine,
         str(path),

@@ -27,19 +27,19 @@ HEAVY = {"tensorflow": ("tf_", "petastorm_reader"), "torch": ("torch_",)}
 
 def modules_with_examples() -> list[str]:
     """Return the names of the modules with examples."""
-    found = []
+    result = []
     for root in (ROOT, ROOT / "connectors"):
         for file in sorted(root.glob("featurestore*/**/*.py")):
             if ">>> " in file.read_text(encoding="utf-8"):
                 name = ".".join(file.relative_to(root).with_suffix("").parts)
-                found.append(name.removesuffix(".__init__"))
-    return found
+                result.append(name.removesuffix(".__init__"))
+    return result
 
 
 def examples_of(name: str, library: str | None = None) -> list[doctest.DocTest]:
     """Return the examples of a module that import a heavy library, or the others."""
-    found = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
-    return [each for each in found if each.examples and library_of(each) == library]
+    result = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
+    return [each for each in result if each.examples and library_of(each) == library]
 
 
 def library_of(example: doctest.DocTest) -> str | None:
@@ -64,17 +64,17 @@ def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(examples: list[doctest.DocTest], store: Path, place: Path) -> None:
     """Run examples, each with its own store if it needs one."""
-    told: list[str] = []
+    actual: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     for number, each in enumerate(examples):
         each.globs.update(featurestore=featurestore, hour=weather.hour)
         if not mentions(each, "store."):
-            runner.run(each, out=told.append)
+            runner.run(each, out=actual.append)
             continue
         with featurestore.connect(shutil.copytree(store, place / f"store{number}")) as connected:
             each.globs["store"] = connected
-            runner.run(each, out=told.append)
-    assert runner.failures == 0, "".join(told)
+            runner.run(each, out=actual.append)
+    assert runner.failures == 0, "".join(actual)
 
 
 @pytest.fixture(autouse=True)
@@ -128,8 +128,8 @@ def test_every_public_function_has_an_example() -> None:
     functions = [name for name in featurestore.__all__ if name in dir(featurestore)]
     missing = []
     for name in functions:
-        found = getattr(featurestore, name)
-        if inspect.isfunction(found) and ">>> " not in (found.__doc__ or ""):
+        actual = getattr(featurestore, name)
+        if inspect.isfunction(actual) and ">>> " not in (actual.__doc__ or ""):
             missing.append(name)
     assert missing == []
 

@@ -146,9 +146,9 @@ def test_arrow_types_are_cast_to_feature_types(engine: DuckDBEngine) -> None:
             "t": pa.array([0, 1], pa.timestamp("ms", tz="Europe/Berlin")),
         }
     )
-    found = read(engine, engine.from_arrow(table.to_reader()))
-    assert found.schema.types == [pa.string(), pa.string(), pa.float32(), TIMESTAMP]
-    assert found["d"].to_pylist() == ["x", None]
+    actual = read(engine, engine.from_arrow(table.to_reader()))
+    assert actual.schema.types == [pa.string(), pa.string(), pa.float32(), TIMESTAMP]
+    assert actual["d"].to_pylist() == ["x", None]
 
 
 def test_broken_stream_raises_its_own_error(engine: DuckDBEngine) -> None:
@@ -373,9 +373,9 @@ def test_last_per_key_spans_batches(engine: DuckDBEngine) -> None:
     keys = np.random.default_rng(0).integers(0, 1000, count)
     table = pa.table({"key": pa.array(keys), "id": pa.array(np.arange(count))})
     rows = engine.from_arrow(table.to_reader(max_chunksize=10_000))
-    found = read(engine, engine.last_per_key(rows, ["key"])).sort_by("key")
+    actual = read(engine, engine.last_per_key(rows, ["key"])).sort_by("key")
     expected = {int(key): position for position, key in enumerate(keys.tolist())}
-    assert found.to_pydict() == {
+    assert actual.to_pydict() == {
         "key": sorted(expected),
         "id": [expected[key] for key in sorted(expected)],
     }

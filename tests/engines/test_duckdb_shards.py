@@ -41,11 +41,11 @@ def collect(number: int, batches: Iterator[pa.RecordBatch]) -> tuple[int, pa.Tab
 def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> None:
     """Write rows in three shards, as an export does, and check that none is lost."""
     engine = DuckDBEngine()
-    given = engine.map_batches(
+    inputs = engine.map_batches(
         engine.from_arrow(rows.to_reader()), lambda batch: batch, schema=rows.schema
     )
     written = engine.write_shards(
-        given,
+        inputs,
         shard="shard",
         shard_count=70_001,
         order=["second"],
@@ -62,31 +62,31 @@ def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> No
 def test_shards_are_equal_for_both_sorts(
     order: list[str], mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    actual = []
     # All fit in memory; some do, until there are too many; the user's limit is DuckDB's to keep.
     for memory, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
         monkeypatch.setattr(shards, "_max_memory", lambda _, memory=memory: memory)
         engine = DuckDBEngine(threads=2, memory_limit=limit)
         rows = table()
-        given = engine.from_arrow(rows.to_reader(max_chunksize=3000))
+        inputs = engine.from_arrow(rows.to_reader(max_chunksize=3000))
         if mapped:
-            given = engine.map_batches(given, lambda batch: batch, schema=rows.schema)
+            inputs = engine.map_batches(inputs, lambda batch: batch, schema=rows.schema)
         written = engine.write_shards(
-            given, shard="shard", shard_count=70_001, order=order, write=collect
+            inputs, shard="shard", shard_count=70_001, order=order, write=collect
         )
-        found.append(written)
+        actual.append(written)
         engine.close()
-    assert [number for number, _ in found[0]] == [0, 3, 70_000]
-    assert sum(part.num_rows for _, part in found[0]) == ROWS
-    for number, part in found[0]:
+    assert [number for number, _ in actual[0]] == [0, 3, 70_000]
+    assert sum(part.num_rows for _, part in actual[0]) == ROWS
+    for number, part in actual[0]:
         mine = table().filter(pa.array(np.asarray(table()["shard"]) == number))
         expected = sorted(
             mine.to_pylist(),
             key=lambda row: [(row[name] is not None, row[name] or 0) for name in order],
         )
         assert part.to_pylist() == expected
-    assert found[1] == found[0]
-    assert found[2] == found[0]
+    assert actual[1] == actual[0]
+    assert actual[2] == actual[0]
 
 
 def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:

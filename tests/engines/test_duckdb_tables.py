@@ -101,9 +101,9 @@ def test_tables_of_plain_delta_are_read_and_continued(engine: DuckDBEngine, tmp_
     write_deltalake(path, make_rows(6), partition_by=["zone"])
     write_deltalake(path, make_rows(8).slice(6), mode="append")
     write(engine, path, rows_with_ids(3, value=-1.0), TableWrite("upsert", key=("id",)))
-    found = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-    assert [row["value"] for row in found] == [0.0, 0.5, 1.0, -1.0, 2.0, 2.5, 3.0, 3.5]
-    assert [row["zone"] for row in found] == make_rows(8)["zone"].to_pylist()
+    table = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
+    assert [row["value"] for row in table] == [0.0, 0.5, 1.0, -1.0, 2.0, 2.5, 3.0, 3.5]
+    assert [row["zone"] for row in table] == make_rows(8)["zone"].to_pylist()
     merge = DeltaTable(path).merge(
         rows_with_ids(0, value=7.0), "old.id = new.id", source_alias="new", target_alias="old"
     )
@@ -145,12 +145,12 @@ def test_many_partitions_and_later_columns_are_read_together(
         pa.table({"id": [99], "zone": ["z 1"], "late": pa.array([255], pa.uint8())}),
         added,
     )
-    found = engine.read_table(path, schema=schema)
+    table = engine.read_table(path, schema=schema)
     expected = [{"id": number, "zone": zone, "late": None} for number, zone in enumerate(zones)]
     expected.append({"id": 99, "zone": "z 1", "late": 255})
-    assert rows(engine, found, sort_by="id") == expected
+    assert rows(engine, table, sort_by="id") == expected
     assert [
-        row["id"] for row in rows(engine, engine.filter(found, "zone = 'z 1'"), sort_by="id")
+        row["id"] for row in rows(engine, engine.filter(table, "zone = 'z 1'"), sort_by="id")
     ] == [
         1,
         99,
@@ -158,7 +158,7 @@ def test_many_partitions_and_later_columns_are_read_together(
     assert rows(engine, engine.read_table(path, schema=schema, columns=["late"]), sort_by="late")[
         0
     ] == {"late": 255}
-    assert engine.write(path, engine.filter(found, "zone is null"), TableWrite("overwrite")) == 3
+    assert engine.write(path, engine.filter(table, "zone is null"), TableWrite("overwrite")) == 3
     assert ids(engine, path) == [0]
 
 
@@ -258,10 +258,10 @@ def test_folders_with_glob_characters_are_writable(engine: DuckDBEngine, tmp_pat
     write(engine, path, rows_with_ids(0, 1, 2))
     write(engine, path, rows_with_ids(1, value=-1.0), TableWrite("upsert", key=("id",)))
     engine.delete(path, "id = 2", commit_metadata={})
-    found = rows(
+    table = rows(
         engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]), sort_by="id"
     )
-    assert found == [{"id": 0, "value": 0.0}, {"id": 1, "value": -1.0}]
+    assert table == [{"id": 0, "value": 0.0}, {"id": 1, "value": -1.0}]
 
 
 def test_rows_keep_the_order_of_writing(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -321,10 +321,10 @@ def test_eight_processes_append_and_upsert_without_loss(
         subprocess.Popen([sys.executable, "-c", _WRITER, path, str(number)]) for number in range(8)
     ]
     assert [writer.wait(timeout=300) for writer in writers] == [0] * 8
-    found = rows(engine, engine.read_table(path), sort_by="id")
+    table = rows(engine, engine.read_table(path), sort_by="id")
     appended = [1000 + me * 100 + turn for me in range(8) for turn in range(4)]
-    assert [row["id"] for row in found] == [*range(8), 50, *appended]
-    assert all(row["n"] == 3 for row in found[:9])
+    assert [row["id"] for row in table] == [*range(8), 50, *appended]
+    assert all(row["n"] == 3 for row in table[:9])
     assert read_snapshot(path).version == 64
 
 
@@ -500,8 +500,8 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
     table = pa.table({"at": micros.cast(pa.timestamp("us", tz="UTC")), "id": [1, 2, 3]})
     path = new_table(engine, tmp_path, schema=table.schema)
     write(engine, path, table)
-    found = engine.stream(engine.read_table(path)).read_all()
-    assert found["at"].cast(pa.int64()).to_pylist() == micros.to_pylist()
+    actual_table = engine.stream(engine.read_table(path)).read_all()
+    assert actual_table["at"].cast(pa.int64()).to_pylist() == micros.to_pylist()
     partitioned = new_table(engine, tmp_path / "by", schema=table.schema, partition_by=("at",))
     with pytest.raises(InvalidArgument, match="years are 1 to 9999"):
         write(engine, partitioned, table)

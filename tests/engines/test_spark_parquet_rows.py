@@ -50,8 +50,8 @@ def test_parquet_columns_match_case_insensitively(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"ID": [1, 2], "y": [0.5, 1.5]}), path)
     schema = pa.schema([("id", pa.int64()), ("y", pa.float64()), ("z", pa.string())])
     rows = ParquetRows(((path, 1),), ("id", "y", "z"), schema)
-    found = pa.Table.from_batches(rows.part(0, 1))
-    assert found.to_pydict() == {"id": [1, 2], "y": [0.5, 1.5], "z": [None, None]}
+    actual = pa.Table.from_batches(rows.part(0, 1))
+    assert actual.to_pydict() == {"id": [1, 2], "y": [0.5, 1.5], "z": [None, None]}
 
 
 @pytest.fixture
@@ -91,10 +91,10 @@ def test_python_parquet_rows_equal_spark(
     names = {"new": "t.x", "again": "t.x", "k": "k"}
     staged = engine.stage(read, str(tmp_path / "staged"))
     renamed = engine.select(engine.select(read, names), {"only": "new", "k": "k"})
-    for given in (read, renamed, staged, engine.select(staged, names)):
-        assert rows_of(given) is not None
-        wanted = sorted(engine.stream(given).read_all().to_pylist(), key=str)
-        assert engine.aggregate(given, AllRows(given.schema)) == wanted
+    for inputs in (read, renamed, staged, engine.select(staged, names)):
+        assert rows_of(inputs) is not None
+        wanted = sorted(engine.stream(inputs).read_all().to_pylist(), key=str)
+        assert engine.aggregate(inputs, AllRows(inputs.schema)) == wanted
         assert len(wanted) == ROWS + 10
     few = engine.filter(read, "k < 7")
     assert rows_of(few) is None
@@ -112,11 +112,11 @@ def test_file_partitions_contain_every_row_once(tmp_path: Path) -> None:
         parquet.write_table(data, path, row_group_size=30)
         sizes.append((path, Path(path).stat().st_size))
         numbers += length
-    found = ParquetRows(tuple(sizes), ("n",), pa.schema([("n", pa.int64())]))
+    actual = ParquetRows(tuple(sizes), ("n",), pa.schema([("n", pa.int64())]))
     for parts in range(1, 12):
         read: list[int] = []
         for part in range(parts):
-            for batch in found.part(part, parts):
+            for batch in actual.part(part, parts):
                 read += batch.column(0).to_pylist()
         assert sorted(read) == list(range(numbers))
-    assert list(ParquetRows((), ("n",), found.schema).part(0, 2)) == []
+    assert list(ParquetRows((), ("n",), actual.schema).part(0, 2)) == []

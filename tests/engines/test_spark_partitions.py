@@ -34,8 +34,8 @@ def test_join_task_count_grows_with_rows(
         "x": hours.tolist(),
     }
     retrieval.group("w", rows, unique=True, primary_key=("k",), event_time="t")
-    asked = {"k": [1, 2, 3, 99, 10] * 70, "asked_at": list(map(hours_after_t0, range(350)))}
-    retrieval.group("asked", asked, primary_key=("k",), event_time="asked_at")
+    request = {"k": [1, 2, 3, 99, 10] * 70, "asked_at": list(map(hours_after_t0, range(350)))}
+    retrieval.group("asked", request, primary_key=("k",), event_time="asked_at")
     retrieval.check(["w.x"], "asked")
     plan = retrieval.plan(["w.x"], "asked")
     assert re.search(shuffle, retrieval.engine.explain(retrieval.engine.retrieve(plan)))

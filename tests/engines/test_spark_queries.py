@@ -361,8 +361,8 @@ def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine
     keys = [1, 1, 2, 2, 2, 3, None, None]
     relation = given(engine, [{"k": key, "t": NOON} for key in keys], schema)
     for rows in (relation, on_executors(relation)):
-        found = engine.duplicates(rows, ["k", "t"], limit=1)
-        assert found == (2, [{"k": 2, "t": NOON, "n": 3}])
+        actual = engine.duplicates(rows, ["k", "t"], limit=1)
+        assert actual == (2, [{"k": 2, "t": NOON, "n": 3}])
     assert engine.duplicates(engine.filter(relation, "k = 3"), ["k"]) == (0, [])
 
 

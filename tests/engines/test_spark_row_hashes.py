@@ -70,29 +70,29 @@ def test_jvm_row_hashes_equal_python(
     rows = every_type()
     engine = SparkEngine(spark)
     held = engine.from_arrow(rows.to_reader())
-    given = on_executors(held)
+    inputs = on_executors(held)
     key = rows.schema.names
-    hashed = engine.with_row_hash(given, key, seed=SEED, name=HASH)
+    hashed = engine.with_row_hash(inputs, key, seed=SEED, name=HASH)
     assert hashed is not None
-    found = engine.stream(hashed).read_all()[HASH].to_numpy()
-    assert np.array_equal(found, to_sortable(row_hash(rows, columns=key, seed=SEED)))
+    actual = engine.stream(hashed).read_all()[HASH].to_numpy()
+    assert np.array_equal(actual, to_sortable(row_hash(rows, columns=key, seed=SEED)))
     starts = [-(2**62), -5, 2**62]
     grouped = engine.with_range_number(
         hashed, HASH, starts=starts, numbers=[3, 0, 7, 1], name=GROUP
     )
     counts = engine.count_hashes(grouped, hashes=HASH, group=GROUP, columns=key)
     assert counts is not None
-    assert counts.profiles == engine.aggregate(given, ProfileAccumulator(tuple(key)))
+    assert counts.profiles == engine.aggregate(inputs, ProfileAccumulator(tuple(key)))
     histograms = engine.aggregate(grouped, HistogramAccumulator(counts.bits))
     assert {group: counted.tolist() for group, counted in counts.histograms.items()} == {
         group: counted.tolist() for group, counted in histograms.items()
     }
     assert set(histograms) == {3, 0, 7, 1}
     assert counts.hash_sums == engine.aggregate(grouped, HashSumAccumulator())
-    tied = row_hashes.with_tie_hash(given, name="tie")
+    tied = row_hashes.with_tie_hash(inputs, name="tie")
     assert tied is not None
-    found = engine.stream(tied).read_all()["tie"].to_numpy()
-    assert np.array_equal(found, to_sortable(tie_hash(rows)))
+    actual = engine.stream(tied).read_all()["tie"].to_numpy()
+    assert np.array_equal(actual, to_sortable(tie_hash(rows)))
     lists = on_executors(engine.from_arrow(pa.table({"l": [[1], [2]]}).to_reader()))
     assert engine.with_row_hash(lists, ["l"], seed=0, name=HASH) is None
     assert row_hashes.with_tie_hash(lists, name="tie") is None

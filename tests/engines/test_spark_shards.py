@@ -16,11 +16,11 @@ from featurestore_connectors.spark_delta.shards import repartition_by_shard
 def test_partition_count_is_at_most_shard_count(spark: Any, shard_count: int) -> None:
     engine = SparkEngine(spark)
     most = 4 * spark.sparkContext.defaultParallelism  # on a local master
-    given = engine.from_arrow(
+    labels = engine.from_arrow(
         pa.table({"shard": pa.array(range(shard_count), pa.int32())}).to_reader()
     )
-    frame = repartition_by_shard(given, "shard", shard_count)
+    frame = repartition_by_shard(labels, "shard", shard_count)
     partitions = min(shard_count, most)
     assert frame.rdd.getNumPartitions() == partitions
-    found = frame.select("shard", sf.spark_partition_id()).collect()
-    assert sorted(map(tuple, found)) == [(each, each % partitions) for each in range(shard_count)]
+    table = frame.select("shard", sf.spark_partition_id()).collect()
+    assert sorted(map(tuple, table)) == [(each, each % partitions) for each in range(shard_count)]

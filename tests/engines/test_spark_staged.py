@@ -76,8 +76,8 @@ def test_plain_table_appends_staged_files(
     for number, how in enumerate(
         (TableWrite("append"), TableWrite("append", transaction=("a", 4)))
     ):
-        given = engine.from_arrow(rows(100 * number, 100 * number + 50).to_reader())
-        staged = engine.stage(on_executors(given), str(tmp_path / f"rows{number}"))
+        inputs = engine.from_arrow(rows(100 * number, 100 * number + 50).to_reader())
+        staged = engine.stage(on_executors(inputs), str(tmp_path / f"rows{number}"))
         versions.append(engine.write(path, staged, how))
         assert engine.count(staged) == 50, "the staged rows are still there"
     assert versions == [1, 2]
@@ -87,8 +87,8 @@ def test_plain_table_appends_staged_files(
     assert (names <= staged_names) == (not partition_by)
     wanted = pa.concat_tables([rows(0, 50), rows(100, 150)])
     for reader in (engine, DuckDBEngine()):
-        found = reader.stream(reader.read_table(path, schema=SCHEMA)).read_all().sort_by("id")
-        assert str(found.to_pylist()) == str(wanted.to_pylist())
+        table = reader.stream(reader.read_table(path, schema=SCHEMA)).read_all().sort_by("id")
+        assert str(table.to_pylist()) == str(wanted.to_pylist())
     assert [(each.rows_in, each.rows) for each in read_history(path)][:2] == [(50, 100), (50, 50)]
     if not partition_by:
         _assert_bounds(path)
@@ -101,11 +101,11 @@ def _assert_bounds(path: str) -> None:
     assert ids is not None
     assert min(each[0] for each in ids.pairs() if each) == 0
     assert ids.maximum() == 149
-    told: list[dict[str, Any]] = [json.loads(file.statistics or "") for file in state.files]
-    assert sum(each["numRecords"] for each in told) == 100
-    assert sum(each["nullCount"]["at"] for each in told) == 20
-    assert max(each["maxValues"]["at"] for each in told) == "2020-01-01T12:02:29.000007Z"
-    for each in told:
+    document: list[dict[str, Any]] = [json.loads(file.statistics or "") for file in state.files]
+    assert sum(each["numRecords"] for each in document) == 100
+    assert sum(each["nullCount"]["at"] for each in document) == 20
+    assert max(each["maxValues"]["at"] for each in document) == "2020-01-01T12:02:29.000007Z"
+    for each in document:
         assert not {"flag", "tags", "price", "point"} & set(each["minValues"])
         assert all(len(text) <= 32 for text in [each["maxValues"].get("word", "")])
 
@@ -129,8 +129,8 @@ EDGES = {
 
 def test_staged_rows_equal_spark(spark: SparkSession, tmp_path: Path) -> None:
     engine = SparkEngine(spark)
-    given = engine.from_arrow(pa.table(EDGES).to_reader())
-    staged = engine.stage(on_executors(given), str(tmp_path / "rows"))
+    labels = engine.from_arrow(pa.table(EDGES).to_reader())
+    staged = engine.stage(on_executors(labels), str(tmp_path / "rows"))
     by_spark = on_executors(staged)
     shown = str(engine.aggregate(staged, AllRows()))
     assert shown == str(engine.aggregate(by_spark, AllRows()))
@@ -139,7 +139,7 @@ def test_staged_rows_equal_spark(spark: SparkSession, tmp_path: Path) -> None:
     shown = str(engine.aggregate(engine.select(staged, renamed), AllRows()))
     assert shown == str(engine.aggregate(engine.select(by_spark, renamed), AllRows()))
     assert engine.count(staged) == engine.count(by_spark) == 8
-    none = engine.filter(given, "number < -9")
+    none = engine.filter(labels, "number < -9")
     empty = engine.stage(on_executors(none), str(tmp_path / "none"))
     assert (engine.count(empty), engine.aggregate(empty, AllRows())) == (0, [])
     assert engine.duplicates(empty, ["number"]) == (0, [])
@@ -155,8 +155,8 @@ def test_large_stages_are_appended_by_spark(
 ) -> None:
     engine = SparkEngine(spark)
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
-    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
-    staged = engine.stage(given, str(tmp_path / "rows"))
+    inputs = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    staged = engine.stage(inputs, str(tmp_path / "rows"))
     words = engine.select(staged, {"named": "word"})
     before = scheduler.numTotalJobs()
     here = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
@@ -170,29 +170,29 @@ def test_large_stages_are_appended_by_spark(
 
 def test_legacy_times_are_appended_by_spark(spark: SparkSession, tmp_path: Path) -> None:
     engine, setting = SparkEngine(spark), "spark.sql.parquet.outputTimestampType"
-    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    inputs = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
     before = spark.conf.get(setting)
     spark.conf.set(setting, "INT96")
     try:
-        staged = engine.stage(given, str(tmp_path / "rows"))
+        staged = engine.stage(inputs, str(tmp_path / "rows"))
     finally:
         spark.conf.set(setting, before)
     assert isinstance(staged, StagedRelation)
     assert staged.files.footers is None
     assert engine.count(staged) == 50
     assert engine.duplicates(staged, ["id"]) == (0, [])
-    found = engine.aggregate(engine.select(staged, {"at": "at"}), AllRows())
-    assert {"at": NOON + dt.timedelta(seconds=1)} in found
+    actual = engine.aggregate(engine.select(staged, {"at": "at"}), AllRows())
+    assert {"at": NOON + dt.timedelta(seconds=1)} in actual
 
 
 def test_staged_write_selects_columns(spark: SparkSession, tmp_path: Path) -> None:
     engine, path = SparkEngine(spark), str(tmp_path / "table")
     schema = pa.schema([("id", pa.int64()), ("y", pa.float64())])
     engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
-    given = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
-    staged = engine.stage(given, str(tmp_path / "rows"))
+    inputs = on_executors(engine.from_arrow(rows(0, 50).to_reader()))
+    staged = engine.stage(inputs, str(tmp_path / "rows"))
     engine.write(path, engine.select(staged, {"id": "id", "y": "x"}), TableWrite("append"))
-    found = engine.stream(engine.read_table(path)).read_all().sort_by("id")
-    assert str(found["y"].to_pylist()) == str(rows(0, 50)["x"].to_pylist())
+    table = engine.stream(engine.read_table(path)).read_all().sort_by("id")
+    assert str(table["y"].to_pylist()) == str(rows(0, 50)["x"].to_pylist())
     for file in read_snapshot(path).files:
         assert parquet.read_schema(file.path).names == ["id", "y"]

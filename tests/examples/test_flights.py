@@ -51,8 +51,8 @@ def run_program(
     *words: str,
 ) -> str:
     """Run a program of the example on the slice, in this process; return what it printed."""
-    given = [name, "--until", SLICE, "--epochs", "1", "--out", str(out), *words]
-    monkeypatch.setattr(sys, "argv", given)
+    arguments = [name, "--until", SLICE, "--epochs", "1", "--out", str(out), *words]
+    monkeypatch.setattr(sys, "argv", arguments)
     for variable, value in (("MPLBACKEND", "Agg"), ("TF_CPP_MIN_LOG_LEVEL", "2")):
         monkeypatch.setenv(variable, value)  # else it would stay after the program
     status: object = 0
@@ -160,10 +160,10 @@ def test_flights_network_search_ablation_and_scoring_run(sliced: FeatureStore) -
     parts = {"weather": ["temp", "humid"]}
     worth = trials.ablate(dataset, features=parts, repeats=1, parallel=1)
     assert [row.name for row in worth.rows] == ["weather"]
-    asked = sliced.get_featuregroup("questions").filter("origin = 'JFK'")
-    model, auc = trials.score(sliced, dataset, asked)
+    request = sliced.get_featuregroup("questions").filter("origin = 'JFK'")
+    model, auc = trials.score(sliced, dataset, request)
     assert 0.4 < auc < 1
-    assert sliced.featuregroup("late_predictions").read().count() == asked.count()
+    assert sliced.featuregroup("late_predictions").read().count() == request.count()
     assert model.label == ("late",)
 
 

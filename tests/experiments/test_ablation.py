@@ -43,7 +43,7 @@ def test_ablate_orders_components_by_effect(
     sums: TrainingDataset,
 ) -> None:
     before = sorted(path for path in Path(sums.path).rglob("*"))
-    found = experiments.ablate(
+    actual = experiments.ablate(
         fitted,
         dataset=sums,
         metric="mse",
@@ -53,22 +53,22 @@ def test_ablate_orders_components_by_effect(
         repeats=3,
         parallel=2,
     )
-    order = [row.name for row in found.rows]
+    order = [row.name for row in actual.rows]
     assert [name for name in order if name.startswith("x") and "+" not in name] == [
         "x2",
         "x1",
         "x0",
         "x3",
     ]
-    worth = {row.name: row for row in found.rows}
-    assert worth["layer scale"].mean == pytest.approx(99 * np.mean(found.whole))
+    worth = {row.name: row for row in actual.rows}
+    assert worth["layer scale"].mean == pytest.approx(99 * np.mean(actual.whole))
     assert worth["x0 + x1"].mean > worth["x1"].mean
     assert worth["x3"].low is not None
     assert worth["x0"].low is not None
     assert worth["x3"].low < 0.001 < worth["x0"].low  # nothing against something
-    assert all(len(row.values) == 3 for row in found.rows)
-    assert [row.mean for row in found.rows] == sorted(
-        (row.mean for row in found.rows), reverse=True
+    assert all(len(row.values) == 3 for row in actual.rows)
+    assert [row.mean for row in actual.rows] == sorted(
+        (row.mean for row in actual.rows), reverse=True
     )
     runs = experiments.get_runs(found_name := "fitted", trials=True)
     assert Counter(run.kind for run in runs) == {"ablation": 1, "trial": 21}
@@ -76,12 +76,12 @@ def test_ablate_orders_components_by_effect(
         "whole",
         *order,
     }
-    assert experiments.get_run(found.id).name == found_name
+    assert experiments.get_run(actual.id).name == found_name
     assert sorted(path for path in Path(sums.path).rglob("*")) == before
-    assert str(found).splitlines()[0].startswith("mse of the full model: 0.00")
-    figure = found.plot()
+    assert str(actual).splitlines()[0].startswith("mse of the full model: 0.00")
+    figure = actual.plot()
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == order
-    assert len(found.to_pandas()) == 6
+    assert len(actual.to_pandas()) == 6
 
 
 def test_ablate_groups_removes_features_together(kept: FeatureStore) -> None:
@@ -101,9 +101,9 @@ def seen(context: Any) -> dict[str, float]:
     held = context.reader("validation", global_batch_size=7, remainder="keep", shuffle=False)
     rows = []
     for reader in (train, held):
-        found = [batch for _, batch in reader.steps(epochs=1)]
-        weights = [batch.get("sample_weight", np.ones(len(batch["y"]))) for batch in found]
-        labels = np.concatenate([batch["y"] for batch in found])
+        result = [batch for _, batch in reader.steps(epochs=1)]
+        weights = [batch.get("sample_weight", np.ones(len(batch["y"]))) for batch in result]
+        labels = np.concatenate([batch["y"] for batch in result])
         rows.append(labels[np.concatenate(weights) > 0])
     np.save(f"{context.artifact_dir}/rows.npy", np.sort(rows[1]))
     both = np.concatenate(rows)
@@ -111,22 +111,22 @@ def seen(context: Any) -> dict[str, float]:
 
 
 def test_cross_validate_holds_out_each_row_once(sums: TrainingDataset) -> None:
-    found = experiments.cross_validate(seen, dataset=sums, folds=3, parallel=2)
+    actual = experiments.cross_validate(seen, dataset=sums, folds=3, parallel=2)
     total = sums.num_rows("train")
-    assert [fold["held"] for fold in found.folds] == [
+    assert [fold["held"] for fold in actual.folds] == [
         total * (k + 1) // 3 - total * k // 3 for k in range(3)
     ]
-    assert {fold["train"] + fold["held"] for fold in found.folds} == {total}
-    assert len({fold["sum"] for fold in found.folds}) == 1
+    assert {fold["train"] + fold["held"] for fold in actual.folds} == {total}
+    assert len({fold["sum"] for fold in actual.folds}) == 1
     held = []
-    for run_id in found.runs:
+    for run_id in actual.runs:
         held.append(np.load(Path(experiments.get_run(run_id).path, "artifacts", "rows.npy")))
     labels = np.concatenate(
         [b["y"] for b in sums.reader("train", global_batch_size=50, remainder="keep").batches()]
     )
     assert np.sort(np.concatenate(held)).tolist() == np.sort(labels).tolist()
-    assert found.mean["train"] == pytest.approx(total * 2 / 3)
-    assert found.std["train"] < 1
+    assert actual.mean["train"] == pytest.approx(total * 2 / 3)
+    assert actual.std["train"] < 1
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
@@ -151,11 +151,11 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
                 remainder="keep",
                 rows=ranges,
             )
-            found = [int(y) for batch in reader.batches(epoch=2) for y in batch["y"]]
-            assert sorted(found) == sorted(wanted)
+            actual = [int(y) for batch in reader.batches(epoch=2) for y in batch["y"]]
+            assert sorted(actual) == sorted(wanted)
             again, epoch, step = dataset.resume(reader.state(2, 3))
             rest = [int(y) for b in again.batches(epoch, start_step=step) for y in b["y"]]
-            assert rest == found[24:]
+            assert rest == actual[24:]
             plain = open_reader(
                 dataset.path,
                 dataset.manifest,

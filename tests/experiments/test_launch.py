@@ -66,8 +66,8 @@ def test_launch_records_request_reads_and_result(
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     events = list(EventFileLoader(str(Path(run.path, run.artifacts[-1]))).Load())
-    told = {e.step: v for e in events for v in e.summary.value if v.tag == "loss"}
-    assert {step: value.tensor.float_val[0] for step, value in told.items()} == pytest.approx(
+    actual = {e.step: v for e in events for v in e.summary.value if v.tag == "loss"}
+    assert {step: value.tensor.float_val[0] for step, value in actual.items()} == pytest.approx(
         losses
     )
 
@@ -325,9 +325,9 @@ def test_damaged_record_does_not_hide_other_runs(kept: FeatureStore) -> None:
             experiments.get_run(run.id)
         with pytest.warns(UserWarning, match=f"run {run.id} is skipped"):
             assert [each.id for each in experiments.get_runs()] == [other.id]
-    found = rebuild(kept.location)
-    assert found.experiment_runs == [other.id]
-    assert [place for place, _ in found.unreadable] == [run.path]
+    actual = rebuild(kept.location)
+    assert actual.experiment_runs == [other.id]
+    assert [place for place, _ in actual.unreadable] == [run.path]
     with pytest.raises(RunNotFound, match=other.id):
         experiments.get_run("20990101-000000-abcdef")
 

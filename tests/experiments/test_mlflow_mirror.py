@@ -54,13 +54,13 @@ def test_to_mlflow_mirrors_run_and_trials(tracking: str, sums: TrainingDataset) 
     client = MlflowClient(tracking)
     experiment = client.get_experiment_by_name("mirrored")
     assert experiment is not None
-    found = {}
+    actual = {}
     for each in client.search_runs([experiment.experiment_id]):
-        found[each.data.tags["featurestore.run_id"]] = each
-    assert set(found) == {study.id, *(run.id for run in study.runs)}
-    assert found[study.id].info.run_id == parent
+        actual[each.data.tags["featurestore.run_id"]] = each
+    assert set(actual) == {study.id, *(run.id for run in study.runs)}
+    assert actual[study.id].info.run_id == parent
     for run in study.runs:
-        shown = found[run.id]
+        shown = actual[run.id]
         assert shown.data.params == {"lr": str(run.params["lr"]), "units": "[8, 4]"}
         assert (shown.info.status, shown.data.tags["mlflow.parentRunId"]) == ("FINISHED", parent)
         history = client.get_metric_history(shown.info.run_id, "loss_10")

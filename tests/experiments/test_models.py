@@ -116,23 +116,23 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, number: int = 1) -> Run
 
 def expected(dataset: TrainingDataset) -> dict[tuple[Any, ...], float]:
     """Return the predictions for the reader's batches by key."""
-    found = {}
+    result = {}
     for split in dataset.splits:
         columns = ["temp", "size", "origin", "plane", "asked_at"]
         reader = dataset.reader(split, global_batch_size=1, columns=columns)
         for batch in reader.batches():
             x = np.stack([batch["temp"], batch["size"]], axis=1).astype(np.float32)
             key = batch["origin"][0].decode(), int(batch["plane"][0]), int(batch["asked_at"][0])
-            found[key] = float(Line().predict(x)[0])
-    return found
+            result[key] = float(Line().predict(x)[0])
+    return result
 
 
 def predicted(frame: Any) -> dict[tuple[Any, ...], float]:
-    found = {}
+    result = {}
     for row in frame.to_arrow().to_pylist():
         micros = int(row["asked_at"].timestamp() * 1_000_000)
-        found[row["origin"], row["plane"], micros] = row["prediction"]
-    return found
+        result[row["origin"], row["plane"], micros] = row["prediction"]
+    return result
 
 
 def test_scores_equal_predictions_of_reader_batches(
@@ -200,8 +200,8 @@ def test_rebuilt_registry_has_models_and_stages(
     result = rebuild(kept.location)
     assert result.models == ["line@v1", "line@v2"]
     assert result.unreadable == []
-    found = experiments.get_model("line", stage="production")
-    assert (found.version, found.description) == (1, "of January")
+    actual = experiments.get_model("line", stage="production")
+    assert (actual.version, actual.description) == (1, "of January")
     assert experiments.get_model("line").tags == {"team": "traffic"}
     with pytest.raises(UsedByModel, match=r"(?s)'line version 1'.*force=True"):
         kept.delete_training_dataset("flights", version=1)
@@ -211,7 +211,7 @@ def test_rebuilt_registry_has_models_and_stages(
     assert json.loads(shown.stdout)["dataset"] == "flights@v1"
     kept.delete_training_dataset("flights", version=1, force=True)
     with pytest.raises(TrainingDatasetNotFound):
-        _ = found.dataset
+        _ = actual.dataset
     second.delete()
     assert [model.version for model in experiments.get_models("line")] == [1]
 
@@ -380,8 +380,8 @@ def test_keras_models_need_no_trust(kept: FeatureStore, flights: TrainingDataset
     model = experiments.register_model(run, "dense", artifact="artifacts/model.keras")
     labels = [{"origin": "JFK", "plane": 1, "asked_at": hour(5)}]
     row = model.get_features(labels=labels)
-    given = kept.transform(row, model.transformations).to_arrow()
-    batch = {name: given[name].to_numpy() for name in inputs}
+    table = kept.transform(row, model.transformations).to_arrow()
+    batch = {name: table[name].to_numpy() for name in inputs}
     answer = kept.score(model, labels=labels).to_arrow()["prediction"].to_numpy()
     np.testing.assert_array_equal(answer, made.predict(batch, verbose=0)[:, 0])
 
@@ -407,9 +407,9 @@ def test_job_writes_predictions_of_window(
     runs = kept.backfill_job("predict", hour(2), hour(4))
     assert [(run.state, run.rows) for run in runs] == [("done", 4)]
     wanted = expected(flights)
-    found = predicted(kept.featuregroup("predicted").read())
-    assert len(found) == 4
-    assert found == {key: wanted[key] for key in found}
+    table = predicted(kept.featuregroup("predicted").read())
+    assert len(table) == 4
+    assert table == {key: wanted[key] for key in table}
 
 
 @pytest.mark.tensorflow
@@ -485,10 +485,10 @@ def test_spark_pipeline_scores_equal_transform(
         wanted[key] = row["prediction"]
     scored = store.score("logistic", labels="asked", featuregroup="from_pipeline", trust=True)
     assert scored.columns == [*asked.column_names, "prediction", "model_version"]
-    found = {}
+    actual = {}
     for row in kept.featuregroup("from_pipeline").read().to_arrow().to_pylist():
-        found[row["origin"], row["plane"], row["asked_at"].timestamp()] = row["prediction"]
-    assert found == wanted
+        actual[row["origin"], row["plane"], row["asked_at"].timestamp()] = row["prediction"]
+    assert actual == wanted
     likely = experiments.register_model(run, "logistic", **options, method="predict_proba")
     chances = store.score(likely, labels="asked", trust=True).to_arrow()["prediction"].to_pylist()
     assert all(sum(pair) == pytest.approx(1) for pair in chances)

@@ -109,11 +109,11 @@ def test_tensorboard_compares_trials_of_search(
     events.AddRunsFromDirectory(place)
     events.Reload()
     context = Context(TBContext(data_provider=MultiplexerDataProvider(events, place)))
-    asked = api_pb2.GetExperimentRequest()
-    told = get_experiment.Handler(RequestContext(), context, "", asked).run()
-    assert {info.name for info in told.hparam_infos} == {"x", "units"}
+    requested = api_pb2.GetExperimentRequest()
+    actual = get_experiment.Handler(RequestContext(), context, "", requested).run()
+    assert {info.name for info in actual.hparam_infos} == {"x", "units"}
     request = api_pb2.ListSessionGroupsRequest(slice_size=100, allowed_statuses=[0, 1, 2, 3])
-    for info in told.metric_infos:
+    for info in actual.metric_infos:
         request.col_params.add().metric.CopyFrom(info.name)
     shown = {}
     handler = list_session_groups.Handler(RequestContext(), context, "", request)

@@ -24,8 +24,8 @@ class Server:
 
     def several(self, store: Path, *, writers: int, rounds: int) -> list[str]:
         """Run concurrent writers and return their errors."""
-        told = self._ask(store=str(store), writers=writers, rounds=rounds)
-        errors: list[str] = told["errors"]
+        outcome_report = self._ask(store=str(store), writers=writers, rounds=rounds)
+        errors: list[str] = outcome_report["errors"]
         return errors
 
     def __call__(

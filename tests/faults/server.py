@@ -37,8 +37,8 @@ def serve() -> None:
     # none.
     warnings.simplefilter("ignore")
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = several(asked) if "writers" in asked else trial(asked)
+        document = json.loads(line)
+        answer = several(document) if "writers" in document else trial(document)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
         _import(answer.get("modules", []))
@@ -58,14 +58,14 @@ def several(asked: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as files:
         children = []
         for number in range(asked["writers"]):
-            told = files.enter_context(tempfile.NamedTemporaryFile("r"))
+            actual = files.enter_context(tempfile.NamedTemporaryFile("r"))
             child = os.fork()
             if child == 0:
-                _writer(asked, number, told.name)
-            children.append((child, told))
-        for child, told in children:
+                _writer(asked, number, actual.name)
+            children.append((child, actual))
+        for child, actual in children:
             status = os.waitpid(child, 0)[1]
-            text = told.read()
+            text = actual.read()
             if status or text:
                 errors.append(text or f"ended with {os.waitstatus_to_exitcode(status)}")
     return {"errors": errors}

@@ -97,12 +97,12 @@ def meet(
     ask: Server, store: Path, write: str, outcome: Outcome, *, at: int, fault: Fault
 ) -> dict[str, Any]:
     """Run a write with a fault, and return the state that a new process sees."""
-    told = ask(store, write, at=at, action=fault.action, stays=fault.stays)
+    outcome_report = ask(store, write, at=at, action=fault.action, stays=fault.stays)
     if fault.action < 0:
-        assert "Traceback" not in told["error"], told["error"]
+        assert "Traceback" not in outcome_report["error"], outcome_report["error"]
     state = writes.visible(store)
     assert state in (outcome.old, outcome.new)
-    if told["status"] == 0 and told["error"] == "":
+    if outcome_report["status"] == 0 and outcome_report["error"] == "":
         assert state == outcome.new  # what was acknowledged is there
     return state
 
@@ -154,12 +154,12 @@ def stopped(
     It ends as if nothing had been.
     """
     store = copied(template, folder)
-    told = ask(store, write, at=at, action=int(signal.SIGSTOP))
-    if told.get("stopped"):
+    outcome_report = ask(store, write, at=at, action=int(signal.SIGSTOP))
+    if outcome_report.get("stopped"):
         with contextlib.suppress(RegistryError):  # stopped in a transaction, it holds the registry
             assert writes.visible(store, at_work=True) in (outcome.old, outcome.new)
-        told = ask.go_on()
-    assert (told["status"], told["error"]) == (0, "")
+        outcome_report = ask.go_on()
+    assert (outcome_report["status"], outcome_report["error"]) == (0, "")
     assert writes.visible(store) == outcome.new
 
 

@@ -482,9 +482,9 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
         for column in fitted.columns:
             if math.prod(column.output.shape) < 10_000 and column.input_form.kind in VALUES:
                 fitted.apply({column.name: VALUES[column.input_form.kind]})
-    asked = {each["name"]: each["steps"] for each in world.transformations["columns"]}
+    request = {each["name"]: each["steps"] for each in world.transformations["columns"]}
     with contextlib.suppress(FeatureStoreError, MalformedJson):
-        written = JsonObject.from_value(changed(asked, data, world.outside)).read_values(
+        written = JsonObject.from_value(changed(request, data, world.outside)).read_values(
             JsonObject.array
         )
         assert isinstance(chains_from_json(written, view="v"), dict)

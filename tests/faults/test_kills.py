@@ -61,18 +61,18 @@ def check(location: Path, write: str) -> str:
 
 def _created(store: FeatureStore) -> str:
     try:
-        found = store.get_featuregroup("made").to_arrow()
+        table = store.get_featuregroup("made").to_arrow()
     except FeatureGroupNotFound:
         assert store.create_featuregroup(trials.rows(0, 1, value=0), "made", version=1).version == 1
         return "old"
-    assert found.num_rows == trials.ROWS
-    assert set(found["x"].to_pylist()) == {7}
+    assert table.num_rows == trials.ROWS
+    assert set(table["x"].to_pylist()) == {7}
     return "new"
 
 
 def _written(store: FeatureStore, write: str) -> str:
-    found = store.get_featuregroup("g").to_arrow()
-    state = (found.num_rows, sum(found["x"].to_pylist()))
+    table = store.get_featuregroup("g").to_arrow()
+    state = (table.num_rows, sum(table["x"].to_pylist()))
     assert state in (trials.OLD, trials.NEW[write])
     assert len(store.get_featuregroup_history("g")) == (1 if state == trials.OLD else 2)
     return "old" if state == trials.OLD else "new"
@@ -220,6 +220,6 @@ def test_forty_killed_spark_writes_leave_old_or_new_tables(template: Path, tmp_p
         folder = tmp_path / str(number)
         folder.mkdir()
         write, point = WRITES[number % len(WRITES)], POINTS[number % 3 + number % 2]
-        found = spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
-        outcomes += found.values()
+        actual = spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
+        outcomes += actual.values()
     assert {"old", "new"} == set(outcomes)

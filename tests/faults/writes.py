@@ -481,8 +481,8 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             report = dataset.verify()
             assert report.ok, report.problems
             counts = [(split, dataset.num_rows(split)) for split in sorted(dataset.splits)]
-            said = (sorted(dataset.tags.items()), dataset.description)
-            seen[f"dataset {dataset.name} v{dataset.version}"] = (counts, said)
+            output = (sorted(dataset.tags.items()), dataset.description)
+            seen[f"dataset {dataset.name} v{dataset.version}"] = (counts, output)
         for view in store.get_feature_views():
             assert view.problems == []
             seen[f"view {view.name} v{view.version}"] = (view.features, view.get_features().count())

@@ -45,8 +45,8 @@ def described(duckdb_store: FeatureStore) -> FeatureStore:
 def test_descriptions_are_searchable_and_displayed(
     described: FeatureStore, command_line: Callable[..., Any]
 ) -> None:
-    found = described.search("fahrenheit")
-    assert [(each.where, each.reference) for each in found] == [("description", "weather.temp")]
+    matches = described.search("fahrenheit")
+    assert [(each.where, each.reference) for each in matches] == [("description", "weather.temp")]
     shown = command_line("fg", "show", "weather", "--location", described.location).out
     assert "in Fahrenheit" in shown
     assert "in Fahrenheit" in described.featuregroup("weather")._repr_html_()

@@ -57,11 +57,11 @@ def test_insert_next_csv_chunk_appends(duckdb_store: FeatureStore) -> None:
         ("int64", "int64", "float64"),
         ("float64", "int64", "float64"),
     }
-    found = group.read().to_arrow().sort_by("id")
-    assert found.schema.types == [pa.int64(), pa.int64(), pa.float64(), pa.string()]
-    assert found["seats"].to_pylist() == [180, None, 200, None]
-    assert found["price"].to_pylist() == [9.5, 10.5, 8.0, 9.0]
-    assert found["note"].to_pylist() == ["a", "b", None, None]
+    table = group.read().to_arrow().sort_by("id")
+    assert table.schema.types == [pa.int64(), pa.int64(), pa.float64(), pa.string()]
+    assert table["seats"].to_pylist() == [180, None, 200, None]
+    assert table["price"].to_pylist() == [9.5, 10.5, 8.0, 9.0]
+    assert table["note"].to_pylist() == ["a", "b", None, None]
 
 
 @pytest.mark.parametrize(

@@ -182,10 +182,10 @@ def test_concurrent_create_without_version_gives_distinct_versions(
 
 
 def test_concurrent_get_or_create_returns_same_group(duckdb_store: FeatureStore) -> None:
-    found: list[featurestore.FeatureGroup] = []
+    actual: list[featurestore.FeatureGroup] = []
     threads = [
         threading.Thread(
-            target=lambda: found.append(
+            target=lambda: actual.append(
                 featurestore.connect(duckdb_store.location).get_or_create_featuregroup(
                     TABLE, "g", primary_key="id"
                 )
@@ -197,8 +197,8 @@ def test_concurrent_get_or_create_returns_same_group(duckdb_store: FeatureStore)
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(actual) == 4
+    assert len(set(actual)) == 1
     assert duckdb_store.get_featuregroup("g").count() == 2
 
 

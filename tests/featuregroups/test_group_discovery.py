@@ -43,10 +43,10 @@ def test_search_results_name_matched_field(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(
         pa.table({"x": [1]}), "planes", description="Wind tunnel data", tags={"source": "WIND lab"}
     )
-    found = [
+    matches = [
         (each.where, each.group, each.text, each.reference) for each in duckdb_store.search("Wind")
     ]
-    assert found == [
+    assert matches == [
         ("feature", "weather", "wind_speed", "weather.wind_speed"),
         ("tag", "planes", "source=WIND lab", "planes"),
         ("description", "planes", "Wind tunnel data", "planes"),
@@ -75,8 +75,8 @@ def test_column_provenance_contains_run_and_source_versions(duckdb_store: Featur
         "derived",
         write=Write(run_id="run7", inputs=(source,)),
     )
-    found = provenance(duckdb_store.session, "derived.y")
-    assert (found.reference, found.run_id, found.delta_version, found.inputs) == (
+    actual = provenance(duckdb_store.session, "derived.y")
+    assert (actual.reference, actual.run_id, actual.delta_version, actual.inputs) == (
         "derived.y",
         "run7",
         2,
@@ -97,8 +97,8 @@ def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStor
     made = Write(run_id="run7", inputs=(source,))
     create(duckdb_store.session, pa.table({"y": [1, 2]}), "derived", declared=declared, write=made)
     duckdb_store.compact_featuregroup("derived")
-    found = duckdb_store.featuregroup("derived").provenance("y")
-    assert (found.job, found.run_id, found.inputs) == ("nightly", "run7", (source,))
+    actual = duckdb_store.featuregroup("derived").provenance("y")
+    assert (actual.job, actual.run_id, actual.inputs) == ("nightly", "run7", (source,))
     duckdb_store.create_training_dataset(
         duckdb_store.get_featuregroup("raw"), "rides", data_format="parquet"
     )

@@ -29,9 +29,9 @@ def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) 
     group = store.create_featuregroup(frame, "images", primary_key="id")
     shapes = {field.name: array_shape(field.type) for field in group.schema}
     assert shapes == {"id": (), "image": (2, 2), "pair": (2,), "tokens": (), "small": ()}
-    found = group.read().to_pandas().sort_values("id")
-    assert found["image"].iloc[4].tolist() == [[4, 1], [2, 3]]
-    assert found["pair"].iloc[3] is None
+    table = group.read().to_pandas().sort_values("id")
+    assert table["image"].iloc[4].tolist() == [[4, 1], [2, 3]]
+    assert table["pair"].iloc[3] is None
 
     more = frame.selectExpr("id + 10 AS id", "image", "pair", "tokens", "double(small) AS small")
     assert group.insert(more).rows == 12

@@ -58,10 +58,10 @@ TABLE = pa.table({"id": [0, 1, 2], **COLUMNS})
 
 def test_all_types_roundtrip(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
-    found = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
-    assert found.schema.equals(TABLE.schema), f"{found.schema}\n{TABLE.schema}"
-    assert found.to_pylist() == TABLE.to_pylist()
-    assert np.signbit(found["f64"][1].as_py())
+    actual = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
+    assert actual.schema.equals(TABLE.schema), f"{actual.schema}\n{TABLE.schema}"
+    assert actual.to_pylist() == TABLE.to_pylist()
+    assert np.signbit(actual["f64"][1].as_py())
 
     group.insert(TABLE.set_column(0, "id", pa.array([2, 3, 4])), mode="upsert")
     merged = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
@@ -75,8 +75,8 @@ def test_all_types_roundtrip(duckdb_store: FeatureStore) -> None:
 
 def test_nan_and_null_stay_distinct(duckdb_store: FeatureStore) -> None:
     duckdb_store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
-    found = duckdb_store.get_featuregroup("gaps", dataframe_type="python")
-    assert sorted(str(row["x"]) for row in found) == ["1.0", "None", "nan"]
+    actual = duckdb_store.get_featuregroup("gaps", dataframe_type="python")
+    assert sorted(str(row["x"]) for row in actual) == ["1.0", "None", "nan"]
 
 
 def test_empty_dataframe_creates_group(duckdb_store: FeatureStore) -> None:
@@ -90,8 +90,8 @@ def test_empty_dataframe_creates_group(duckdb_store: FeatureStore) -> None:
 def test_numpy_matrix_roundtrip(duckdb_store: FeatureStore) -> None:
     matrix = np.random.default_rng(0).random((20, 10))
     duckdb_store.create_featuregroup(matrix, "eit_school")
-    found = duckdb_store.get_featuregroup("eit_school", dataframe_type="numpy")
-    np.testing.assert_array_equal(found[found[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
+    actual = duckdb_store.get_featuregroup("eit_school", dataframe_type="numpy")
+    np.testing.assert_array_equal(actual[actual[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
 
 
 def test_unsupported_types_raise_without_writing(duckdb_store: FeatureStore) -> None:
@@ -117,17 +117,17 @@ GIVEN = {
 
 
 def test_input_types_are_stored_as_documented_feature_types(duckdb_store: FeatureStore) -> None:
-    table = pa.table({"id": [0, 1], **{name: given for name, (given, _, _) in GIVEN.items()}})
+    table = pa.table({"id": [0, 1], **{name: inputs for name, (inputs, _, _) in GIVEN.items()}})
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
         group = duckdb_store.create_featuregroup(table, "given", primary_key="id")
     assert [each.category for each in caught].count(
         NaiveTimeWarning
     ) == 1  # Spark's libraries warn of their own
-    found = duckdb_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
-    assert group.schema.equals(found.schema)
+    actual = duckdb_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
+    assert group.schema.equals(actual.schema)
     for name, (_, kind, values) in GIVEN.items():
-        assert str(found.schema.field(name).type) == str(kind), name
-        assert found[name].to_pylist() == values, name
+        assert str(actual.schema.field(name).type) == str(kind), name
+        assert actual[name].to_pylist() == values, name
     finer = table.set_column(
         table.column_names.index("nanos"), "nanos", pa.array([1, 2], pa.timestamp("ns", "UTC"))
     )
@@ -150,9 +150,9 @@ def test_null_column_takes_type_of_group(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
     nothing = pa.table({"id": [9], **{name: pa.nulls(1) for name in COLUMNS}})
     group.insert(nothing)
-    found = duckdb_store.get_featuregroup("types").filter("id = 9").to_arrow()
-    assert found.schema.equals(TABLE.schema)
-    assert found.to_pylist() == nothing.to_pylist()
+    table = duckdb_store.get_featuregroup("types").filter("id = 9").to_arrow()
+    assert table.schema.equals(TABLE.schema)
+    assert table.to_pylist() == nothing.to_pylist()
 
 
 def test_array_shapes_persist_in_delta_column_metadata(
@@ -170,6 +170,6 @@ def test_array_shapes_persist_in_delta_column_metadata(
         shapes = {field["name"]: field["metadata"].get("featurestore.shape") for field in fields}
         assert shapes == {"id": None, "image": "[8, 6]", "more": "[2]"}
     group.insert({"id": [4], "image": images[:1], "more": [[1.0, 2.0]]})
-    found = group.read().to_pandas().sort_values("id")
-    assert [cell.shape for cell in found["image"]] == [(8, 6)] * 4
-    np.testing.assert_array_equal(found["image"].iloc[1], images[1])
+    table = group.read().to_pandas().sort_values("id")
+    assert [cell.shape for cell in table["image"]] == [(8, 6)] * 4
+    np.testing.assert_array_equal(table["image"].iloc[1], images[1])

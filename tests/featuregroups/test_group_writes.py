@@ -30,8 +30,8 @@ def rows(ids: list[Any], number: int = 1, x: float = 0.0, **more: list[Any]) -> 
 
 
 def values(store: FeatureStore, name: str = "g", **options: Any) -> dict[Any, Any]:
-    found = store.get_featuregroup(name, dataframe_type="python", **options)
-    return {(row["id"], row["t"].day): row["x"] for row in found}
+    result = store.get_featuregroup(name, dataframe_type="python", **options)
+    return {(row["id"], row["t"].day): row["x"] for row in result}
 
 
 def test_insert_modes_append_upsert_and_overwrite(store: FeatureStore) -> None:
@@ -56,10 +56,10 @@ def test_insert_modes_append_upsert_and_overwrite(store: FeatureStore) -> None:
     assert values(store) == {(7, 1): 7.0}
     assert values(store, as_of=1) == {(1, 1): 1.0, (2, 1): 1.0}
 
-    found = [
+    actual_rows = [
         (c.delta_version, c.operation, c.rows_in, c.rows_out, c.rows) for c in group.history()[::-1]
     ]
-    assert found == [
+    assert actual_rows == [
         (1, "create", 2, 0, 2),
         (2, "append", 1, 0, 3),
         (3, "upsert", 2, 1, 4),
@@ -80,8 +80,8 @@ def test_upsert_with_new_created_time_adds_row(duckdb_store: FeatureStore) -> No
     group.insert(later, mode="upsert")
     again = rows([1], x=3.0).append_column("known", pa.array([day(5)]))
     group.insert(again, mode="upsert")
-    found = duckdb_store.get_featuregroup("g", dataframe_type="python")
-    assert sorted((row["known"].day, row["x"]) for row in found) == [(1, 1.0), (5, 3.0)]
+    actual = duckdb_store.get_featuregroup("g", dataframe_type="python")
+    assert sorted((row["known"].day, row["x"]) for row in actual) == [(1, 1.0), (5, 3.0)]
 
 
 def test_insert_matches_columns_by_name_and_casts(duckdb_store: FeatureStore) -> None:
@@ -91,9 +91,9 @@ def test_insert_matches_columns_by_name_and_casts(duckdb_store: FeatureStore) ->
         {"b": pa.array([1.5], pa.float32()), "a": pa.array([7], pa.int8()), "id": [2]}
     )
     duckdb_store.insert_into_featuregroup(narrow, "g")
-    found = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
-    assert found.schema == wide.schema
-    assert found.to_pylist() == [{"id": 1, "a": 1, "b": 0.5}, {"id": 2, "a": 7, "b": 1.5}]
+    actual = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
+    assert actual.schema == wide.schema
+    assert actual.to_pylist() == [{"id": 1, "a": 1, "b": 0.5}, {"id": 2, "a": 7, "b": 1.5}]
 
 
 def test_insert_new_columns_require_schema_change(duckdb_store: FeatureStore) -> None:
@@ -104,8 +104,8 @@ def test_insert_new_columns_require_schema_change(duckdb_store: FeatureStore) ->
     group.insert(wider, schema_change="add")
     assert group.schema.names == ["id", "t", "x", "y"]
     assert group.version == 1
-    found = {row["id"]: row["y"] for row in group.read().to_arrow().to_pylist()}
-    assert found == {1: None, 2: 7}
+    actual_rows = {row["id"]: row["y"] for row in group.read().to_arrow().to_pylist()}
+    assert actual_rows == {1: None, 2: 7}
     assert group.schema.field("y").type == pa.uint8()
     assert group.read(as_of=1).columns == ["id", "t", "x"]
     group.insert(
@@ -286,8 +286,8 @@ def test_partition_values_unsupported_by_delta_raise(duckdb_store: FeatureStore)
         table.slice(0, 1), "g", primary_key="id", partition_by="place"
     )
     group.insert(pa.table({"id": [3], "place": ["LGA"]}))
-    found = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
-    assert found.to_pylist() == [{"id": 1, "place": "JFK"}, {"id": 3, "place": "LGA"}]
+    actual = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
+    assert actual.to_pylist() == [{"id": 1, "place": "JFK"}, {"id": 3, "place": "LGA"}]
 
 
 def test_engines_read_and_extend_tables_of_each_other(tmp_path: Any, spark: Any) -> None:

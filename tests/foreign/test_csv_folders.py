@@ -24,8 +24,8 @@ Lake = Callable[..., SourceFrame]
 
 
 def rows(frame: FeatureFrame) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
-    return found
+    result: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return result
 
 
 def test_ragged_lines_are_refused_by_line(lake: Lake) -> None:

@@ -102,9 +102,9 @@ def test_csv_source_equals_strict_parser_or_refuses(text: str) -> None:
         with pytest.raises(InvalidSourceFile, match=r"a\.csv line \d+"):
             read(content.encode(), {}, types)
         return
-    found = read(content.encode(), {}, types)
+    actual = read(content.encode(), {}, types)
     expected = [tuple(fields) for fields in _records(content) if fields]
-    assert [tuple(each or "" for each in row) for row in found] == expected
+    assert [tuple(each or "" for each in row) for row in actual] == expected
 
 
 def _records(text: str) -> list[list[str]]:
@@ -131,8 +131,8 @@ def test_csv_type_inference_keeps_written_types(
         lines = ["x,y"]
         for value in values:
             lines.append(f"{'' if value is None else str(value)},1")
-        found = read("\n".join(lines).encode(), {}, {})
+        actual = read("\n".join(lines).encode(), {}, {})
         if any(value is not None for value in values):
-            assert [row[0] for row in found] == pa.array(values, kind).to_pylist()
+            assert [row[0] for row in actual] == pa.array(values, kind).to_pylist()
         else:
-            assert [row[0] for row in found] == values
+            assert [row[0] for row in actual] == values

@@ -29,8 +29,8 @@ Lake = Callable[..., SourceFrame]
 
 
 def rows(frame: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
-    return found
+    result: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return result
 
 
 def test_partition_folders_become_columns(lake: Lake) -> None:
@@ -200,8 +200,8 @@ def test_names_are_renamed_in_groups_jobs_and_sources(
         "zones", source="raw", rename={"Zone ID": "zone"}, primary_key="zone", event_time="At"
     )
     assert rows(group.read()) == rows(store.read_source("raw", rename={"Zone ID": "zone"}))
-    found = store.get_features(["zones.Total"], labels=[{"zone": 1}], label_time=NOW)
-    assert rows(found.select("Total")) == [{"Total": 2}]
+    frame = store.get_features(["zones.Total"], labels=[{"zone": 1}], label_time=NOW)
+    assert rows(frame.select("Total")) == [{"Total": 2}]
     (tmp_path / "totals_jobs.py").write_text(JOB)
     store.register_jobs(tmp_path / "totals_jobs.py")
     store.backfill_job("totals", "2024-01-01T00:00Z", "2024-01-02T00:00Z")

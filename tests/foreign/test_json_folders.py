@@ -19,8 +19,8 @@ UUID = "8E1A9A4E-3B1F-4C2D-9C60-ABCDEF012345"
 
 
 def rows(frame: SourceFrame) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
-    return found
+    result: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return result
 
 
 def test_json_strings_stay_strings(lake: Lake) -> None:

@@ -51,9 +51,11 @@ def test_duckdb_reads_equal_csv_values(tmp_path: Path) -> None:
     )
     path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     with duckdb.connect() as connection:
-        found = connection.sql(f"select n, x, text from read_csv('{path}', header=true)").fetchall()
-    assert [(n, x) for n, x, _ in found] == [(1, 0.1), (None, -1e300), (3, 5e-324)]
-    assert [text or "" for *_, text in found] == ['a "b"', "", "c,d"]
+        actual = connection.sql(
+            f"select n, x, text from read_csv('{path}', header=true)"
+        ).fetchall()
+    assert [(n, x) for n, x, _ in actual] == [(1, 0.1), (None, -1e300), (3, 5e-324)]
+    assert [text or "" for *_, text in actual] == ['a "b"', "", "c,d"]
 
 
 def test_csv_index_locates_rows(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def dataset_format(arrow_format: Path) -> DatasetFormat:
         module: ModuleType = importlib.util.module_from_spec(spec)
         sys.modules["arrow_format"] = module
         spec.loader.exec_module(module)
-    found: DatasetFormat = sys.modules["arrow_format"].ArrowFormat()
-    return found
+    result: DatasetFormat = sys.modules["arrow_format"].ArrowFormat()
+    return result
 
 
 class TestTheFormatInTheDocs(FormatConformance):
@@ -112,18 +112,18 @@ def shard(tmp_path: Path) -> tuple[str, Any, pa.Table]:
 
 def test_documented_layout_equals_written_layout(shard: tuple[str, Any, pa.Table]) -> None:
     text = (DOCS / "tfrecord-layout.md").read_text(encoding="utf-8")
-    found = re.search(r"```json\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    assert json.loads(found[1]) == shard[1]
+    matches = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert matches is not None
+    assert json.loads(matches[1]) == shard[1]
 
 
 def test_documented_reader_reads_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(_current, "store", featurestore.connect(tmp_path))
     text = (DOCS / "tfrecord-layout.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
+    matches = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    assert matches is not None
     names: dict[str, Any] = {}
-    exec(found[1], names)
+    exec(matches[1], names)
     read = zip(names["delay"].tolist(), names["missing"].tolist(), strict=True)
     assert sorted(read) == [(-2.0, False), (0.0, True), (1.5, False)]

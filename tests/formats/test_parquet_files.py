@@ -31,8 +31,8 @@ def test_parquet_uses_requested_codec(codec: str, tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
     layout = build_layout(FORMAT, table, compression=codec)
     path, _ = write(FORMAT, tmp_path, table, layout)
-    found = pq.read_metadata(path).row_group(0).column(0).compression
-    assert found == ("UNCOMPRESSED" if codec == "NONE" else codec)
+    actual = pq.read_metadata(path).row_group(0).column(0).compression
+    assert actual == ("UNCOMPRESSED" if codec == "NONE" else codec)
     assert FORMAT.open_shard(path, layout=layout).read(5, 7, ["n"])["n"].to_pylist() == [5, 6]
 
 
@@ -40,11 +40,11 @@ def test_duckdb_reads_every_type(tmp_path: Path) -> None:
     table = example_table(EVERY_TYPE, rows=50)
     path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     with duckdb.connect() as connection:
-        found = connection.sql(
+        actual = connection.sql(
             f"select count(*), count(c4), sum(c4) from read_parquet('{path}')"
         ).fetchall()
     values = table["c4"].drop_null().to_pylist()
-    assert found == [(50, len(values), sum(values))]
+    assert actual == [(50, len(values), sum(values))]
 
 
 def test_neighboring_reads_decode_row_group_once(

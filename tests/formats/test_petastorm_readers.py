@@ -89,9 +89,9 @@ def test_make_reader_returns_rows(tmp_path: Path) -> None:
     ]
     table = example_table(kinds, rows=200)
     url, _ = dataset(tmp_path, table, shards=2)
-    found = read_rows(url)
-    assert len(found) == 200
-    for row, expected in zip(found, table.to_pylist(), strict=True):
+    actual = read_rows(url)
+    assert len(actual) == 200
+    for row, expected in zip(actual, table.to_pylist(), strict=True):
         for name, value in expected.items():
             got = getattr(row, name)
             if value is None and pa.types.is_floating(table.schema.field(name).type):
@@ -129,10 +129,10 @@ def test_make_batch_reader_returns_columns(tmp_path: Path) -> None:
         "v", pa.array([[n, n + 1] for n in range(500)], pa.list_(pa.int32(), 2))
     )
     url, _ = dataset(tmp_path, table, shards=3)
-    found = read_batches(url)
+    actual = read_batches(url)
     for name in ("n", "x", "text", "v"):
         assert (
-            np.concatenate([getattr(batch, name) for batch in found]).tolist()
+            np.concatenate([getattr(batch, name) for batch in actual]).tolist()
             == table[name].to_pylist()
         )
 
@@ -165,13 +165,13 @@ def test_petastorm_reader_reads_every_row_group(tmp_path: Path) -> None:
     shards = [WrittenShard(WrittenFile(name, 0, ""), 480) for name in names]
     manifest = build_manifest(FORMAT, table, layout, shards)
     for _ in range(5):
-        found: Counter[int] = Counter()
+        actual: Counter[int] = Counter()
         for worker in range(2):
             with FORMAT.native_reader(
                 str(tmp_path), manifest, split="train", worker=worker, workers=2
             ) as reader:
-                found.update(n for batch in reader for n in batch.n.tolist())
-        assert found == Counter(range(table.num_rows))
+                actual.update(n for batch in reader for n in batch.n.tolist())
+        assert actual == Counter(range(table.num_rows))
 
 
 def test_row_groups_are_equal_in_every_shard(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_images_are_read_by_all_readers(tmp_path: Path) -> None:
     assert (np.concatenate([batch.image for batch in read_batches(url)]) == expected).all()
     first = sorted(tmp_path.rglob("*.parquet"))[0]
     reader = FORMAT.open_shard(str(first), layout=layout)
-    found = reader.read(0, reader.rows, ["image", "digit"])
-    assert found.schema == table.schema
-    assert found["image"].to_pylist() == table["image"].slice(0, reader.rows).to_pylist()
+    rows = reader.read(0, reader.rows, ["image", "digit"])
+    assert rows.schema == table.schema
+    assert rows["image"].to_pylist() == table["image"].slice(0, reader.rows).to_pylist()
     reader.close()
 
 
@@ -251,10 +251,10 @@ from featurestore.plugins.format import find_format
 shard = find_format("petastorm").open_shard({str(path)!r}, layout={layout!r})
 print(shard.read(10, 12, ["c0", "c1"]).to_pylist())
 """
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
-    assert found.stdout.strip() == str(table.slice(10, 2).to_pylist())
+    assert actual.stdout.strip() == str(table.slice(10, 2).to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -294,12 +294,12 @@ def test_exported_row_groups_match_layout(
         sizes = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
         assert len(sizes) == 6
         assert max(sizes) - min(sizes) <= 1
-    found = []
+    actual = []
     for worker in range(16):
         with made.petastorm_reader("train", worker=worker, workers=16) as reader:
-            found.append([value for batch in reader for value in batch.n.tolist()])
-    assert max(map(len, found)) - min(map(len, found)) <= 3
-    assert sorted(value for part in found for value in part) == list(range(4000))
+            actual.append([value for batch in reader for value in batch.n.tolist()])
+    assert max(map(len, actual)) - min(map(len, actual)) <= 3
+    assert sorted(value for part in actual for value in part) == list(range(4000))
     with pytest.raises(ReaderConfigError, match="48 row groups"):
         made.petastorm_reader("train", worker=0, workers=5)
 
@@ -332,8 +332,8 @@ def test_foreign_petastorm_metadata_is_not_unpickled(
     pq.write_metadata(schema.with_metadata(attack), split / "_common_metadata")
     pq.write_table(pa.table({"n": [-1]}), split / "stray.parquet")
     with made.petastorm_reader("train") as reader:
-        found = [value for batch in reader for value in batch.n.tolist()]
-    assert sorted(found) == list(range(100))
+        actual = [value for batch in reader for value in batch.n.tolist()]
+    assert sorted(actual) == list(range(100))
     assert not (tmp_path / "ran").exists()
     assert not made.verify().ok
 
@@ -355,8 +355,8 @@ def test_batch_reader_refuses_unsupported_columns_first(
         made.petastorm_reader("train")
     assert "some (lists of any size), gaps (lists, some of them null)" in caught.value.message
     with made.petastorm_reader("train", schema_fields=["n", "v"]) as reader:
-        found = {n: v.tolist() for batch in reader for n, v in zip(batch.n, batch.v, strict=True)}
-    assert found == {n: [n, n] for n in rows}
+        actual = {n: v.tolist() for batch in reader for n, v in zip(batch.n, batch.v, strict=True)}
+    assert actual == {n: [n, n] for n in rows}
     rows_of_petastorm = read_rows(f"file://{made.path}/train", schema_fields=["n", "some"])
     by_row = {row.n: row.some.tolist() for row in rows_of_petastorm}
     assert by_row == {n: [float(n)] * (n % 4) for n in rows}
@@ -372,5 +372,5 @@ def test_petastorm_reads_any_storage_location(tmp_path: Path) -> None:
     shards = [WrittenShard(WrittenFile("train/petastorm-00000-of-00001.parquet", 0, ""), 24)]
     manifest = build_manifest(FORMAT, table, layout, shards)
     with FORMAT.native_reader(str(place), manifest, split="train", worker=0, workers=1) as reader:
-        found = [n for batch in reader for n in batch.n.tolist()]
-    assert sorted(found) == list(range(24))
+        actual = [n for batch in reader for n in batch.n.tolist()]
+    assert sorted(actual) == list(range(24))

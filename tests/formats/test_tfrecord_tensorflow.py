@@ -46,13 +46,13 @@ def wire_rows(column: pa.ChunkedArray) -> list[list[Any] | None]:
 def _plain(array: pa.Array) -> list[Any]:
     kind = array.type
     if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        found = [
+        rows = [
             None if row is None else _plain(pa.array(row, kind.value_type))
             for row in array.to_pylist()
         ]
         return [
             row if not row or not isinstance(row[0], list) else [x for part in row for x in part]
-            for row in found
+            for row in rows
         ]
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
@@ -127,8 +127,8 @@ def test_all_parsers_read_equal_values(
     if records:
         parsed = tf.io.parse_example(records, spec)
         for name, encoding in encodings.items():
-            found = parsed_rows(parsed[name], encoding, len(records))
-            assert all(equal(a, b or []) for a, b in zip(found, expected[name], strict=True))
+            actual = parsed_rows(parsed[name], encoding, len(records))
+            assert all(equal(a, b or []) for a, b in zip(actual, expected[name], strict=True))
     if compression is None:
         reader = FORMAT.open_shard(path, layout=layout)
         assert is_identical(
@@ -175,8 +175,13 @@ def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:
     layout = build_layout(FORMAT, table)
     assert FORMAT.encodings(layout)["x"].loss == "float64 to float32"
     path, _ = write(FORMAT, tmp_path, table, layout)
-    found = FORMAT.open_shard(path, layout=layout).read(0, 4, ["x"])
-    assert found["x"].to_pylist() == [float(np.float32(0.1)), float("inf"), float("-inf"), 0.0]
+    actual_table = FORMAT.open_shard(path, layout=layout).read(0, 4, ["x"])
+    assert actual_table["x"].to_pylist() == [
+        float(np.float32(0.1)),
+        float("inf"),
+        float("-inf"),
+        0.0,
+    ]
 
 
 def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
@@ -234,18 +239,18 @@ def test_schema_file_is_tensorflow_metadata_schema(tmp_path: Path) -> None:
     (file,) = FORMAT.finish(str(tmp_path), build_manifest(FORMAT, table, layout, [written]))
     assert file.path == "schema.pbtxt"
     schema = text_format.Parse((tmp_path / file.path).read_text(), metadata_schema())
-    found = {each.name: each for each in schema.feature}
+    actual = {each.name: each for each in schema.feature}
     assert [(each.name, each.type) for each in schema.feature] == [
         ("sure", 2),
         ("gaps", 3),
         ("image", 2),
         ("words", 1),
     ]
-    assert found["sure"].HasField("shape")
-    assert [dim.size for dim in found["image"].shape.dim] == [2, 2]
-    assert found["sure"].presence.min_fraction == 1
-    assert found["gaps"].presence.min_fraction == 0
-    assert found["words"].HasField("value_count")
+    assert actual["sure"].HasField("shape")
+    assert [dim.size for dim in actual["image"].shape.dim] == [2, 2]
+    assert actual["sure"].presence.min_fraction == 1
+    assert actual["gaps"].presence.min_fraction == 0
+    assert actual["words"].HasField("value_count")
 
 
 def metadata_schema() -> Any:

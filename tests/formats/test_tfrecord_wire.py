@@ -63,8 +63,8 @@ def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) 
     stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
     assert (stored == wire.payload_checksums(records)).all()
     shard = FORMAT.open_shard(path, layout=build_layout(FORMAT, table))
-    found = shard.read(0, table.num_rows, table.schema.names)
-    assert pa.Table.from_batches([found]).equals(table.combine_chunks())
+    actual_table = shard.read(0, table.num_rows, table.schema.names)
+    assert pa.Table.from_batches([actual_table]).equals(table.combine_chunks())
     shard.close()
 
 
@@ -181,8 +181,8 @@ def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> No
     )
     layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
-    found = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
-    assert [repr(each) for each in found["x"].to_pylist()] == ["nan", "0.0"]
+    actual_table = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
+    assert [repr(each) for each in actual_table["x"].to_pylist()] == ["nan", "0.0"]
     ragged = pa.table({"x": pa.array(values), "r": pa.array([[1.0], []])})
     assert write(FORMAT, tmp_path / "ragged", ragged, build_layout(FORMAT, ragged))[1].rows == 2
 

@@ -30,10 +30,10 @@ def identity(value: Any) -> Any:
 @settings(max_examples=40, deadline=None)
 def test_canonical_bytes_equal_only_for_equal_rows(table: pa.Table) -> None:
     rows = [identity(row) for row in table.to_pylist()]
-    found = canonical_bytes(table).to_pylist()
+    actual_rows = canonical_bytes(table).to_pylist()
     for i in range(len(rows)):
         for j in range(i):
-            assert (found[i] == found[j]) == (rows[i] == rows[j])
+            assert (actual_rows[i] == actual_rows[j]) == (rows[i] == rows[j])
 
 
 @given(st.data())
@@ -74,5 +74,5 @@ def test_canonical_bytes_ignore_values_under_null_structs() -> None:
 
 
 def test_canonical_bytes_sort_in_arrow() -> None:
-    found = canonical_bytes(pa.table({"x": [3, 1, 2]}))
-    assert pc.sort_indices(found).to_pylist() == [1, 2, 0]
+    labels = canonical_bytes(pa.table({"x": [3, 1, 2]}))
+    assert pc.sort_indices(labels).to_pylist() == [1, 2, 0]

@@ -124,8 +124,8 @@ def test_docs_page_lists_frozen_hash_vectors() -> None:
 
 def test_row_hash_with_seeds_and_columns_is_frozen() -> None:
     rows = pa.table({"zone": ["JFK"], "hour": pa.array([dt.datetime(2013, 1, 1, 5, tzinfo=UTC)])})
-    found = [hex(row_hash(rows, seed=seed)[0]) for seed in (0, 1, -1, 2**64 - 1, 42)]
-    assert found == [
+    actual = [hex(row_hash(rows, seed=seed)[0]) for seed in (0, 1, -1, 2**64 - 1, 42)]
+    assert actual == [
         "0x51f317598eb83c12",
         "0xffc6637463297b0f",
         "0x2b8c47ff27666cf5",
@@ -133,7 +133,7 @@ def test_row_hash_with_seeds_and_columns_is_frozen() -> None:
         "0x56904bf0fa8aac2f",
     ]
     assert hex(tie_hash(rows)[0]) == "0x5882e3d5369f1023"
-    assert found[2] == found[3]
+    assert actual[2] == actual[3]
 
 
 @given(tables(), st.integers(-(2**63), 2**64 - 1))
@@ -231,9 +231,9 @@ def test_row_hash_time_units_and_zones_are_equal() -> None:
             )
             assert hash_of(array.cast(pa.timestamp(unit, tz=zone))) == expected, (unit, zone)
     nanoseconds = pa.array([1_000, 1_001, -1, -1_000], pa.timestamp("ns"))
-    found = hash_of(nanoseconds)
-    assert found[0] == hash_of(pa.array([1], pa.timestamp("us")))[0]
-    assert len(set(found)) == 4
+    actual = hash_of(nanoseconds)
+    assert actual[0] == hash_of(pa.array([1], pa.timestamp("us")))[0]
+    assert len(set(actual)) == 4
 
 
 def test_row_hash_decimal_scales_are_equal() -> None:
@@ -261,10 +261,10 @@ def test_row_hash_type_kinds_differ() -> None:
 
 
 def test_row_hash_null_empty_and_inner_null_differ() -> None:
-    found = hash_of(
+    actual = hash_of(
         pa.array([None, [], [None], [None, None], [[]], [[], None]], pa.list_(pa.list_(pa.int8())))
     )
-    assert len(set(found)) == 6
+    assert len(set(actual)) == 6
     assert len(set(hash_of(pa.array([None, ""])))) == 2
     assert len(set(hash_of(pa.array([None, {"x": None}], pa.struct([("x", pa.int8())]))))) == 2
 
@@ -397,9 +397,9 @@ def test_row_hash_long_texts_use_every_byte() -> None:
     long = "x" * 3_000_000
     texts = [long, "", None, long + "y", "short", long[:-1]]
     rows = pa.table({"x": pa.array(texts * 3)})
-    found = row_hash(rows)
-    assert len(set(found.tolist())) == 6
-    assert found[:6].tolist() == found[6:12].tolist()
+    actual = row_hash(rows)
+    assert len(set(actual.tolist())) == 6
+    assert actual[:6].tolist() == actual[6:12].tolist()
 
 
 def test_row_hash_unsupported_types_raise_together() -> None:

@@ -52,16 +52,16 @@ def test_image_forms_are_read_with_shape(form: str) -> None:
 
 @pytest.mark.parametrize("data", [IMAGES, list(IMAGES)], ids=["array", "list of arrays"])
 def test_multidimensional_array_is_one_column(data: Any) -> None:
-    found = read(data)
-    assert found.column_names == ["col_0"]
-    assert found.schema.field("col_0").type == from_numpy(IMAGES).type
+    actual = read(data)
+    assert actual.column_names == ["col_0"]
+    assert actual.schema.field("col_0").type == from_numpy(IMAGES).type
 
 
 def test_permuted_tensors_are_read_in_logical_order() -> None:
     kind = pa.fixed_shape_tensor(pa.int64(), [3, 2], permutation=[1, 0])
     stored = pa.array([list(range(6)), None], pa.list_(pa.int64(), 6))
-    found = read(pa.table({"t": pa.ExtensionArray.from_storage(kind, stored)}))
-    assert found.to_pydict() == {"t": [[[0, 2, 4], [1, 3, 5]], None]}
+    labels = read(pa.table({"t": pa.ExtensionArray.from_storage(kind, stored)}))
+    assert labels.to_pydict() == {"t": [[[0, 2, 4], [1, 3, 5]], None]}
 
 
 @pytest.mark.parametrize(

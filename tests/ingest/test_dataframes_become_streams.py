@@ -63,22 +63,22 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dataframe_kinds_are_read_as_equal_rows(kind: str) -> None:
-    found = read(KINDS[kind]())
-    assert found.to_pylist() == ROWS
-    assert found.schema == pa.schema(
+    actual = read(KINDS[kind]())
+    assert actual.to_pylist() == ROWS
+    assert actual.schema == pa.schema(
         [("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())]
     )
 
 
 def test_matrix_has_numbered_columns() -> None:
-    found = read(np.arange(6, dtype=np.float32).reshape(2, 3))
-    assert found.schema == pa.schema([(f"col_{i}", pa.float32()) for i in range(3)])
-    assert found.to_pydict() == {"col_0": [0, 3], "col_1": [1, 4], "col_2": [2, 5]}
+    actual = read(np.arange(6, dtype=np.float32).reshape(2, 3))
+    assert actual.schema == pa.schema([(f"col_{i}", pa.float32()) for i in range(3)])
+    assert actual.to_pydict() == {"col_0": [0, 3], "col_1": [1, 4], "col_2": [2, 5]}
 
 
 def test_masked_matrix_has_nulls() -> None:
-    found = read(np.ma.masked_equal(np.array([[1, 2], [3, 2]]), 2))
-    assert found["col_1"].to_pylist() == [None, None]
+    actual = read(np.ma.masked_equal(np.array([[1, 2], [3, 2]]), 2))
+    assert actual["col_1"].to_pylist() == [None, None]
 
 
 def test_rows_without_names_have_numbered_columns() -> None:
@@ -179,19 +179,19 @@ def test_naive_times_are_utc_with_one_warning() -> None:
         }
     )
     with pytest.warns(NaiveTimeWarning, match="'t', 'u'") as caught:
-        found = read(table)
+        actual = read(table)
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert found["t"].to_pylist() == [NOON] * 3
+    assert actual["t"].to_pylist() == [NOON] * 3
 
 
 def test_times_of_other_zones_are_converted_to_utc() -> None:
     frame = pd.DataFrame(
         {"t": pd.to_datetime(["2024-01-01 13:00"]).tz_localize("Europe/Stockholm")}
     )
-    found = read(frame)
-    assert found.schema.field("t").type == TIMESTAMP
-    assert found["t"].to_pylist() == [NOON]
+    actual = read(frame)
+    assert actual.schema.field("t").type == TIMESTAMP
+    assert actual["t"].to_pylist() == [NOON]
 
 
 def test_nanoseconds_losing_precision_raise() -> None:
@@ -227,9 +227,9 @@ CONVERSIONS = [
     ("given", "kind", "values"), CONVERSIONS, ids=lambda each: str(getattr(each, "type", ""))
 )
 def test_types_become_feature_types(given: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
-    found = read(pa.table({"c": given}))
-    assert found.schema.field("c").type == kind
-    assert found["c"].to_pylist() == values
+    labels = read(pa.table({"c": given}))
+    assert labels.schema.field("c").type == kind
+    assert labels["c"].to_pylist() == values
 
 
 def test_unsupported_columns_are_listed_in_one_error() -> None:
@@ -250,13 +250,13 @@ def test_unsupported_columns_are_listed_in_one_error() -> None:
 
 def test_null_columns_take_group_types() -> None:
     like = pa.schema([("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int16())])
-    found = read(
+    labels = read(
         pa.table(
             {"a": pa.nulls(2), "b": pa.array([1, 2], pa.int8()), "c": pa.array([1, 2], pa.int64())}
         ),
         like=like,
     )
-    assert found.schema == pa.schema(
+    assert labels.schema == pa.schema(
         [("a", pa.list_(pa.string())), ("b", pa.int64()), ("c", pa.int64())]
     )
 

@@ -149,8 +149,8 @@ def test_untyped_labels_take_key_types(store: FeatureStore, group: FeatureGroup)
 
 @pytest.mark.filterwarnings("ignore::featurestore.retrieval.CoverageWarning")
 def test_view_labels_take_label_group_types(store: FeatureStore, group: FeatureGroup) -> None:
-    asked = pa.table({"user": ["full"], "at": [DAY], "coupon": ["x"]})
-    store.create_featuregroup(asked, "asked", primary_key="user", event_time="at")
+    input_rows = pa.table({"user": ["full"], "at": [DAY], "coupon": ["x"]})
+    store.create_featuregroup(input_rows, "asked", primary_key="user", event_time="at")
     view = store.create_feature_view(
         "v",
         features=["g.number", feature("used", "coalesce(coupon, 'none')")],

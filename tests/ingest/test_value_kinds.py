@@ -185,8 +185,8 @@ def test_nanosecond_labels_do_not_match_later_features(
         with pytest.raises(UnsupportedType, match="finer than a microsecond"):
             duckdb_store.get_features([f"{group.name}.x"], labels=labels)
     days = [{"id": 1, "at": DAY}, {"id": 1, "at": datetime.datetime(2024, 1, 31, 23, 59)}]
-    found = duckdb_store.get_features([f"{group.name}.x"], labels=days).to_arrow()
-    assert found["x"].to_pylist() == [None, 1.0]
+    frame = duckdb_store.get_features([f"{group.name}.x"], labels=days).to_arrow()
+    assert frame["x"].to_pylist() == [None, 1.0]
 
 
 def test_documented_value_table_is_current() -> None:

@@ -59,9 +59,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The library's clock, fixed at the end of the trips until a test moves it."""
-    found = Clock()
-    monkeypatch.setattr(times, "clock", found)
-    return found
+    result = Clock()
+    monkeypatch.setattr(times, "clock", result)
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -139,18 +139,18 @@ def define(tmp_path: Path) -> Callable[..., Path]:
 
 def rows(store: FeatureStore, name: str = "demand") -> list[dict[str, Any]]:
     """Return the rows of a group in the order of its key."""
-    found = store.get_featuregroup(name).to_arrow()
-    return sorted(found.to_pylist(), key=lambda row: (row["hour"], row["zone"]))
+    table = store.get_featuregroup(name).to_arrow()
+    return sorted(table.to_pylist(), key=lambda row: (row["hour"], row["zone"]))
 
 
 def expected(hours: int = HOURS, *, first: int = 0, fare: int = 1) -> list[dict[str, Any]]:
     """Return the expected rows of the hourly job."""
-    found = []
+    result = []
     for hour in range(first, hours):
         if hour % 5 != 4:
             end = START + timedelta(hours=hour + 1)
-            found += [
+            result += [
                 {"zone": "a", "hour": end, "trips": 2, "fares": 2 * fare},
                 {"zone": "b", "hour": end, "trips": 1, "fares": fare},
             ]
-    return found
+    return result

@@ -36,7 +36,7 @@ WINDOWS = 151 * 24
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[tuple[Any, Any]]:
-    found = []
+    result = []
     for name in ("raw", "jobs"):
         spec = importlib.util.spec_from_file_location(
             f"flights_{name}", EXAMPLE / "late_flights" / f"{name}.py"
@@ -45,8 +45,8 @@ def example() -> Iterator[tuple[Any, Any]]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        found.append(module)
-    return found[0], found[1]
+        result.append(module)
+    return result[0], result[1]
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def flights(tmp_path: Path, example: tuple[Any, Any]) -> FeatureStore:
 
 
 def table(store: FeatureStore, name: str) -> Any:
-    found = (
+    result = (
         store.get_featuregroup(name)
         .to_arrow()
         .sort_by([("origin", "ascending"), ("known_at", "ascending")])
     )
-    return found.select(["origin", "known_at", "departures", "mean_delay", "late_share"])
+    return result.select(["origin", "known_at", "departures", "mean_delay", "late_share"])
 
 
 def test_killed_and_resumed_backfill_equals_uninterrupted_backfill(
@@ -102,6 +102,6 @@ def test_flights_query_equals_flights_frames(
 ) -> None:
     for name in ("origin_traffic", "origin_traffic_by_frames"):
         flights.backfill_job(name, "2013-03-01T00:00Z", "2013-03-03T00:00Z")
-    found = table(flights, "origin_traffic")
-    assert found.num_rows > 80
-    assert found.equals(table(flights, "origin_traffic_by_frames"))
+    actual = table(flights, "origin_traffic")
+    assert actual.num_rows > 80
+    assert actual.equals(table(flights, "origin_traffic_by_frames"))

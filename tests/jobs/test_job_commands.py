@@ -62,8 +62,8 @@ def test_job_commands_paused_job_prints_unpause_command(city: FeatureStore, defi
     text(city, "job", "pause", "demand")
     assert "paused" in text(city, "job", "list")
     assert "paused" in text(city, "job", "plan", "demand")
-    said = text(city, "job", "run", "demand", "--due")
-    assert said.startswith("demand is paused: featurestore job unpause demand")
+    output = text(city, "job", "run", "demand", "--due")
+    assert output.startswith("demand is paused: featurestore job unpause demand")
     assert "done" in text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
 
 

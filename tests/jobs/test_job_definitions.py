@@ -31,9 +31,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def made(**rules: object) -> JobSpec:
-    given = {"sql": SQL, "primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
-    given["inputs"] = {"trips": "trips"}  # type: ignore[assignment]
-    return featurestore.sql_job("demand", **{**given, **rules}).spec  # type: ignore[arg-type]
+    inputs = {"sql": SQL, "primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
+    inputs["inputs"] = {"trips": "trips"}  # type: ignore[assignment]
+    return featurestore.sql_job("demand", **{**inputs, **rules}).spec  # type: ignore[arg-type]
 
 
 def test_job_spec_json_roundtrip_matches_schema() -> None:

@@ -51,11 +51,11 @@ def _check(store: FeatureStore, name: str) -> None:
     if name not in {group.name for group in store.get_featuregroups()}:
         assert mark is None
         return
-    found = rows(store, name)
-    assert all(row in expected() for row in found)
-    assert len({(row["hour"], row["zone"]) for row in found}) == len(found)
+    result = rows(store, name)
+    assert all(row in expected() for row in result)
+    assert len({(row["hour"], row["zone"]) for row in result}) == len(result)
     whole = [row for row in expected() if mark is not None and row["hour"] <= mark]
-    assert found[: len(whole)] == whole
+    assert result[: len(whole)] == whole
 
 
 @pytest.mark.parametrize("where", ["compute", "commit", "watermark"])

@@ -111,8 +111,8 @@ def test_due_jobs_of_one_file_all_run(city: FeatureStore, define: Define) -> Non
     for name in [name for name in sys.modules if name.startswith("featurestore_jobs_")]:
         del sys.modules[name]  # as in a scheduler that has just begun
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
-    assert [each.spec.name for each in found] == names
+        actual = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
+    assert [each.spec.name for each in actual] == names
     city.scheduler().run_due()
     for name in names:
         assert rows(city, name) == expected()

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.postgres
 @pytest.fixture
 def hosts(tmp_path: Path, clock: Clock, postgres_url: str) -> list[FeatureStore]:  # noqa: F811
     """Two connections to one store, as from two hosts."""
-    found = [featurestore.connect(tmp_path / "store", registry=postgres_url) for _ in range(2)]
-    found[0].create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
-    return found
+    result = [featurestore.connect(tmp_path / "store", registry=postgres_url) for _ in range(2)]
+    result[0].create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
+    return result
 
 
 def test_parallel_backfill_on_postgres_moves_watermark_to_end(

@@ -41,10 +41,10 @@ def example_jobs() -> Path:
 
 @pytest.fixture
 def cities(spark: Any, tmp_path: Path, clock: Any) -> list[FeatureStore]:
-    found = [featurestore.connect(tmp_path / name, engine=name) for name in ("duckdb", "spark")]
-    for store in found:
+    result = [featurestore.connect(tmp_path / name, engine=name) for name in ("duckdb", "spark")]
+    for store in result:
         store.create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
-    return found
+    return result
 
 
 def test_spark_jobs_equal_duckdb_jobs(cities: list[FeatureStore], define: Define) -> None:
@@ -71,7 +71,7 @@ def test_spark_frames_example_equals_query_example(
         "origin": ["EWR", "JFK", "LGA", "EWR"] * 10,
         "delay": pa.array([float(number % 50) for number in range(40)]),
     })  # fmt: skip
-    found = []
+    actual = []
     for store in cities:
         store.create_featuregroup(departures, "departures", event_time="left_at")
         store.register_jobs(example_jobs)
@@ -83,13 +83,13 @@ def test_spark_frames_example_equals_query_example(
                 .to_arrow()
                 .sort_by([("known_at", "ascending"), ("origin", "ascending")])
             )
-            found.append(
+            actual.append(
                 table.select(
                     ["origin", "known_at", "departures", "mean_delay", "late_share"]
                 ).to_pylist()
             )
-    assert len(found[0]) == 6
-    assert found[0] == found[1] == found[2] == found[3]
+    assert len(actual[0]) == 6
+    assert actual[0] == actual[1] == actual[2] == actual[3]
 
 
 def test_job_commands_run_on_spark(cities: list[FeatureStore], define: Define) -> None:
@@ -127,7 +127,7 @@ def test_spark_parallel_chunks_land_once(
     monkeypatch.setattr(service, "usable_cores", lambda: 2)
     store = cities[1]
     store.register_jobs(define(sql_job()))
-    found = store.backfill_job("demand", START, START + 6 * HOUR)
-    assert [(run.state, run.windows) for run in found] == [("done", 2)] * 3
+    actual = store.backfill_job("demand", START, START + 6 * HOUR)
+    assert [(run.state, run.windows) for run in actual] == [("done", 2)] * 3
     assert rows(store) == expected(6)
     assert store.get_jobs()[0].job.watermark == START + 6 * HOUR

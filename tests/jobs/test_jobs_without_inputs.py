@@ -47,8 +47,8 @@ def test_job_without_inputs_catches_up_and_continues(
         assert (len(plan.windows), plan.inputs, plan.rows) == (3, (), 0)
         duckdb_store.run_job("readings", due=True)
         rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
-        found = sorted((row["at"].day, row["sensor"], row["value"]) for row in rows)
-        assert found == [
+        actual = sorted((row["at"].day, row["sensor"], row["value"]) for row in rows)
+        assert actual == [
             (2, "a", 1.0), (2, "b", 10.0), (3, "a", 2.0), (3, "b", 20.0), (4, "a", 3.0), (4, "b", 30.0)
         ]  # fmt: skip
         assert duckdb_store.run_job("readings", due=True) == []

@@ -48,11 +48,11 @@ def test_parallel_backfill_overlaps_chunks_and_writes_windows_once(
 ) -> None:
     city.register_jobs(define(python_job(body=noting(tmp_path / "noted"))))
     seen: list[tuple[int, int]] = []
-    found = city.backfill_job(
+    actual = city.backfill_job(
         "demand", START, END, progress=lambda done, total: seen.append((done, total))
     )
     assert rows(city) == expected()
-    assert sorted(run.window.start for run in found) == [
+    assert sorted(run.window.start for run in actual) == [
         START + n * HOUR for n in range(0, HOURS, SIZE)
     ]
     assert city.get_jobs()[0].job.watermark == END

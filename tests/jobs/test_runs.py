@@ -31,8 +31,8 @@ HOUR = timedelta(hours=1)
 @pytest.mark.parametrize("source", [python_job(), sql_job()], ids=["python", "sql"])
 def test_due_windows_are_computed_once(city: FeatureStore, define: Define, source: str) -> None:
     city.register_jobs(define(source))
-    found = city.run_job("demand", due=True)
-    assert {run.state for run in found} == {"done"}
+    actual = city.run_job("demand", due=True)
+    assert {run.state for run in actual} == {"done"}
     assert rows(city) == expected()
     assert city.run_job("demand", due=True) == []
     assert city.get_jobs()[0].job.watermark == START + HOURS * HOUR
@@ -61,11 +61,11 @@ def test_windows_without_values_take_types_of_other_windows(
     with pytest.raises(JobFailed, match=r"'tags' \(list<item: null>\)[\s\S]*from_pylist"):
         city.run_job("tags", window=windows[0])
     city.backfill_job("tags", windows[0], windows[-1] + HOUR)
-    found = city.get_featuregroup("tags").to_arrow().sort_by("hour")
-    assert found["tags"].to_pylist() == [[], [], ["x"], []]
-    assert found["parts"].to_pylist() == [{"n": None}, {"n": None}, {"n": 1}, {"n": None}]
+    table = city.get_featuregroup("tags").to_arrow().sort_by("hour")
+    assert table["tags"].to_pylist() == [[], [], ["x"], []]
+    assert table["parts"].to_pylist() == [{"n": None}, {"n": None}, {"n": 1}, {"n": None}]
     city.run_job("tags", window=windows[1])  # alone
-    assert city.get_featuregroup("tags").to_arrow().sort_by("hour") == found
+    assert city.get_featuregroup("tags").to_arrow().sort_by("hour") == table
 
 
 def test_rerun_window_gives_same_rows(city: FeatureStore, define: Define) -> None:
@@ -185,9 +185,9 @@ def test_local_days_across_dst_have_23_and_25_hours(
             define(source.replace(", \n)", ', timezone="Europe/Stockholm")'), name=f"{name}.py")
         )
         city.run_job(f"days_{name}", due=True)
-        found = city.get_featuregroup(f"days_{name}").to_arrow().sort_by("hour").to_pylist()
-        assert [row["n"] for row in found[:2]] == [48, 2 * hours]
-        assert found[1]["hour"] == sunday + timedelta(hours=hours)
+        actual_rows = city.get_featuregroup(f"days_{name}").to_arrow().sort_by("hour").to_pylist()
+        assert [row["n"] for row in actual_rows[:2]] == [48, 2 * hours]
+        assert actual_rows[1]["hour"] == sunday + timedelta(hours=hours)
 
 
 def test_job_functions_return_any_dataframe_type(city: FeatureStore, define: Define) -> None:
@@ -209,8 +209,10 @@ def sizes(window, trips):
 """
     city.register_jobs(define(source))
     city.run_job("sizes", due=True)
-    found = city.get_featuregroup("sizes").to_arrow().sort_by("at").slice(0, 5)["n"].to_pylist()
-    assert found == [3.0, 3.5, None, 0.0, 3.5]
+    actual_rows = (
+        city.get_featuregroup("sizes").to_arrow().sort_by("at").slice(0, 5)["n"].to_pylist()
+    )
+    assert actual_rows == [3.0, 3.5, None, 0.0, 3.5]
 
 
 def test_late_data_makes_windows_stale_but_compaction_does_not(
@@ -244,8 +246,8 @@ def test_recomputed_window_makes_downstream_windows_stale(
     city.run_job("demand", due=True)
     city.run_job("busy", due=True)
     city.run_job("demand", window=START + 20 * HOUR)
-    found = city.run_job("busy", stale=True)
-    assert 1 <= sum(run.windows for run in found) <= 2
+    actual = city.run_job("busy", stale=True)
+    assert 1 <= sum(run.windows for run in actual) <= 2
 
 
 def test_parquet_folder_as_job_input(city: FeatureStore, define: Define, tmp_path: Path) -> None:
@@ -419,13 +421,13 @@ def test_missing_input_fails_one_run_and_windows_stay_due(
 def test_on_failure_command_runs_after_last_retry(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    rules = f'''retries=1, on_failure="echo $FEATURESTORE_JOB $FEATURESTORE_ERROR >> {told}"'''
+    actual = tmp_path / "told"
+    rules = f'''retries=1, on_failure="echo $FEATURESTORE_JOB $FEATURESTORE_ERROR >> {actual}"'''
     city.register_jobs(define(python_job(rules=rules, body="raise ValueError('no')")))
     for _ in range(3):
         with pytest.raises(JobFailed):
             city.run_job("demand", window=START)
-    assert told.read_text() == "demand ValueError: no\n"
+    assert actual.read_text() == "demand ValueError: no\n"
 
 
 def test_paused_job_runs_only_named_windows(city: FeatureStore, define: Define) -> None:

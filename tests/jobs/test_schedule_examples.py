@@ -26,18 +26,18 @@ def crontab() -> Iterator[list[str]]:
 
 
 def service() -> Iterator[list[str]]:
-    for found in re.findall(
+    for result in re.findall(
         r"^ExecStart=(.*)$", (SCHEDULES / "featurestore.service").read_text(), re.MULTILINE
     ):
-        words = found.split()
+        words = result.split()
         yield [Path(words[0]).name, *words[1:]]
 
 
 def kubernetes() -> Iterator[list[str]]:
     yaml = pytest.importorskip("yaml")
-    found = yaml.safe_load((SCHEDULES / "kubernetes.yaml").read_text())
-    assert (found["kind"], found["spec"]["concurrencyPolicy"]) == ("CronJob", "Forbid")
-    pod = found["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    result = yaml.safe_load((SCHEDULES / "kubernetes.yaml").read_text())
+    assert (result["kind"], result["spec"]["concurrencyPolicy"]) == ("CronJob", "Forbid")
+    pod = result["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     for container in [*pod["initContainers"], *pod["containers"]]:
         yield container["args"]
 
@@ -55,9 +55,9 @@ def airflow() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("example", [crontab, service, kubernetes, airflow])
 def test_example_commands_exist(example: object) -> None:
-    found = list(example())  # type: ignore[operator]
-    assert found
-    for program, *words in found:
+    actual = list(example())  # type: ignore[operator]
+    assert actual
+    for program, *words in actual:
         assert program == "featurestore"
         # Words that are no options or commands are refused before any help is shown.
         shown = CliRunner().invoke(app, [*words, "--help"])

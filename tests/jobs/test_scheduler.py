@@ -189,8 +189,8 @@ def test_broken_or_missing_job_file_blocks_no_other_job(city: FeatureStore, defi
 def test_scheduler_runs_failure_command_after_last_retry(
     city: FeatureStore, define: Define, clock: Clock, tmp_path: Path
 ) -> None:
-    told = tmp_path / "told"
-    command = f"echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR >> {told}"
+    actual = tmp_path / "told"
+    command = f"echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR >> {actual}"
     rules = f'catchup=1, retries=1, on_failure="{command}"'
     city.register_jobs(
         define(python_job("bad", rules=rules, body="raise ValueError('no')"), sql_job())
@@ -198,7 +198,7 @@ def test_scheduler_runs_failure_command_after_last_retry(
     for _ in range(3):
         city.scheduler().run_due()
         clock.now += timedelta(seconds=61)
-    assert told.read_text() == "bad 2024-01-01T00:00:00+00:00 ValueError: no\n"
+    assert actual.read_text() == "bad 2024-01-01T00:00:00+00:00 ValueError: no\n"
     assert rows(city) == expected()
 
 

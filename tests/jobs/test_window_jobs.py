@@ -93,8 +93,8 @@ def register(store: FeatureStore, folder: Path, text: str) -> None:
 
 
 def table(store: FeatureStore, name: str = "spend") -> pa.Table:
-    found = store.get_featuregroup(name).to_arrow()
-    return found.sort_by([(found.schema.names[0], "ascending"), ("window_end", "ascending")])
+    result = store.get_featuregroup(name).to_arrow()
+    return result.sort_by([(result.schema.names[0], "ascending"), ("window_end", "ascending")])
 
 
 def retrieved(store: FeatureStore, labels: pa.Table) -> pa.Table:
@@ -108,9 +108,9 @@ def retrieved(store: FeatureStore, labels: pa.Table) -> pa.Table:
 
 def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> pa.Table:
     """Check that the rows of a job equal the retrieval, and that no key is missing."""
-    found = table(store)
-    labels = found.select(["customer", "window_end"])
-    assert bits(found) == bits(retrieved(store, labels).select(found.schema.names))
+    result = table(store)
+    labels = result.select(["customer", "window_end"])
+    assert bits(result) == bits(retrieved(store, labels).select(result.schema.names))
     assert labels.group_by(["customer", "window_end"]).aggregate([]).num_rows == labels.num_rows
     rows = store.get_featuregroup("purchases").to_arrow().to_pylist()
     expected = set()
@@ -121,26 +121,26 @@ def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> p
             if known <= end and (keep_empty or end - row["at"] < timedelta(days=3)):
                 expected.add((row["customer"], end))
     assert set(zip(*labels.to_pydict().values(), strict=True)) == expected
-    return found
+    return result
 
 
 @pytest.mark.usefixtures("now")
 def test_window_job_rows_equal_retrieval_at_window_ends(
     store: FeatureStore, tmp_path: Path
 ) -> None:
-    found = daily(store, tmp_path, keep_empty=False)
-    assert "c4" not in keys_at_the_end(found)
+    actual = daily(store, tmp_path, keep_empty=False)
+    assert "c4" not in keys_at_the_end(actual)
     # Again: the same bits.
     store.backfill_job("spend", START, START + timedelta(days=DAYS), resume=False)
-    assert bits(table(store)) == bits(found)
+    assert bits(table(store)) == bits(actual)
 
 
 @pytest.mark.usefixtures("now")
 def test_window_job_keep_empty_keeps_keys_without_rows(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
-    found = daily(duckdb_store, tmp_path, keep_empty=True)
-    assert "c4" in keys_at_the_end(found)
+    actual = daily(duckdb_store, tmp_path, keep_empty=True)
+    assert "c4" in keys_at_the_end(actual)
 
 
 def daily(store: FeatureStore, folder: Path, *, keep_empty: bool) -> pa.Table:
@@ -180,8 +180,8 @@ def test_window_job_late_rows_make_affected_windows_stale(
         START + timedelta(days=1),
         START + timedelta(days=4),
     )
-    found = check_rows(store, ends=DAYS)
-    ends = [row["window_end"] for row in found.to_pylist() if row["customer"] == "new"]
+    actual = check_rows(store, ends=DAYS)
+    ends = [row["window_end"] for row in actual.to_pylist() if row["customer"] == "new"]
     assert ends == [START + timedelta(days=day) for day in (2, 3, 4)]
 
 
@@ -189,9 +189,9 @@ def test_window_job_late_rows_make_affected_windows_stale(
 def test_window_job_show_and_rebuild_keep_aggregates_and_windows(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
-    found = daily(duckdb_store, tmp_path, keep_empty=False)
-    asked = ["--location", duckdb_store.location, "--output", "json", "job", "show", "spend"]
-    shown = json.loads(CliRunner().invoke(app, asked).output)
+    actual = daily(duckdb_store, tmp_path, keep_empty=False)
+    arguments = ["--location", duckdb_store.location, "--output", "json", "job", "show", "spend"]
+    shown = json.loads(CliRunner().invoke(app, arguments).output)
     assert (shown["kind"], shown["every"], shown["keep_empty"]) == ("window", "1d", False)
     assert shown["primary_key"] == ["customer"]
     assert (
@@ -201,7 +201,7 @@ def test_window_job_show_and_rebuild_keep_aggregates_and_windows(
     rebuild(duckdb_store.location, url=None)
     duckdb_store.register_jobs(str(tmp_path / "window_jobs.py"))
     assert duckdb_store.run_job("spend", due=True) == []
-    assert bits(table(duckdb_store)) == bits(found)
+    assert bits(table(duckdb_store)) == bits(actual)
 
 
 @pytest.mark.usefixtures("now")
@@ -233,12 +233,12 @@ featurestore.window_job(
         assert group.primary_key == key
         assert group.event_time == "window_end"
         assert run.rows == group.read().count() > 0
-    found = table(duckdb_store, "by_shop")
-    asked = featurestore.window("purchases.amount", "sum", over="7d", key="shop")
+    actual = table(duckdb_store, "by_shop")
+    aggregates = featurestore.window("purchases.amount", "sum", over="7d", key="shop")
     again = duckdb_store.get_features(
-        asked, labels=found.select(["shop", "window_end"]), label_time="window_end"
+        aggregates, labels=actual.select(["shop", "window_end"]), label_time="window_end"
     )
-    assert bits(again.to_arrow()) == bits(found.select(again.columns))
+    assert bits(again.to_arrow()) == bits(actual.select(again.columns))
 
 
 def test_window_job_accepts_input_group_not_yet_created(
@@ -262,8 +262,8 @@ featurestore.window_job(
 
 
 def define(windows: Any = "purchases.amount|sum|7d", **rules: Any) -> Any:
-    given = {"every": "1d", "featuregroup": "spend", **rules}
-    return featurestore.window_job("spend", windows, **given)
+    arguments = {"every": "1d", "featuregroup": "spend", **rules}
+    return featurestore.window_job("spend", windows, **arguments)
 
 
 WRONG_DEFINITIONS: list[tuple[Any, type[FeatureStoreError], str]] = [

@@ -31,10 +31,10 @@ def test_windows_without_width_tile_time_across_dst_changes() -> None:
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [25, 24, 24]
     for moment in (datetime(2024, 3, 29, tzinfo=UTC), datetime(2024, 10, 25, tzinfo=UTC)):
         for cron in ("0 * * * *", "30 2 * * *", "*/20 * * * *", "0 0 * * *"):
-            found = list(
+            actual = list(
                 islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), moment), 100)
             )
-            assert all(before.end == after.start < after.end for before, after in pairwise(found))
+            assert all(before.end == after.start < after.end for before, after in pairwise(actual))
 
 
 def test_schedule_width_is_elapsed_time_across_dst_changes() -> None:
@@ -84,15 +84,15 @@ def test_due_and_done_windows_cover_all_windows(done: set[int], now: int) -> Non
     computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in done}
     mark = w.advance_watermark(HOURLY, None, computed)
     due = w.due_windows(HOURLY, watermark=mark, now=T0 + now * HOUR, computed=computed)
-    found = {(each.start - T0) // HOUR for each in due}
-    assert found == set(range(now)) - done
+    actual = {(each.start - T0) // HOUR for each in due}
+    assert actual == set(range(now)) - done
     assert mark is None or all(n in done for n in range((mark - T0) // HOUR))
 
 
 def test_due_windows_without_start_or_with_limit() -> None:
     assert w.due_windows(w.Schedule("0 * * * *"), watermark=None, now=T0) == []
-    found = w.due_windows(HOURLY, watermark=None, now=T0 + 9 * HOUR, limit=2)
-    assert [each.start for each in found] == [T0, T0 + HOUR]
+    actual = w.due_windows(HOURLY, watermark=None, now=T0 + 9 * HOUR, limit=2)
+    assert [each.start for each in actual] == [T0, T0 + HOUR]
 
 
 def test_window_ending_equals_window_starting() -> None:

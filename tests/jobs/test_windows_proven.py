@@ -27,9 +27,13 @@ def spec(time: str = "date_trunc('hour', left_at) + interval 1 hour", **rules: A
     query = rules.pop(
         "sql", f"select zone, {time} as hour, count(*) as trips from trips group by all"
     )
-    given: dict[str, Any] = {"primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
+    input_values: dict[str, Any] = {
+        "primary_key": ["zone"],
+        "event_time": "hour",
+        "schedule": "0 * * * *",
+    }
     return featurestore.sql_job(
-        "demand", sql=query, inputs={"trips": "trips"}, **{**given, **rules}
+        "demand", sql=query, inputs={"trips": "trips"}, **{**input_values, **rules}
     ).spec
 
 
@@ -51,11 +55,11 @@ def times(draw: st.DrawFn) -> str:
 def test_proven_steps_equal_duckdb(text: str, moments: list[datetime]) -> None:
     steps = event_time_transform(spec(text), time="left_at")
     assert steps is not None
-    found = steps(np.array([to_micros(each) for each in moments], np.int64)).tolist()
+    actual = steps(np.array([to_micros(each) for each in moments], np.int64)).tolist()
     with duckdb.connect() as connection:
         connection.execute("set TimeZone = 'UTC'")
         query = f"select epoch_us({text}) from (select unnest($moments::timestamptz[]) as left_at)"
-        assert found == [
+        assert actual == [
             row[0] for row in connection.execute(query, {"moments": moments}).fetchall()
         ]
 

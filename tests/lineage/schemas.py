@@ -56,8 +56,8 @@ def check_event(event: dict[str, Any]) -> None:
     for dataset in (*event["inputs"], *event["outputs"]):
         for name in ("facets", "inputFacets", "outputFacets"):
             places.append((name, dataset.get(name, {})))
-    for place, found in places:
-        for name, facet in found.items():
+    for place, result in places:
+        for name, facet in result.items():
             known = _METRICS[place] if name == "dataQualityMetrics" else FACETS[name]
             jsonschema.validate(facet, schema_of(known), format_checker=checker)
 

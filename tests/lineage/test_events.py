@@ -47,11 +47,11 @@ def facets(dataset: dict[str, Any]) -> dict[str, Any]:
 
 def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
     """Return (folder of the group, column, kind) of the inputs of a column."""
-    found = set()
+    result = set()
     for each in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
         (how,) = each["transformations"]
-        found.add((each["name"].split("featuregroups/")[1], each["field"], how["subtype"]))
-    return found
+        result.add((each["name"].split("featuregroups/")[1], each["field"], how["subtype"]))
+    return result
 
 
 def test_insert_event_has_columns_version_and_counts(store: FeatureStore, lineage: Lineage) -> None:
@@ -93,8 +93,8 @@ def test_validation_event_has_parent_write_and_expectations(
     assert parent["run"]["runId"] == failure["run"]["runId"]
     assert "id" in failure["run"]["facets"]["errorMessage"]["message"]
     (checked,) = done["inputs"]
-    told = checked["inputFacets"]["dataQualityAssertions"]["assertions"]
-    assert {each["assertion"]: each["success"] for each in told}["no_null_keys"] is False
+    actual = checked["inputFacets"]["dataQualityAssertions"]["assertions"]
+    assert {each["assertion"]: each["success"] for each in actual}["no_null_keys"] is False
     _, (_, alone) = lineage.of("validate.weather")[-2:]
     assert alone["inputs"][0]["facets"]["version"]["datasetVersion"] == "1"
     assert "parent" not in alone["run"]["facets"]

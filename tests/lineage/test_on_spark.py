@@ -48,10 +48,10 @@ def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
         store.run_job("daily", window="2023-11-14T00:00Z")
         frame = store.get_features(["weather.temp"], labels="flights")
         store.create_training_dataset(frame, "late", label="late", shards=1, progress=False)
-        found = lineage.events()[before:]
-        for event in found:
+        result = lineage.events()[before:]
+        for event in result:
             check_event(event)
-        return [told(event, store.location) for event in found]
+        return [told(event, store.location) for event in result]
 
 
 @pytest.mark.spark

@@ -37,19 +37,19 @@ def test_take_values_from_slice_returns_rows_by_number(name: str, start: int) ->
     expected = [values[start + place] for place in PLACES]
     part = ARRAYS[name].slice(start, 20)
     assert take_values(part, PLACES).to_pylist() == expected
-    found = take_values(part, pa.array(PLACES))
-    found.validate(full=True)
-    assert found.type == part.type
-    assert found.to_pylist() == expected
+    actual = take_values(part, pa.array(PLACES))
+    actual.validate(full=True)
+    assert actual.type == part.type
+    assert actual.to_pylist() == expected
     batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
-    found = select_rows(batch, PLACES)
-    assert found.schema == batch.schema
-    assert found.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
+    actual = select_rows(batch, PLACES)
+    assert actual.schema == batch.schema
+    assert actual.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
 
 
 def test_concat_arrays_large_binaries_keep_nulls() -> None:
     long = [None if row % 7 == 0 else bytes([row % 251]) * 3000 for row in range(1000)]
     parts = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
-    found = concat_arrays(parts)
-    assert found.equals(pa.concat_arrays(parts))
-    found.validate(full=True)
+    actual = concat_arrays(parts)
+    assert actual.equals(pa.concat_arrays(parts))
+    actual.validate(full=True)

@@ -29,9 +29,9 @@ def test_process_on_one_core_uses_one_thread() -> None:
 
 
 def test_cpu_count_is_called_only_in_runtime() -> None:
-    found = []
+    actual = []
     for folder in ("featurestore", "connectors", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             if "cpu_count(" in path.read_text():
-                found.append(str(path.relative_to(ROOT)))
-    assert found == ["featurestore/model/runtime.py"]
+                actual.append(str(path.relative_to(ROOT)))
+    assert actual == ["featurestore/model/runtime.py"]

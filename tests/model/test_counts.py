@@ -202,8 +202,8 @@ def test_ttl_and_tolerance_above_max_duration_raise(
         store.create_featuregroup(
             rows, name, primary_key="k", event_time="t", ttl=longest, event_time_tolerance=longest
         )
-        asked = store.get_features(f"{name}.x", labels=[{"k": 1, "lt": CLOCK}], label_time="lt")
-        assert asked.to_arrow().column("x").to_pylist() == [1.0]
+        frame = store.get_features(f"{name}.x", labels=[{"k": 1, "lt": CLOCK}], label_time="lt")
+        assert frame.to_arrow().column("x").to_pylist() == [1.0]
         assert list(store.vacuum_featuregroup(name, retain=longest)) == []
     with pytest.raises(OutOfRange):
         store.vacuum_featuregroup(name, retain=length)

@@ -150,10 +150,10 @@ def test_cast_exactly_value_without_equal_raises_misfit(
             cast_exactly(column, wanted)
         assert repr(raised.value.value) == repr(wrong[0])
         return
-    found = cast_exactly(column, wanted)
-    found.validate(full=True)
-    assert found.type == wanted
-    for before, after in zip(values, found.to_pylist(), strict=True):
+    actual = cast_exactly(column, wanted)
+    actual.validate(full=True)
+    assert actual.type == wanted
+    for before, after in zip(values, actual.to_pylist(), strict=True):
         assert before == after or (math.isnan(before) and math.isnan(after))
 
 
@@ -273,5 +273,5 @@ def test_cast_line_decimals_keep_every_value(
 
 def test_cast_line_arrays_casts_each_cell() -> None:
     line = cast_line("pandas", "n", pa.list_(pa.float64(), 2), pa.list_(pa.float32(), 2))
-    found = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
-    assert found.type == pa.list_(pa.float32(), 2)
+    actual = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
+    assert actual.type == pa.list_(pa.float32(), 2)

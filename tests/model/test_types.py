@@ -138,10 +138,10 @@ def test_widens_only_without_loss(narrow: pa.DataType, wide: pa.DataType, expect
 
 
 def check(array: pa.Array, kind: pa.DataType, expected: list[Any]) -> None:
-    found = cast_array(array, kind)
-    found.validate(full=True)
-    assert (found.type, str(found.type)) == (kind, str(kind))
-    assert found.to_pylist() == expected
+    result = cast_array(array, kind)
+    result.validate(full=True)
+    assert (result.type, str(result.type)) == (kind, str(kind))
+    assert result.to_pylist() == expected
     for start in range(len(array)):
         part = cast_array(array.slice(start), kind)
         part.validate(full=True)

@@ -36,9 +36,9 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    found = Clock()
-    monkeypatch.setattr(times, "clock", found)
-    return found
+    result = Clock()
+    monkeypatch.setattr(times, "clock", result)
+    return result
 
 
 def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05) -> pa.Table:

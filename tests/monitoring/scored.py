@@ -82,11 +82,11 @@ def registered(store: FeatureStore, name: str = "late") -> Any:
 
 def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
     """Return some days of rows of a label group, without their created times."""
-    found = store.get_featuregroup(group, dataframe_type="arrow").drop_columns(["known"])
+    result = store.get_featuregroup(group, dataframe_type="arrow").drop_columns(["known"])
     start, end = START + first * DAY, START + (first + days) * DAY
-    times = np.array([time.timestamp() for time in found["at"].to_pylist()])
+    times = np.array([time.timestamp() for time in result["at"].to_pylist()])
     inside = (times >= start.timestamp()) & (times < end.timestamp())
-    return found.filter(pa.array(inside))
+    return result.filter(pa.array(inside))
 
 
 def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:

@@ -131,8 +131,8 @@ def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
     for each in (number, number + 1):
         days[each] = day(of, each, fault=fault)
     wanted = {"shift": "drift", "nulls": "nulls", "half": "volume", "stopped": "volume"}[fault]
-    for each, found in alarms(watched, days, range(number - 1, number + 2)):
-        if each >= number and any(finding.kind == wanted for finding in found):
+    for each, result in alarms(watched, days, range(number - 1, number + 2)):
+        if each >= number and any(finding.kind == wanted for finding in result):
             return True
     return False
 

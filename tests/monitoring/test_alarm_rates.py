@@ -27,9 +27,9 @@ def test_unchanged_windows_alarm_at_most_one_percent() -> None:
     judged = alarmed = 0
     for seed in range(2):
         days = {number: day(series(seed), number) for number in range(156)}
-        for _, found in alarms(WATCHED, days, range(56, 156)):
+        for _, actual in alarms(WATCHED, days, range(56, 156)):
             judged += 1
-            alarmed += bool(found)
+            alarmed += bool(actual)
     assert judged == 200
     assert alarmed <= judged / 100
 
@@ -37,15 +37,15 @@ def test_unchanged_windows_alarm_at_most_one_percent() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_detected_within_two_windows_95_percent(fault: str) -> None:
-    found = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
-    assert sum(found) >= 19
+    actual = [is_found(WATCHED, series(seed), 61 + seed, fault) for seed in range(20)]
+    assert sum(actual) >= 19
 
 
 def test_drift_bounds_do_not_exceed_maximum_distance() -> None:
     few = replace(series(3), rows=4)
     days = {number: day(few, number) for number in range(57)}
-    found = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
-    drift = [each for each in found if each.kind == "drift" and each.measure != "psi"]
+    findings = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
+    drift = [each for each in findings if each.kind == "drift" and each.measure != "psi"]
     assert {each.measure for each in drift} >= {"ks"}
     assert max(each.high for each in drift if each.high is not None) == 1.0
     assert not any(each.out for each in drift)

@@ -30,9 +30,9 @@ Define = Callable[..., str]
 
 def put(store: FeatureStore, *, channel: str = "ops", lines: int = 1) -> None:
     """Add a message to the outbox."""
-    told = {"drift": [f"feature {number} drifted" for number in range(lines)]}
+    actual = {"drift": [f"feature {number} drifted" for number in range(lines)]}
     with store.session.registry.transaction() as connection:
-        alerts.enqueue_alert(connection, "begin", "watch", told, [channel])
+        alerts.enqueue_alert(connection, "begin", "watch", actual, [channel])
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_alert_combines_forty_drifting_features(
         shop.check_monitor("watch")
     (message,) = received.messages
     assert message["families"] == ["drift", "values"] or message["families"] == ["drift"]
-    told = " ".join(message["lines"])
-    assert [number for number in range(40) if f"x{number} " not in told] == []
+    actual = " ".join(message["lines"])
+    assert [number for number in range(40) if f"x{number} " not in actual] == []
 
 
 def test_backfill_of_past_windows_sends_no_alert(
@@ -244,9 +244,9 @@ def test_command_channel_gets_message_without_shell(quiet: FeatureStore, tmp_pat
     quiet.add_alert_channel("ops", f"command:{program}")
     put(quiet, lines=50)
     assert quiet.send_alerts() == 1
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert len(told["lines"]) == 50
-    assert told["text"].endswith("- and 10 more")
+    document = json.loads((tmp_path / "told.json").read_text())
+    assert len(document["lines"]) == 50
+    assert document["text"].endswith("- and 10 more")
     program.write_text("#!/bin/sh\nexit 3\n")
     put(quiet)
     assert quiet.send_alerts() == 0

@@ -37,13 +37,13 @@ def test_weekday_baseline_detects_monday_like_sunday(
         "drift={'ks': 0.1, 'psi': 0.2}"
     )
     shop.backfill_job("watch", NOW - 14 * DAY, NOW)
-    found = shop.get_monitor_history("watch")
-    assert [report.state for report in found if not report.ok] == []
+    actual = shop.get_monitor_history("watch")
+    assert [report.state for report in actual if not report.ok] == []
     assert START.weekday() == NOW.weekday() == 0
     shop.insert_into_featuregroup(with_weekends(DAYS, 2, as_on_weekends=True), "sales")
     clock.now = NOW + 2 * DAY
-    told = {each.subject for each in shop.check_monitor("watch").alarms}
-    assert told == ({"amount"} if weekday else set())
+    findings = {each.subject for each in shop.check_monitor("watch").alarms}
+    assert findings == ({"amount"} if weekday else set())
 
 
 @pytest.mark.parametrize("of", ["version", "training dataset"])

@@ -44,9 +44,9 @@ def test_custom_metric_parts_combine_to_whole_metric(shop: FeatureStore, define:
         "cheapest": pc.min(rows["amount"]).as_py(),
     }
     for name, value in expected.items():
-        found = merge_estimates([each.estimates[name] for each in last])
-        assert found is not None
-        assert found.value == pytest.approx(value), name
+        actual = merge_estimates([each.estimates[name] for each in last])
+        assert actual is not None
+        assert actual.value == pytest.approx(value), name
     assert last[0].estimates.keys() == expected.keys()
     assert last[0].metrics.keys() == {*expected, "middle", "few"}
     mean = merge_estimates([each.estimates["mean"] for each in last])

@@ -30,11 +30,11 @@ Define = Callable[..., str]
 def read(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         text = answer.read().decode()
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
-    return found
+            result[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
+    return result
 
 
 def test_metrics_endpoint_returns_current_state(
@@ -113,5 +113,5 @@ def test_commands_accept_log_format(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     (run,) = shop.get_runs("watch")
-    told = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
-    assert {each["run_id"] for each in told if "run_id" in each} == {run.run_id}
+    document = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
+    assert {each["run_id"] for each in document if "run_id" in each} == {run.run_id}

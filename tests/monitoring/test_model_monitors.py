@@ -103,8 +103,8 @@ def test_model_metrics_equal_predictions_and_labels_of_windows(
     report = town.check_monitor("late_watch")
     days = trips(DAYS - 7, 7)
     label = outcomes(trips(0, DAYS))["late"].to_numpy()[-7 * A_DAY :]
-    found = town.get_featuregroup("scores", dataframe_type="pandas").sort_values("at")
-    prediction = found["prediction"].to_numpy()[-7 * A_DAY :]
+    actual = town.get_featuregroup("scores", dataframe_type="pandas").sort_values("at")
+    prediction = actual["prediction"].to_numpy()[-7 * A_DAY :]
     yes = prediction >= 0.5
     expected = {
         "auc": sklearn.roc_auc_score(label, prediction),
@@ -118,9 +118,9 @@ def test_model_metrics_equal_predictions_and_labels_of_windows(
         "middle": np.median(prediction - label),
         "labelled": 1.0,
     }
-    told = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    findings = {each.subject: each.value for each in report.findings if each.kind == "metric"}
     assert report.rows == days.num_rows
-    assert told == {name: pytest.approx(value, abs=1e-8) for name, value in expected.items()}
+    assert findings == {name: pytest.approx(value, abs=1e-8) for name, value in expected.items()}
 
 
 def test_degraded_model_alarms_once_at_second_window(
@@ -160,9 +160,9 @@ def test_labels_count_as_known_at_check_time(
     assert again.finding("metric", "labelled") == labelled
     watch('metric="accuracy", allowed_lateness="12h"')
     waited = town.check_monitor("late_watch", window=report.window)
-    found = waited.finding("metric", "labelled")
-    assert found is not None
-    assert found.value == 1.0
+    actual = waited.finding("metric", "labelled")
+    assert actual is not None
+    assert actual.value == 1.0
 
 
 def test_predictions_after_known_label_are_excluded(
@@ -189,9 +189,9 @@ def test_predictions_after_known_label_are_excluded(
     Path(tmp_path, "late_watch.py").write_text(text)
     town.register_jobs(tmp_path / "late_watch.py")
     report = town.check_monitor("late_watch")
-    told = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    findings = {each.subject: each.value for each in report.findings if each.kind == "metric"}
     # 1 is wrong; 2 came after its label; of 3 the label that was known last counts; 4 came later.
-    assert told == {"accuracy": 0.5, "labelled": 1.0}
+    assert findings == {"accuracy": 0.5, "labelled": 1.0}
 
 
 def test_late_labels_are_rechecked_within_label_limit(
@@ -216,9 +216,9 @@ def test_late_labels_are_rechecked_within_label_limit(
         town.insert_into_featuregroup(part, "outcomes")
     (run,) = town.run_job("late_watch", stale=True)
     assert run.windows == 1
-    found = town.get_monitor_history("late_watch")[0].finding("metric", "labelled")
-    assert found is not None
-    assert found.value == 0.5
+    actual = town.get_monitor_history("late_watch")[0].finding("metric", "labelled")
+    assert actual is not None
+    assert actual.value == 0.5
 
 
 def test_predictions_are_filtered_by_model_version(
@@ -232,9 +232,9 @@ def test_predictions_are_filtered_by_model_version(
         town.check_monitor("late_watch")
     file.write_text(file.read_text().replace('model="late@v2"', 'model="late@v1"'))
     town.register_jobs(file)
-    found = town.check_monitor("late_watch").finding("metric", "labelled")
-    assert found is not None
-    assert found.value == 1.0
+    actual = town.check_monitor("late_watch").finding("metric", "labelled")
+    assert actual is not None
+    assert actual.value == 1.0
 
 
 # -- chance ---------------------------------------------------------------------------------------
@@ -244,8 +244,8 @@ def test_auc_variance_equals_spread_of_window_aucs() -> None:
     rng = np.random.default_rng(0)
     estimates = [area_under_curve(counted(*drawn(rng, 200))) for _ in range(400)]
     spread = np.std([each.value for each in estimates])
-    told = [np.sqrt(each.variance / each.rows) for each in estimates]
-    assert np.mean(told) == pytest.approx(spread, rel=0.1)
+    rows = [np.sqrt(each.variance / each.rows) for each in estimates]
+    assert np.mean(rows) == pytest.approx(spread, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["auc", "accuracy", "mae"])
@@ -307,18 +307,18 @@ def test_merged_estimates_equal_estimate_of_all_rows() -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(5.0, 2.0, 1000)
     parts = np.split(values, [10, 300, 301])
-    found = merge_estimates([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
-    assert found is not None
-    assert (found.rows, found.value) == (1000, pytest.approx(values.mean()))
-    assert found.variance == pytest.approx(values.var())
-    low, high = chance_mean(found, 50, 0.01)
+    actual = merge_estimates([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
+    assert actual is not None
+    assert (actual.rows, actual.value) == (1000, pytest.approx(values.mean()))
+    assert actual.variance == pytest.approx(values.var())
+    low, high = chance_mean(actual, 50, 0.01)
     means = np.array([rng.normal(5.0, 2.0, 50).mean() for _ in range(2000)])
     assert ((means > low) & (means < high)).mean() > 0.98
     assert merge_estimates([Estimate("max", total=2.0), Estimate("max", total=7.0)]) == Estimate(
         "max", total=7.0
     )
     assert merge_estimates([Estimate("max", total=2.0), Estimate("sum", total=7.0)]) is None
-    assert Estimate.from_json(found.to_json()) == found
+    assert Estimate.from_json(actual.to_json()) == actual
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -340,9 +340,9 @@ def test_merged_estimates_equal_estimate_of_all_rows() -> None:
     ],
 )
 def test_model_monitor_job_invalid_definition_raises(arguments: dict[str, Any], words: str) -> None:
-    given = {"model": "late", "predictions": "scores", "labels": "outcomes", "metric": "auc"}
+    inputs = {"model": "late", "predictions": "scores", "labels": "outcomes", "metric": "auc"}
     with pytest.raises(FeatureStoreError, match="(?s)" + words):
-        featurestore.model_monitor_job("w", **{"schedule": "0 0 * * *", **given, **arguments})
+        featurestore.model_monitor_job("w", **{"schedule": "0 0 * * *", **inputs, **arguments})
 
 
 def test_check_model_monitor_missing_inputs_raise_with_alternatives(

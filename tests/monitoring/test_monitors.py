@@ -152,10 +152,10 @@ def test_new_group_version_note_lists_column_changes(
     shop.rename_feature("sales", "amount", "price")
     clock.now = NOW + DAY
     report = shop.check_monitor("watch")
-    told = [str(each) for each in report.alarms if each.kind == "schema"]
+    findings = [str(each) for each in report.alarms if each.kind == "schema"]
     assert report.version == 2
-    assert "version 2 came after version 1; columns: price (double) was added" in told[0]
-    assert "amount (double) was removed" in told[0]
+    assert "version 2 came after version 1; columns: price (double) was added" in findings[0]
+    assert "amount (double) was removed" in findings[0]
 
 
 def test_clock_set_back_makes_no_window_due(
@@ -209,9 +209,9 @@ def test_group_without_event_time_is_monitored_by_commits(
     ],
 )
 def test_monitor_job_invalid_definition_raises(arguments: dict[str, Any], words: str) -> None:
-    given = {"featuregroup": "sales", "schedule": "0 0 * * *", **arguments}
+    options = {"featuregroup": "sales", "schedule": "0 0 * * *", **arguments}
     with pytest.raises(FeatureStoreError, match="(?s)" + words):
-        featurestore.monitor_job("watch", **given)
+        featurestore.monitor_job("watch", **options)
 
 
 def test_baseline_with_several_sources_raises() -> None:

@@ -40,16 +40,16 @@ def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: C
     embedded, cluster = checked(tmp_path, "duckdb"), checked(tmp_path, "spark")
     assert {(each.kind, each.subject) for each in cluster.alarms} == {("drift", "amount")}
     assert (cluster.rows, cluster.state) == (A_DAY, embedded.state)
-    told = {each.key: each for each in embedded.findings}
-    assert told.keys() == {each.key for each in cluster.findings}
-    for found in cluster.findings:
-        if found.kind == "freshness":  # each store has its own last commit
+    findings = {each.key: each for each in embedded.findings}
+    assert findings.keys() == {each.key for each in cluster.findings}
+    for actual in cluster.findings:
+        if actual.kind == "freshness":  # each store has its own last commit
             continue
-        other = told[found.key]
-        assert (found.out, found.alarm) == (other.out, other.alarm)
+        other = findings[actual.key]
+        assert (actual.out, actual.alarm) == (other.out, other.alarm)
         # Sketches of quantiles depend on the order in which an engine reads the rows.
-        error = 0.001 if found.kind in ("drift", "anchor") else 1e-9
-        assert [found.value, found.low, found.high] == pytest.approx(
+        error = 0.001 if actual.kind in ("drift", "anchor") else 1e-9
+        assert [actual.value, actual.low, actual.high] == pytest.approx(
             [other.value, other.low, other.high], nan_ok=True, abs=error
         )
     assert [each.feature for each in cluster.shares] == [each.feature for each in embedded.shares]

@@ -56,12 +56,12 @@ def test_monitor_page_shows_worst_feature_first(
     shop.backfill_job("watch", NOW - 10 * DAY, NOW + 2 * DAY)
     page = shop.visualize_monitor("watch")
     text = page.to_html()
-    found = Page(text)
-    assert found.open == []
-    assert "script" not in found.tags
+    actual = Page(text)
+    assert actual.open == []
+    assert "script" not in actual.tags
     cards = text.split("<h2>Features</h2>")[1]
     assert cards.index(">amount<") < cards.index(">shop<")
-    assert found.tags.count("svg") >= 6
+    assert actual.tags.count("svg") >= 6
     assert "prefers-color-scheme:dark" in text
     written = page.save(tmp_path / "watch.html")
     assert Path(written).read_text() == text
@@ -125,15 +125,15 @@ def test_prometheus_parses_store_metrics(shop: FeatureStore, define: Define, clo
     define()
     clock.now = NOW + DAY
     shop.check_monitor("watch")
-    found = {}
+    actual = {}
     for family in text_string_to_metric_families(shop.get_metrics()):
         for sample in family.samples:
-            found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
-    assert found["featurestore_featuregroup_rows", ("sales",)] == DAYS * 144
-    assert found["featurestore_monitor_state", ("alarm", "watch")] == 1.0
-    assert found["featurestore_monitor_state", ("ok", "watch")] == 0.0
-    assert found["featurestore_monitor_alarms", ("volume", "watch")] == 1.0
-    assert found["featurestore_job_last_success_timestamp_seconds", ("watch",)] > 0
+            actual[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
+    assert actual["featurestore_featuregroup_rows", ("sales",)] == DAYS * 144
+    assert actual["featurestore_monitor_state", ("alarm", "watch")] == 1.0
+    assert actual["featurestore_monitor_state", ("ok", "watch")] == 0.0
+    assert actual["featurestore_monitor_alarms", ("volume", "watch")] == 1.0
+    assert actual["featurestore_job_last_success_timestamp_seconds", ("watch",)] > 0
     result = CliRunner().invoke(app, ["metrics", "--location", shop.location])
     assert 'featurestore_featuregroup_rows{featuregroup="sales"}' in result.output
 
@@ -162,9 +162,9 @@ def test_metric_label_count_is_bounded(
             for label, value in sample.labels.items():
                 values.setdefault((sample.name, label), set()).add(value)
     named = ("featuregroup", "job", "monitor", "channel")
-    for (name, label), found in values.items():
+    for (name, label), actual in values.items():
         if label in named and name != "featurestore_monitor_metric":
-            assert len(found) == 3, (name, label)
+            assert len(actual) == 3, (name, label)
     assert of_metrics == 3
     assert {label for _, label in values} == {*named, "state", "kind", "metric"}
 

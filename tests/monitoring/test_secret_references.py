@@ -66,8 +66,13 @@ def test_resolve_secret_for_unregistered_target_raises(
     monkeypatch.setenv("HOOK", "hunter2")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     assert resolved("env:HOOK") == "hunter2"
-    given = {"location": "/store", "name": "ops", "uri": "https://hooks", "reference": "env:HOOK"}
-    given |= asks
+    arguments = {
+        "location": "/store",
+        "name": "ops",
+        "uri": "https://hooks",
+        "reference": "env:HOOK",
+    }
+    arguments |= asks
     with pytest.raises(ConfigurationError, match="not registered") as error:
-        resolve_secret(parse_secret(given.pop("reference")), **given)
+        resolve_secret(parse_secret(arguments.pop("reference")), **arguments)
     assert "hunter2" not in str(error.value)

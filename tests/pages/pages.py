@@ -37,10 +37,10 @@ class Block:
     def file(self) -> str | None:
         """Return the file name of the block, from ``# jobs.py`` or a title."""
         first = self.text.split("\n", 1)[0]
-        found = FILE.search(f"{self.options}\n{first}")
-        if found is None:
+        matches = FILE.search(f"{self.options}\n{first}")
+        if matches is None:
             return None
-        return found[1] or found[2]
+        return matches[1] or matches[2]
 
     @property
     def where(self) -> str:
@@ -49,23 +49,23 @@ class Block:
 
 def pages() -> list[Path]:
     """Return the README and every documentation page with code."""
-    found = []
+    result = []
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))):
         if any(block.language in RUNNERS for block in blocks(page)):
-            found.append(page)
-    return found
+            result.append(page)
+    return result
 
 
 def blocks(page: Path) -> list[Block]:
     """Return the fenced blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
-    found = []
+    result = []
     for match in FENCE.finditer(text):
         indent = match["indent"]
         body = re.sub(f"^{indent}", "", match["text"], flags=re.M)
         line = text.count("\n", 0, match.start("text")) + 1
-        found.append(Block(page, match["language"], match["options"], body, line))
-    return found
+        result.append(Block(page, match["language"], match["options"], body, line))
+    return result
 
 
 def run_page(page: Path) -> None:
@@ -131,13 +131,13 @@ def run_command(words: list[str], block: Block) -> None:
         words = [*words, "--help"]  # it would go on for ever
     before = sys.argv
     sys.argv = ["featurestore", *words]
-    told = io.StringIO()
+    actual = io.StringIO()
     try:
-        with contextlib.redirect_stderr(told):
+        with contextlib.redirect_stderr(actual):
             main()
     except SystemExit as ended:
-        wrong = ended.code not in {0, 1} or (ended.code == 1 and told.getvalue())
-        assert not wrong, f"{block.where}: featurestore {' '.join(words)}\n{told.getvalue()}"
+        wrong = ended.code not in {0, 1} or (ended.code == 1 and actual.getvalue())
+        assert not wrong, f"{block.where}: featurestore {' '.join(words)}\n{actual.getvalue()}"
     finally:
         sys.argv = before
 

@@ -101,13 +101,13 @@ def pytest_runtest_makereport(
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the number of cases per property of the readers."""
-    found = {
+    findings = {
         report.nodeid: count
         for report in terminalreporter.stats.get("passed", ())
         for name, count in report.user_properties
         if name == _CASES
     }
-    if found:
-        terminalreporter.section(f"properties of the readers: {sum(found.values()):,} cases")
-        for nodeid, count in sorted(found.items()):
+    if findings:
+        terminalreporter.section(f"properties of the readers: {sum(findings.values()):,} cases")
+        for nodeid, count in sorted(findings.items()):
             terminalreporter.write_line(f"{count:6,}  {nodeid.split('::', 1)[1]}")

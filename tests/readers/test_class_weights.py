@@ -64,8 +64,10 @@ def test_balanced_class_weights_use_keys_of_reader_values(
     dataset = dataset_of(duckdb_store, label, data_format=data_format, **arguments)
     weights = dataset.class_weights
     assert weights == pytest.approx(dict(zip(classes, BALANCED, strict=True)))
-    for asked in ("balanced", weights, {"y": weights}):
-        reader = dataset.reader("train", global_batch_size=16, remainder="pad", class_weights=asked)
+    for request in ("balanced", weights, {"y": weights}):
+        reader = dataset.reader(
+            "train", global_batch_size=16, remainder="pad", class_weights=request
+        )
         total = 0.0
         for step, batch in enumerate(reader.batches()):
             real = reader.rows(0, step) >= 0

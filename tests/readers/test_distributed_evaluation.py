@@ -74,12 +74,12 @@ def results(
                     folder=folder,
                 )
                 runs.append((kind, out, process))
-        found: dict[str, list[dict[str, Any]]] = {}
+        result: dict[str, list[dict[str, Any]]] = {}
         for kind, out, process in runs:
             status = process.wait(240)
             assert status == 0, process.output.read_text()[-3000:]
-            found.setdefault(kind, []).append(json.loads(out.read_text()))
-        return found
+            result.setdefault(kind, []).append(json.loads(out.read_text()))
+        return result
 
 
 def forward(weights: list[Any]) -> tuple[Any, Any]:
@@ -171,14 +171,14 @@ def test_distributed_validation_data_with_padding_counts_real_rows(
         right = expected("two_labels", worker["outputs"]["weights"])
         history = worker["outputs"][way]
         for epoch in range(2):
-            found = {name: history[f"val_{name}"][epoch] for name in right}
-            assert found == pytest.approx(right, rel=1e-5)
+            actual = {name: history[f"val_{name}"][epoch] for name in right}
+            assert actual == pytest.approx(right, rel=1e-5)
         if way == "checkpoint":
             # No epoch is better than the first one.
             assert (len(history["loss"]), worker["outputs"]["stopped"]) == (2, 1)
             losses = [name for name in right if name.endswith("loss")]
-            found = {name: history[name][1] for name in losses}
-            assert found == pytest.approx({name: right[name] for name in losses}, rel=1e-5)
+            actual = {name: history[name][1] for name in losses}
+            assert actual == pytest.approx({name: right[name] for name in losses}, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", FITTED)

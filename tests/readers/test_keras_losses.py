@@ -93,9 +93,9 @@ def test_padded_epoch_losses_count_real_rows_only(
     reports: list[tuple[int, dict[str, float]]] = []
     context: Any = SimpleNamespace(report=lambda step, **figures: reports.append((step, figures)))
     run_reader: Any = reader
-    told = report_callback(context, model, run_reader, save_every=SAVE_EVERY, start=(0, 0))
+    findings = report_callback(context, model, run_reader, save_every=SAVE_EVERY, start=(0, 0))
     checkpoint = reader.checkpoint(tmp_path, objects={"model": model})
-    history = checkpoint.fit(model, 2, callbacks=[told], verbose=0).history
+    history = checkpoint.fit(model, 2, callbacks=[findings], verbose=0).history
     for epoch in range(2):
         figures = {each: values[epoch] for each, values in history.items()}
         assert figures == pytest.approx(expected(model, all_rows(dataset)), rel=1e-5)

@@ -43,8 +43,8 @@ def test_prefetched_blocks_use_few_requests_within_room() -> None:
         window = sorted(keys[start : start + 40].tolist())
         later[[key & 0xFF for key in window]] = False
         blocks.expect(window, later)
-        for key, found in zip(window, blocks.get(window), strict=True):
-            assert found.result().tolist() == [[key >> ROW_BITS, key & 0xFF]]
+        for key, actual in zip(window, blocks.get(window), strict=True):
+            assert actual.result().tolist() == [[key >> ROW_BITS, key & 0xFF]]
         assert len(blocks._blocks) <= room.unread_blocks + room.read_blocks
     # Most of what was fetched between others was kept until it was read.
     assert len(server.requests) < BLOCKS / 2

@@ -56,10 +56,10 @@ def read(reader: Reader, epoch: int, *, workers: int, start: int, stop: int) -> 
                 assert batch[ROW].shape == (reader.global_batch_size // workers,)
             assert batch["value"].dtype == np.float32
             weights = batch.get(SAMPLE_WEIGHT, np.ones(len(batch[ROW]), np.float32))
-            found = np.where(weights == 1, batch[ROW], PADDING)
+            result = np.where(weights == 1, batch[ROW], PADDING)
             # A value belongs to its row, wherever the row stands.
-            assert batch["value"].tolist() == np.where(found == PADDING, 0, found / 2).tolist()
-            rows += found.tolist()
+            assert batch["value"].tolist() == np.where(result == PADDING, 0, result / 2).tolist()
+            rows += result.tolist()
         yield rows
     for stream in streams:
         if stop == reader.steps_per_epoch:
@@ -93,7 +93,7 @@ def test_random_cases_read_rows_once_with_changing_workers(
         counts = reader.order.worker_counts()
         change = data.draw(st.integers(0, reader.steps_per_epoch))
         before, after = data.draw(st.sampled_from(counts)), data.draw(st.sampled_from(counts))
-        found = [
+        actual = [
             *read(reader, epoch, workers=before, start=0, stop=change),
             *read(reader, epoch, workers=after, start=change, stop=reader.steps_per_epoch),
         ]
@@ -102,10 +102,10 @@ def test_random_cases_read_rows_once_with_changing_workers(
     }
     expected = global_batches(epoch=epoch, **reference)
     if case["remainder"] == "keep":
-        assert all(len(batch) == reader.global_batch_size for batch in found[:-1])
+        assert all(len(batch) == reader.global_batch_size for batch in actual[:-1])
         expected[-1] = [row for row in expected[-1] if row != PADDING]
-    assert found == expected
-    rows = [row for batch in found for row in batch if row != PADDING]
+    assert actual == expected
+    rows = [row for batch in actual for row in batch if row != PADDING]
     assert len(set(rows)) == len(rows)
     if case["remainder"] != "drop":
         assert sorted(rows) == list(range(case["rows"]))

@@ -75,9 +75,9 @@ def test_batches_contain_rows_of_reader_order(
     workers = data.draw(st.sampled_from(reader.order.worker_counts()))
     worker = data.draw(st.integers(0, workers - 1))
     start = data.draw(st.integers(0, reader.steps_per_epoch))
-    found = list(reader.batches(epoch, worker=worker, workers=workers, start_step=start))
-    assert len(found) == reader.steps_per_epoch - start
-    for step, batch in enumerate(found, start):
+    actual = list(reader.batches(epoch, worker=worker, workers=workers, start_step=start))
+    assert len(actual) == reader.steps_per_epoch - start
+    for step, batch in enumerate(actual, start):
         rows = reader.rows(epoch, step, worker=worker, workers=workers).tolist()
         expected = expected_batch(example, reader, rows)
         assert list(batch) == list(expected)

@@ -92,9 +92,9 @@ def test_predict_returns_predictions_by_key(
     reader = dataset.reader("train", global_batch_size=8, remainder=remainder, shuffle=shuffle)
     predictions = np.concatenate([batch["x"] * 2 for batch in reader.batches(3)])
     keys = reader.keys(epoch=3).column("customer").to_pylist()
-    found = dict(zip(keys, reader.unpad(predictions, epoch=3).tolist(), strict=True))
+    actual = dict(zip(keys, reader.unpad(predictions, epoch=3).tolist(), strict=True))
     stored = dataset.read("train").to_pandas()
-    assert found == dict(zip(stored["customer"], (stored["x"] * 2).tolist(), strict=True))
+    assert actual == dict(zip(stored["customer"], (stored["x"] * 2).tolist(), strict=True))
 
 
 def test_unpad_other_number_of_rows_raises(tfrecord: Example) -> None:
@@ -127,16 +127,16 @@ def test_auc_excludes_padding_rows(duckdb_store: FeatureStore, name: str) -> Non
     library = pytest.importorskip(name)
     dataset = keyed(duckdb_store, 130)
     right = exact_auc(dataset)
-    found = {}
+    actual = {}
     for remainder in ("pad", "keep"):
         reader = dataset.reader("train", global_batch_size=128, remainder=remainder)
         for argument in ("metrics", "weighted_metrics"):
             model = fitted(library, reader, **{argument: [library.metrics.AUC(name="auc")]})
             result = model.evaluate(reader.tf_dataset().map(to_model), return_dict=True, verbose=0)
-            found[remainder, argument] = result["auc"]
-    assert found["pad", "metrics"] > right + 0.05
+            actual[remainder, argument] = result["auc"]
+    assert actual["pad", "metrics"] > right + 0.05
     for case in (("pad", "weighted_metrics"), ("keep", "metrics"), ("keep", "weighted_metrics")):
-        assert found[case] == pytest.approx(right, abs=0.01)
+        assert actual[case] == pytest.approx(right, abs=0.01)
 
 
 @pytest.mark.tensorflow
@@ -184,8 +184,8 @@ def test_keras_validation_excludes_padding(
     checkpoint = training.checkpoint(tmp_path, objects={})
     fitted = checkpoint.fit(model, 1, validation_data=reader.tf_dataset(), verbose=0)
     for figures in (history.history, fitted.history):
-        found = {each: figures[f"val_{each}"][0] for each in right}
-        assert found == pytest.approx(right)
+        actual = {each: figures[f"val_{each}"][0] for each in right}
+        assert actual == pytest.approx(right)
     predictions = model.predict(reader.tf_dataset(), verbose=0)
     assert len(predictions) == 256
     assert reader.unpad(predictions).shape == (130, 1)

@@ -79,10 +79,10 @@ def test_order_gives_workers_equal_steps_of_one_shape(order: ReaderOrder, epoch:
     assert order.steps_per_epoch == full + (rest > 0 and order.remainder == "pad")
     for workers in order.worker_counts():
         for worker in range(workers):
-            found = order.epoch(epoch).batches(
+            actual = order.epoch(epoch).batches(
                 0, order.steps_per_epoch, worker=worker, workers=workers
             )
-            assert found.shape == (order.steps_per_epoch, order.global_batch_size // workers)
+            assert actual.shape == (order.steps_per_epoch, order.global_batch_size // workers)
 
 
 @given(orders(remainder="pad"), st.integers(0, 3))

@@ -51,9 +51,9 @@ def as_elements(reader: Reader, batches: Any) -> list[Any]:
 def assert_same(dataset: Any, expected: list[Any]) -> None:
     import tensorflow as tf
 
-    found = list(dataset)
-    assert len(found) == len(expected)
-    for element, wanted in zip(found, expected, strict=True):
+    result = list(dataset)
+    assert len(result) == len(expected)
+    for element, wanted in zip(result, expected, strict=True):
         tf.nest.assert_same_structure(element, wanted)
         for tensor, array in zip(tf.nest.flatten(element), tf.nest.flatten(wanted), strict=True):
             values = tensor.numpy()

@@ -94,12 +94,12 @@ def test_rebuild_restores_intact_and_lists_damaged_artifacts(
     location = tmp_path / "store"
     shutil.copytree(template, location)
     (GROUP_DAMAGES | DATASET_DAMAGES)[damage](location)
-    found = rebuild(str(location))
+    actual = rebuild(str(location))
     sound = ["good@v1"]
     both = ["bad@v1", "good@v1"]
-    assert found.featuregroups == (sound if damage in GROUP_DAMAGES else both)
-    assert found.training_datasets == (sound if damage in DATASET_DAMAGES else both)
-    ((path, reason),) = found.unreadable
+    assert actual.featuregroups == (sound if damage in GROUP_DAMAGES else both)
+    assert actual.training_datasets == (sound if damage in DATASET_DAMAGES else both)
+    ((path, reason),) = actual.unreadable
     assert "/bad/v1" in path
     assert reason
     with featurestore.connect(location) as store:
@@ -119,9 +119,9 @@ def test_rebuild_lists_unknown_directories_without_registering(
     shutil.copytree(groups / "good", groups / "copied")
     shutil.copytree(datasets / "good", datasets / "copied")
     (groups / "file").write_text("")
-    found = rebuild(str(location))
-    assert found.featuregroups == found.training_datasets == ["bad@v1", "good@v1"]
-    assert [Path(path).relative_to(location).as_posix() for path, _ in found.unreadable] == [
+    actual = rebuild(str(location))
+    assert actual.featuregroups == actual.training_datasets == ["bad@v1", "good@v1"]
+    assert [Path(path).relative_to(location).as_posix() for path, _ in actual.unreadable] == [
         "featuregroups/Strange Name",
         "featuregroups/copied/v1",
         "trainingdatasets/copied/v1",

@@ -21,9 +21,9 @@ UNPRIVILEGED = "nobody"
 
 def postgres_binaries() -> Path | None:
     """Return the newest folder of Postgres server programs on this machine."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if found:
-        return found[-1].parent
+    result = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if result:
+        return result[-1].parent
     on_path = shutil.which("initdb")
     return Path(on_path).parent if on_path else None
 

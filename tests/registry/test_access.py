@@ -178,8 +178,8 @@ def test_concurrent_access_changes_are_all_saved(tmp_path: Path, registry_url: s
             other.join(1)  # it waits, or has not seen the other one
         other.join()
         names = [user.name for user in known(store)["users"]]
-    told = json.loads((tmp_path / "access.json").read_text())
-    assert [user["name"] for user in told["users"]] == names == ["ann", "bob"]
+    document = json.loads((tmp_path / "access.json").read_text())
+    assert [user["name"] for user in document["users"]] == names == ["ann", "bob"]
 
 
 def test_invalid_access_changes_raise(duckdb_store: FeatureStore) -> None:

@@ -124,7 +124,7 @@ def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) ->
     assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
     assert [view.name for view in cut.get_feature_views()] == ["view_visits"]
     assert list(cut.get_jobs()) == []
-    asked = [
+    frame = [
         lambda: cut.featuregroup("salaries"),
         lambda: cut.get_featuregroup("salaries"),
         lambda: cut.get_features(["salaries.pay"]),
@@ -137,11 +137,11 @@ def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) ->
         lambda: cut.get_validation_history("salaries"),
         lambda: cut.get_runs("raise_pay"),
     ]
-    for ask in asked:
+    for ask in frame:
         with pytest.raises(FeatureStoreError) as refused:
             ask()
-        told = str(refused.value).replace("'salaries'", "").replace("'salaries.pay'", "")
-        assert "pay in" not in told
+        actual = str(refused.value).replace("'salaries'", "").replace("'salaries.pay'", "")
+        assert "pay in" not in actual
     with pytest.raises((FeatureGroupNotFound, FeatureNotFound)):
         cut.get_features(["salaries.pay"])
     with pytest.raises(TrainingDatasetNotFound, match="by_view_visits"):

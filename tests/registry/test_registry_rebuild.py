@@ -105,10 +105,10 @@ def test_rebuild_restores_deleted_registry(tmp_path: Path, registry_url: str | N
                 connection.execute(sa.text(f"delete from {table}"))
         emptied.close()
 
-    found = rebuild(str(tmp_path), url=registry_url)
-    assert found.featuregroups == ["derived@v1", "raw@v1", "raw@v2"]
-    assert found.unreadable == []
-    assert found.not_restored == NOT_RESTORED
+    actual = rebuild(str(tmp_path), url=registry_url)
+    assert actual.featuregroups == ["derived@v1", "raw@v1", "raw@v2"]
+    assert actual.unreadable == []
+    assert actual.not_restored == NOT_RESTORED
     after = known(featurestore.connect(tmp_path, registry=registry_url))
     for part in RESTORED:
         assert after[part] == before[part], part
@@ -200,10 +200,10 @@ def test_rebuild_command_restores_documented_objects(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["featuregroups"] == ["daily@v1", "derived@v1", "raw@v1", "raw@v2"]
-    assert told["training_datasets"] == ["rides@v1"]
-    assert told["not_restored"] == list(NOT_RESTORED)
+    document = json.loads(capsys.readouterr().out)
+    assert document["featuregroups"] == ["daily@v1", "derived@v1", "raw@v1", "raw@v2"]
+    assert document["training_datasets"] == ["rides@v1"]
+    assert document["not_restored"] == list(NOT_RESTORED)
 
     again = featurestore.connect(location)
     again.register_jobs(jobs)
@@ -222,9 +222,9 @@ def test_rebuild_moves_damaged_database(tmp_path: Path) -> None:
     for ending in ("-wal", "-shm"):
         Path(tmp_path, f"registry.db{ending}").unlink(missing_ok=True)
     (tmp_path / "registry.db").write_bytes(b"scrambled" * 1000)
-    found = rebuild(str(tmp_path))
-    assert found.moved_away is not None
-    assert Path(found.moved_away).read_bytes().startswith(b"scrambled")
+    actual = rebuild(str(tmp_path))
+    assert actual.moved_away is not None
+    assert Path(actual.moved_away).read_bytes().startswith(b"scrambled")
     assert len(featurestore.connect(tmp_path).get_featuregroups()) == 3
 
 
@@ -233,10 +233,10 @@ def test_rebuild_reports_unreadable_tables_and_restores_others(tmp_path: Path) -
     log = Path(store.featuregroup("derived").path, "_delta_log", f"{0:020d}.json")
     store.close()
     log.write_text("{not json")
-    found = rebuild(str(tmp_path))
-    assert found.featuregroups == ["raw@v1", "raw@v2"]
-    assert len(found.unreadable) == 1
-    assert str(log) in found.unreadable[0][1]
+    actual = rebuild(str(tmp_path))
+    assert actual.featuregroups == ["raw@v1", "raw@v2"]
+    assert len(actual.unreadable) == 1
+    assert str(log) in actual.unreadable[0][1]
 
 
 def test_moved_store_is_readable(tmp_path: Path) -> None:

@@ -61,8 +61,8 @@ def write(connection: sa.Connection, told: dict[str, object]) -> None:
         artifacts.replace_tags(connection, KIND, name, version, told["tags"])
         condition = told["condition"]
         made = WindowLineage("total", "rain", 1, "drops", "sum", None, 0, condition)
-        found = [] if condition is None else [made]
-        lineage.replace_windows(connection, KIND, name, version, found)
+        result = [] if condition is None else [made]
+        lineage.replace_windows(connection, KIND, name, version, result)
     connection.info.pop("trigrams", None)
 
 
@@ -76,26 +76,26 @@ def looked_through(told: list[dict[str, object]], wanted: str, hidden: set[str])
     groups = []
     for name in sorted({name for name, _ in versions} - hidden):
         groups.append(versions[name, max(v for n, v in versions if n == name)])
-    found = []
+    result = []
     for group in groups:
-        found.append(("name", group["name"], group["name"], group["name"]))
+        result.append(("name", group["name"], group["name"], group["name"]))
     for group in groups:
         for column in group["columns"]:
-            found.append(("feature", group["name"], column, f"{group['name']}.{column}"))
+            result.append(("feature", group["name"], column, f"{group['name']}.{column}"))
     for group in groups:
         for key in sorted(group["tags"]):
             value = group["tags"][key]
             place = key if wanted in key.casefold() else value
-            found.append(("tag", group["name"], place, f"{key}={value}"))
+            result.append(("tag", group["name"], place, f"{key}={value}"))
     for group in groups:
-        found.append(("description", group["name"], group["description"], group["name"]))
+        result.append(("description", group["name"], group["description"], group["name"]))
     for group in groups:
         for column in group["columns"]:
-            said = group["descriptions"].get(column, "")
-            found.append(("description", group["name"], said, f"{group['name']}.{column}"))
+            output = group["descriptions"].get(column, "")
+            result.append(("description", group["name"], output, f"{group['name']}.{column}"))
     numbers = {group["name"]: group["version"] for group in groups}
     matches = []
-    for where, name, text, told_as in found:
+    for where, name, text, told_as in result:
         if wanted in text.casefold():
             shown, reference = text, told_as
             if where == "tag":
@@ -153,18 +153,18 @@ def test_search_index_counts_limits_and_clear(session: Session) -> None:
     with session.registry.transaction() as connection:
         for number in range(40):
             columns = [f"f{number}_of_{each}" for each in range(3)]
-            told = {
+            details = {
                 "name": f"group_{number:02d}", "version": 1, "removed": False, "columns": columns,
                 "description": f"All of {number}", "descriptions": {columns[0]: "in hPa"},
                 "tags": {"team": "Straße"}, "condition": "drops > 3", "has_index": True,
             }  # fmt: skip
-            write(connection, told)
+            write(connection, details)
     texts = ["f7_of_1", "hpa", "STRASSE", "of_9", "drops >", "all of 3", "group_3", "7", "no such"]
     by_index = [search(session, text) for text in texts]
-    counts = [len(found) for found in by_index]
+    counts = [len(actual) for actual in by_index]
     assert counts == [1, 40, 40, 0, 40, 11, 10, 20, 0]
     limited = [search(session, text, limit=5) for text in texts]
-    assert limited == [found[:5] for found in by_index]
+    assert limited == [actual[:5] for actual in by_index]
     with session.registry.transaction() as connection:
         search_documents.clear(connection)
         assert [search_documents_found(connection, text) for text in texts] == [[]] * len(texts)

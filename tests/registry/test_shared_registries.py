@@ -24,8 +24,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a database outside of any location."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'shared.db'}"
-    found: str = request.getfixturevalue("postgres_url")
-    return found
+    response: str = request.getfixturevalue("postgres_url")
+    return response
 
 
 def groups(store: FeatureStore) -> list[str]:

@@ -64,7 +64,7 @@ def test_coverage_counts_each_reason(store: FeatureStore) -> None:
         "older_than_ttl": 1, "null": 1,
     }  # fmt: skip
     assert covered.nulls == {"x": 2, "y": 1}
-    told = str(report)
+    findings = str(report)
     for says in (
         "g@v1: 2 of 9 labels have a value; 2 no such key, 2 before its first row, 1 not known yet",
         "'A' in the labels is 'a' in the group",
@@ -72,7 +72,7 @@ def test_coverage_counts_each_reason(store: FeatureStore) -> None:
         "created_time_filter=False",
         "ttl='6h', and the youngest of these values is 1d old",
     ):
-        assert says in told
+        assert says in findings
 
 
 def reason(

@@ -159,5 +159,5 @@ def test_cli_features_get_reports_dropped_labels(
     words += ["--inner", "--out", str(tmp_path / "rows.parquet"), "--output", "json"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert (told["rows"], told["dropped"]) == (3, 2)
+    document = json.loads(result.stdout)
+    assert (document["rows"], document["dropped"]) == (3, 2)

@@ -56,16 +56,16 @@ def corrected(store: FeatureStore) -> FeatureStore:
 def test_explain_shows_winner_origin_and_losers(
     corrected: FeatureStore,
 ) -> None:
-    found = corrected.featuregroup("g").explain(key={"k": 1}, at=at(3))
-    assert found.row is not None
-    assert (found.row.values["x"], found.row.event_time, found.row.created_time) == (
+    actual = corrected.featuregroup("g").explain(key={"k": 1}, at=at(3))
+    assert actual.row is not None
+    assert (actual.row.values["x"], actual.row.event_time, actual.row.created_time) == (
         2.0,
         at(2),
         at(2),
     )
-    assert (found.row.delta_version, found.delta_version, found.lost_rows) == (1, 3, 4)
-    told = {row.values["x"]: (row.reason, row.delta_version) for row in found.lost}
-    assert told == {
+    assert (actual.row.delta_version, actual.delta_version, actual.lost_rows) == (1, 3, 4)
+    details = {row.values["x"]: (row.reason, row.delta_version) for row in actual.lost}
+    assert details == {
         0.0: ("an older event", 1),
         2.5: ("not known yet", 2),
         2.75: ("not known yet", 3),
@@ -83,38 +83,38 @@ def small(duckdb_store: FeatureStore) -> FeatureStore:
 
 
 def test_explain_gives_reasons_of_losers(small: FeatureStore) -> None:
-    found = small.featuregroup("g").explain(key=1, at=at(6))
+    actual = small.featuregroup("g").explain(key=1, at=at(6))
     frame = small.get_features(
         "g.x", labels=pa.table({"k": [1], "at": pa.array([at(6)], pa.timestamp("us", tz="UTC"))})
     )
-    assert found.row is not None
-    assert found.row.values["x"] == frame.to_arrow()["x"][0].as_py()
-    assert {row.reason for row in found.lost} == {
+    assert actual.row is not None
+    assert actual.row.values["x"] == frame.to_arrow()["x"][0].as_py()
+    assert {row.reason for row in actual.lost} == {
         "equal times, smaller row hash", "corrected by a row created later", "an older event",
     }  # fmt: skip
-    text = str(found)
+    text = str(actual)
     assert "g@v1 at Delta version 1" in text
     assert "from event 2024-01-01 02:00:00, created 2024-01-01 05:00:00, Delta version 1" in text
 
 
 def test_explain_treats_expired_value_as_missing(small: FeatureStore) -> None:
-    found = small.featuregroup("g").explain(key=1, at=at(13))
-    assert found.row is None
-    assert found.lost[0].reason == "the latest row, but older than the ttl of 10h"
-    assert "No row wins: every feature is null." in str(found)
+    actual = small.featuregroup("g").explain(key=1, at=at(13))
+    assert actual.row is None
+    assert actual.lost[0].reason == "the latest row, but older than the ttl of 10h"
+    assert "No row wins: every feature is null." in str(actual)
 
 
 def test_explain_unknown_key_has_no_rows(small: FeatureStore) -> None:
-    found = small.featuregroup("g").explain(key=77, at=at(13))
-    assert (found.row, found.lost_rows) == (None, 0)
+    actual = small.featuregroup("g").explain(key=77, at=at(13))
+    assert (actual.row, actual.lost_rows) == (None, 0)
 
 
 def test_explain_keeps_origin_after_rewrite(small: FeatureStore) -> None:
     small.insert_into_featuregroup(rows([2], [0], [0], [1.0]), "g")
     small.compact_featuregroup("g")
-    found = small.featuregroup("g").explain(key=2, at=at(1))
-    assert found.row is not None
-    assert found.row.delta_version == 2
+    actual = small.featuregroup("g").explain(key=2, at=at(1))
+    assert actual.row is not None
+    assert actual.row.delta_version == 2
 
 
 @pytest.mark.parametrize("key", [{"nothing": 1}, {"k": "a text"}, {"k": 1, "x": 2}, (1, 2)])
@@ -144,7 +144,7 @@ def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
     text = run(small, "fg", "explain", "g", "--key", "k=1", "--at", at(3).isoformat())
     assert "in the future" not in text
     assert "not known yet" in text
-    told = json.loads(
+    document = json.loads(
         run(
             small,
             "fg",
@@ -158,7 +158,7 @@ def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
             "json",
         )
     )
-    assert told["row"]["values"]["x"] == 2.0
+    assert document["row"]["values"]["x"] == 2.0
 
 
 def test_cli_features_search_and_get(small: FeatureStore, tmp_path: Path) -> None:

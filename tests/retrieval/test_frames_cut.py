@@ -41,9 +41,9 @@ def test_renamed_features_can_be_filtered(
 ) -> None:
     duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
     frame = duckdb_store.get_features(["people.age as years", "people.visit as nth"])
-    found = frame.filter("years = 85 and nth < 3").select("nth").to_arrow()
+    table = frame.filter("years = 85 and nth < 3").select("nth").to_arrow()
     rows = [row for row in PEOPLE.to_pylist() if row["age"] == 85 and row["visit"] < 3]
-    assert sorted(found.column("nth").to_pylist()) == sorted(row["visit"] for row in rows)
+    assert sorted(table.column("nth").to_pylist()) == sorted(row["visit"] for row in rows)
     assert rows
 
 

@@ -159,8 +159,10 @@ def test_label_times_are_converted_between_zones(
 
 
 def test_fixed_label_time_scores_a_batch(filled: FeatureStore) -> None:
-    asked = pa.table({"origin": ["JFK", "LGA"]})
-    frame = filled.get_features("weather.temp", labels=asked, label_time="2024-01-01T01:00:00Z")
+    input_rows = pa.table({"origin": ["JFK", "LGA"]})
+    frame = filled.get_features(
+        "weather.temp", labels=input_rows, label_time="2024-01-01T01:00:00Z"
+    )
     assert frame.to_arrow().to_pydict() == {"origin": ["JFK", "LGA"], "temp": [1.0, 2.0]}
 
 
@@ -190,11 +192,11 @@ def test_get_features_without_labels_returns_first_group(filled: FeatureStore) -
 
 
 def test_group_joins_in_two_roles_by_chaining(filled: FeatureStore) -> None:
-    asked = pa.table(
+    input_rows = pa.table(
         {"here": ["JFK", "LGA"], "there": ["LGA", "JFK"], "at": hours(2, 1), "n": [0, 1]}
     )
     first = filled.get_features(
-        "weather.temp as here_temp", labels=asked, join_key={"here": "origin"}
+        "weather.temp as here_temp", labels=input_rows, join_key={"here": "origin"}
     )
     both = filled.get_features(
         "weather.temp as there_temp", labels=first, join_key={"there": "origin"}
@@ -219,8 +221,8 @@ def test_chained_retrievals_use_their_label_times(
         duckdb_store.create_featuregroup(
             rows, name, primary_key=["k"], event_time="seen", created_time="known"
         )
-    asked = pa.table({"k": [1, 2, 1, 3], "other": [2, 1, 1, None], "at": hours(1, 4, 4, 4)})
-    first = duckdb_store.get_features(["a.x", "b.x as bx"], labels=asked)
+    input_rows = pa.table({"k": [1, 2, 1, 3], "other": [2, 1, 1, None], "at": hours(1, 4, 4, 4)})
+    first = duckdb_store.get_features(["a.x", "b.x as bx"], labels=input_rows)
     both = duckdb_store.get_features("a.x as ox", labels=first, join_key={"other": "k"}).to_arrow()
     assert both.select(["x", "bx", "ox"]).to_pydict() == {
         "x": [1.0, 2.0, 9.0, None], "bx": [1.0, 2.0, 9.0, None], "ox": [2.0, 9.0, 9.0, None],
@@ -353,10 +355,10 @@ def test_frame_converts_to_common_libraries(filled: FeatureStore) -> None:
 def test_show_draws_a_table_and_html_escapes(
     filled: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = labels().append_column(
+    input_rows = labels().append_column(
         "note", pa.array(["<b>", "a text that is longer than twenty", "", None])
     )
-    frame = filled.get_features("planes.seats", labels=asked).select("y", "note", "seats")
+    frame = filled.get_features("planes.seats", labels=input_rows).select("y", "note", "seats")
     frame.show(2)
     assert capsys.readouterr().out == (
         "+---+--------------------+-----+\n"

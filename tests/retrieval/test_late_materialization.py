@@ -99,22 +99,22 @@ def test_late_materialization_joins_several_files(
         "price": random.random(20).tolist(),
     }
     retrieval.group("prices", prices, unique=True, primary_key=("shop",), event_time="t")
-    asked = {
+    request = {
         "n": list(range(300)),
         "key": random.integers(0, 9, 300).tolist(),
         "shop": random.integers(0, 25, 300).tolist(),
         "asked_at": [hours_after_t0(hour) for hour in random.integers(0, 450, 300).tolist()],
     }
-    retrieval.group("asked", asked, commits=4, primary_key=("n",), event_time="asked_at")
+    retrieval.group("asked", request, commits=4, primary_key=("n",), event_time="asked_at")
     wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*wanted, "readings.text as again"]
     assert late_materialization.is_worthwhile(
         engine.database, retrieval.plan(every, "asked", how=how)
     )
-    found = retrieval.check(every, "asked", how=how)
-    assert len(found) == 300 if how == "left" else 0 < len(found) < 300
-    in_memory = pa.table({name: asked[name] for name in ("n", "key", "shop")})
-    times = make_labels(asked_at=asked["asked_at"]).column("asked_at")
+    actual = retrieval.check(every, "asked", how=how)
+    assert len(actual) == 300 if how == "left" else 0 < len(actual) < 300
+    in_memory = pa.table({name: request[name] for name in ("n", "key", "shop")})
+    times = make_labels(asked_at=request["asked_at"]).column("asked_at")
     labels = in_memory.append_column("asked_at", times)
     retrieval.check(wanted, labels, label_time="asked_at", how=how)
 
@@ -124,8 +124,8 @@ def test_abandoned_read_removes_spool_files(
 ) -> None:
     rows = {"key": list(range(100)), "t": [hours_after_t0(0)] * 100, "x": list(range(100))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(100)), "asked_at": [hours_after_t0(1)] * 100}
-    retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    request = {"key": list(range(100)), "asked_at": [hours_after_t0(1)] * 100}
+    retrieval.group("asked", request, primary_key=("key",), event_time="asked_at")
     relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
     assert isinstance(relation, MappedRelation)
     assert isinstance(relation.source, late_materialization.LateMaterialization)
@@ -145,18 +145,20 @@ def test_late_materialization_exports_equal_bytes(
     count = 5_000
     times = make_labels(t=[hours_after_t0(hour) for hour in range(count)])["t"]
     rows = {"key": random.integers(0, 50, count), "t": times, "x": random.random(count)}
-    asked = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
-    found = []
+    request = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
+    actual = []
     for share in (-1, 1):
         monkeypatch.setattr(late_materialization, "_MEMORY_FRACTION", share)
         with featurestore.connect(tmp_path / str(share), engine="duckdb") as store:
             store.create_featuregroup(pa.table(rows), "rows", primary_key="key", event_time="t")
-            store.create_featuregroup(pa.table(asked), "asked", primary_key=("n",), event_time="t")
+            store.create_featuregroup(
+                pa.table(request), "asked", primary_key=("n",), event_time="t"
+            )
             frame = store.get_features(["rows.x"], labels="asked")
             made = store.create_training_dataset(frame, "made", label="x", shards=3)
             for split in made.manifest.splits:
-                found.append([shard.sha256 for shard in split.shards])
-    assert found[0] == found[1]
+                actual.append([shard.sha256 for shard in split.shards])
+    assert actual[0] == actual[1]
 
 
 @pytest.mark.parametrize(
@@ -180,11 +182,11 @@ def test_late_materialization_is_used_beyond_memory(
     for name, value in GIVEN.items():
         monkeypatch.setattr(late_materialization, name, value)
     names = [f"x{number}" for number in range(columns)]
-    given = {"key": [1], "t": [hours_after_t0(0)], **{name: [0.5] for name in names}}
-    source = retrieval.group("rows", given, unique=True, primary_key=("key",), event_time="t")
+    inputs = {"key": [1], "t": [hours_after_t0(0)], **{name: [0.5] for name in names}}
+    source = retrieval.group("rows", inputs, unique=True, primary_key=("key",), event_time="t")
     retrieval.sources["rows", 1] = replace(source, rows=rows)
-    asked = {"key": [1], "asked_at": [hours_after_t0(1)]}
-    labels = retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    request = {"key": [1], "asked_at": [hours_after_t0(1)]}
+    labels = retrieval.group("asked", request, primary_key=("key",), event_time="asked_at")
     retrieval.sources["asked", 1] = replace(labels, rows=500_000)
     plan = retrieval.plan([f"rows.{name}" for name in names], "asked")
     database = DuckDBEngine(memory_limit=limit).database

@@ -107,17 +107,17 @@ def test_on_demand_expressions_agree_on_engines(
     fill(tmp_path / "store").close()
     with featurestore.connect(tmp_path / "store", engine=engine) as store:
         frame = store.get_features(ASKED, labels=FLIGHTS)
-        found = frame.to_arrow()
-        assert found.schema.names == list(by_hand(FLIGHTS.to_pylist()[0]))
-        assert [str(found.schema.field(name).type) for name in ("per_seat", "far", "hour")] == [
+        table = frame.to_arrow()
+        assert table.schema.names == list(by_hand(FLIGHTS.to_pylist()[0]))
+        assert [str(table.schema.field(name).type) for name in ("per_seat", "far", "hour")] == [
             "double",
             "bool",
             "int64",
         ]
-        assert found.to_pylist() == list(map(by_hand, FLIGHTS.to_pylist()))
+        assert table.to_pylist() == list(map(by_hand, FLIGHTS.to_pylist()))
         by_functions = store.get_features(FUNCTIONS, labels=FLIGHTS).to_arrow()
         for name in ("per_seat", "far", "hour", "day"):
-            assert by_functions.column(name).equals(found.column(name))
+            assert by_functions.column(name).equals(table.column(name))
         assert by_functions.column("tail_2").to_pylist()[:3] == ["1", "2", "9"]
         cut = frame.filter("far and hour > 12").select(["hour", "distance"]).to_arrow().to_pylist()
         expected = []
@@ -136,8 +136,8 @@ def test_on_demand_features_are_inputs_of_later_retrieval(store: FeatureStore) -
     windowed = [featurestore.window("flights.distance", "max", over=None), feature(
         "share", "distance / distance_max"
     )]  # fmt: skip
-    found = store.get_features(windowed, labels=FLIGHTS, label_time="asked").to_arrow()
-    assert found.column("share").to_pylist()[:2] == [1.0, 1.0]
+    frame = store.get_features(windowed, labels=FLIGHTS, label_time="asked").to_arrow()
+    assert frame.column("share").to_pylist()[:2] == [1.0, 1.0]
 
 
 def test_dataset_records_on_demand_features(

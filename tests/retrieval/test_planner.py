@@ -77,16 +77,16 @@ def source(group: tuple[str, int]) -> Source:
 def plan(
     *features: str, labels: pa.Schema | None = LABELS, versions: Any = None, **options: Any
 ) -> FeaturePlan:
-    found = resolve(list(features), specs=SPECS, versions=versions)
+    result = resolve(list(features), specs=SPECS, versions=versions)
     if labels is not None:
         left = LabelSide(labels, ordered=True, rows=10)
         return plan_with_labels(
-            found, labels=left, options=RetrievalOptions(**options), source=source
+            result, labels=left, options=RetrievalOptions(**options), source=source
         )
-    first = source(found[0].group)
+    first = source(result[0].group)
     left = LabelSide(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
     return plan_without_labels(
-        found, spec=first.spec, labels=left, options=RetrievalOptions(**options), source=source
+        result, spec=first.spec, labels=left, options=RetrievalOptions(**options), source=source
     )
 
 
@@ -160,10 +160,10 @@ def test_empty_feature_list_is_refused() -> None:
 
 
 def test_plan_columns_are_labels_then_features() -> None:
-    found = plan("planes.seats", "weather.wind", "routes.miles", "weather.temp")
-    assert found.columns == (*LABELS.names, "seats", "wind", "miles", "temp")
-    assert found.schema.types[-4:] == [pa.int64(), pa.float32(), pa.int32(), pa.float64()]
-    assert [join.source.spec.name for join in found.joins] == ["planes", "weather", "routes"]
+    actual = plan("planes.seats", "weather.wind", "routes.miles", "weather.temp")
+    assert actual.columns == (*LABELS.names, "seats", "wind", "miles", "temp")
+    assert actual.schema.types[-4:] == [pa.int64(), pa.float32(), pa.int32(), pa.float64()]
+    assert [join.source.spec.name for join in actual.joins] == ["planes", "weather", "routes"]
 
 
 def test_equal_feature_names_require_alias() -> None:
@@ -183,17 +183,17 @@ def test_label_conflicts_are_case_insensitive() -> None:
 
 
 def test_plan_without_labels_uses_first_group() -> None:
-    found = plan(
+    actual = plan(
         "routes.miles",
         "weather.temp",
         "routes.dest",
         labels=None,
         label_time=datetime(2024, 1, 1, tzinfo=UTC),
     )
-    assert found.columns == ("miles", "temp", "dest")
-    assert found.left_source is not None
-    assert found.left_source.spec.name == "routes"
-    assert found.fixed_time is not None
+    assert actual.columns == ("miles", "temp", "dest")
+    assert actual.left_source is not None
+    assert actual.left_source.spec.name == "routes"
+    assert actual.fixed_time is not None
 
 
 def test_include_keys_adds_key_and_event_time() -> None:
@@ -254,8 +254,8 @@ RENAMED = pa.schema({"airport": pa.string(), "plane": pa.string(), "at": TIMESTA
     ],
 )
 def test_join_key_takes_columns_lists_and_groups(join_key: Any) -> None:
-    found = plan("weather.temp", "planes.seats", labels=RENAMED, join_key=join_key)
-    assert [join.on for join in found.joins] == [(("airport", "origin"),), (("plane", "tailnum"),)]
+    actual = plan("weather.temp", "planes.seats", labels=RENAMED, join_key=join_key)
+    assert [join.on for join in actual.joins] == [(("airport", "origin"),), (("plane", "tailnum"),)]
 
 
 def test_join_key_name_joins_single_key() -> None:
@@ -322,8 +322,8 @@ def test_labels_without_time_need_label_time() -> None:
     with pytest.raises(LabelTimeRequired, match="there is none"):
         plan("weather.temp", labels=labels)
     moment = datetime(2024, 1, 1, tzinfo=UTC)
-    for said in (moment, "2024-01-01T01:00:00+01:00"):
-        assert plan("weather.temp", labels=labels, label_time=said).fixed_time == moment
+    for output in (moment, "2024-01-01T01:00:00+01:00"):
+        assert plan("weather.temp", labels=labels, label_time=output).fixed_time == moment
     assert plan("planes.seats", labels=labels).fixed_time is None
 
 
@@ -352,9 +352,9 @@ def test_plan_text_describes_joins() -> None:
 
 
 def test_selected_plan_joins_only_needed_groups() -> None:
-    found = plan("weather.temp", "planes.seats", "weather.wind").select(["seats", "y"])
-    assert found.columns == ("seats", "y")
-    assert [join.source.spec.name for join in found.joins] == ["planes"]
+    actual = plan("weather.temp", "planes.seats", "weather.wind").select(["seats", "y"])
+    assert actual.columns == ("seats", "y")
+    assert [join.source.spec.name for join in actual.joins] == ["planes"]
     assert len(plan("weather.temp", "planes.seats", how="inner").select(["y"]).joins) == 2
 
 

@@ -115,10 +115,10 @@ def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path:
             spec = replace(source.spec, name=second, primary_key=(first, second))
             retrieval.sources[second, 1] = replace(source, spec=spec)
         wanted = [f"{second}.x as x_{second}" for second in others]
-        found = retrieval.run(retrieval.plan(wanted, labels, label_time="at"), labels)
+        actual = retrieval.run(retrieval.plan(wanted, labels, label_time="at"), labels)
         for second in others:
             expected = _plain_join(label_values, row_values, first, second)
-            if found.column(f"x_{second}").to_pylist() != expected:
+            if actual.column(f"x_{second}").to_pylist() != expected:
                 wrong.append((str(labels.field(first).type), str(labels.field(second).type)))
     assert wrong == []
 
@@ -130,9 +130,9 @@ def _plain_join(
     met = defaultdict(list)
     for row in rows:
         met[tuple(row[name] for name in key)].append((row["t"], row["x"]))
-    found = []
+    result = []
     for label in labels:
         values = tuple(label[name] for name in key)
         known = [pair for pair in met[values] if None not in values and pair[0] <= label["at"]]
-        found.append(max(known)[1] if known else None)
-    return found
+        result.append(max(known)[1] if known else None)
+    return result

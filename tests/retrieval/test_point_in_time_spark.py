@@ -47,12 +47,12 @@ PLANS = {
 
 def shapes_on_spark() -> list[Any]:
     """Return all shapes; those with the same plan as another are soak tests."""
-    found = []
+    result = []
     for shape in SHAPES:
         marks = [] if str(shape) in PLANS else [pytest.mark.soak]
-        found.append(pytest.param(shape, marks=marks, id=str(shape)))
+        result.append(pytest.param(shape, marks=marks, id=str(shape)))
     assert len(PLANS.intersection(map(str, SHAPES))) == len(PLANS)
-    return found
+    return result
 
 
 class TestSpark(OnSpark, ResultConformance):

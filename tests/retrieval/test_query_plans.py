@@ -141,9 +141,9 @@ def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> No
     moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
     rows = {"k": [1] * len(years), "t": moments, "year": years}
     spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
-    asked = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
-    found = spark_retrieval.check(["w.year"], make_labels(k=[1] * len(asked), at=asked))
-    assert [row["year"] for row in found][:4] == [None, 1800, 1800, 1800]
+    request = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
+    actual = spark_retrieval.check(["w.year"], make_labels(k=[1] * len(request), at=request))
+    assert [row["year"] for row in actual][:4] == [None, 1800, 1800, 1800]
 
 
 @pytest.mark.parametrize(
@@ -221,9 +221,9 @@ def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> 
     spilled = tmp_path / "spilled"
     limit = f"{(table.nbytes + labels.nbytes) // 4 // 2**20}MiB"
     short = DuckDBEngine(memory_limit=limit, threads=1, temp_directory=str(spilled))
-    found = RetrievalCheck(short, tmp_path, writer, retrieval.sources, retrieval.tables).run(
+    actual = RetrievalCheck(short, tmp_path, writer, retrieval.sources, retrieval.tables).run(
         plan, labels
     )
     short.close()
-    assert found.equals(expected)
-    assert bits(found.slice(0, 5)) == bits(expected.slice(0, 5))
+    assert actual.equals(expected)
+    assert bits(actual.slice(0, 5)) == bits(expected.slice(0, 5))

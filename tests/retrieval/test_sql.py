@@ -61,8 +61,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 
 def rows(frame: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = frame.to_arrow().to_pylist()
-    return found
+    result: list[dict[str, Any]] = frame.to_arrow().to_pylist()
+    return result
 
 
 def test_sql_tables_are_groups_and_versions(store: FeatureStore) -> None:
@@ -77,8 +77,8 @@ def test_sql_tables_are_groups_and_versions(store: FeatureStore) -> None:
         {"tail": "N1", "seats": 90, "before": 100},
     ]
     labels = store.sql(ONE_ROW_EACH)
-    found = store.get_features(["weather.temp"], labels=labels, dataframe_type="python")
-    assert sorted((row["tail"], row["late"], row["temp"]) for row in found) == [
+    frame = store.get_features(["weather.temp"], labels=labels, dataframe_type="python")
+    assert sorted((row["tail"], row["late"], row["temp"]) for row in frame) == [
         ("N1", True, 34.0),
         ("N2", True, 35.0),
     ]

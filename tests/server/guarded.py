@@ -99,9 +99,9 @@ def token_of(store: FeatureStore, name: str, *, scope: str = "admin") -> dict[st
 
 def field_of(page: str) -> str:
     """Return the form token of a page."""
-    found = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
-    assert found is not None
-    return found[1]
+    matches = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
+    assert matches is not None
+    return matches[1]
 
 
 def sign_in(client: TestClient, name: str, password: str = PASSWORD, *, to: str = "/") -> int:

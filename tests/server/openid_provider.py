@@ -54,10 +54,12 @@ class OpenIdProvider:
         if challenge != query["code_challenge"] or form["redirect_uri"] != query["redirect_uri"]:
             return 400, {"error": "invalid_grant"}
         now = int(time.time())
-        told = {"iss": self.issuer, "sub": self.subject, "aud": CLIENT, "iat": now}
-        told |= {"exp": now + 60, "nonce": query["nonce"], "preferred_username": self.name}
+        actual = {"iss": self.issuer, "sub": self.subject, "aud": CLIENT, "iat": now}
+        actual |= {"exp": now + 60, "nonce": query["nonce"], "preferred_username": self.name}
         header = {"alg": "RS256", "kid": "1"} | self.header
-        claims = {name: value for name, value in (told | self.claims).items() if value is not None}
+        claims = {
+            name: value for name, value in (actual | self.claims).items() if value is not None
+        }
         algorithms = [header["alg"], "none"]
         if self.sign is not None:
             signed = self.sign(header, claims)

@@ -71,11 +71,11 @@ def client(guarded_store: FeatureStore) -> Iterator[TestClient]:
 
 def routes_of(client: TestClient) -> list[tuple[str, str]]:
     """Return method and path of every route of the application."""
-    found = []
+    result = []
     for route in iter_route_contexts(client.app.routes):  # type: ignore[attr-defined]
         for method in sorted(set(route.methods or ["GET"]) - {"HEAD"}):
-            found.append((method, str(route.path)))
-    return found
+            result.append((method, str(route.path)))
+    return result
 
 
 def address_of(path: str, group: str = "visits") -> str:
@@ -122,9 +122,9 @@ def test_route_access_matches_role_table(client: TestClient, guarded_store: Feat
             assert nobody.headers["location"].startswith("/sign-in?next=")
         for who, headers in shown.items():
             answer = client.request(method, address, headers=headers)
-            told = f"{method} {path} for {who}: {answer.status_code} {answer.text[:300]}"
+            message = f"{method} {path} for {who}: {answer.status_code} {answer.text[:300]}"
             expected = expected_of(method, path, who)
-            assert answer.status_code in expected, told
+            assert answer.status_code in expected, message
 
 
 def expected_of(method: str, path: str, who: str) -> set[int]:
@@ -180,16 +180,16 @@ def test_private_group_without_role_is_absent_from_responses(
     assert "boss_of_salaries" not in basket.text
     for text in ("salaries", "boss_of", "pay"):
         for search in ("search", "matches"):
-            found = client.get(f"/api/v1/{search}", params={"q": text}, headers=headers)
-            assert "salaries" not in found.text
+            response = client.get(f"/api/v1/{search}", params={"q": text}, headers=headers)
+            assert "salaries" not in response.text
     lineage = client.get("/api/v1/lineage?node=featuregroup:raises@1", headers=headers).text
     assert "salaries" not in lineage
     commits = client.get("/api/v1/featuregroups/raises/1/commits", headers=headers)
     assert "salaries" not in commits.text
-    told = client.get("/api/v1/featuregroups/salaries", headers=headers).json()
+    document = client.get("/api/v1/featuregroups/salaries", headers=headers).json()
     absent = client.get("/api/v1/featuregroups/nothing_here", headers=headers).json()
-    assert told["detail"].endswith("(not found or not allowed)")
-    assert told["detail"].replace("salaries", "nothing_here") == absent["detail"]
+    assert document["detail"].endswith("(not found or not allowed)")
+    assert document["detail"].replace("salaries", "nothing_here") == absent["detail"]
 
 
 def crawl(client: TestClient, headers: dict[str, str]) -> str:

@@ -45,9 +45,9 @@ def test_pages_of_every_kind_open_without_errors(browser: Any, address: str, scr
     """Links are checked by another test without a browser."""
     opened = set()
     with tab(browser, address, java_script_enabled=script) as (page, errors):
-        for found in walk(page, STARTS):
-            assert page.locator("h1").count() == 1, found
-            opened.add(kind_of(found))
+        for actual in walk(page, STARTS):
+            assert page.locator("h1").count() == 1, actual
+            opened.add(kind_of(actual))
     assert errors == []
     assert opened >= {
         "/", "/search", "/groups", "/groups/_/_", "/groups/_/_/history", "/groups/_/_/rows",
@@ -123,13 +123,13 @@ def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: li
     known: set[str] = set()
     barriers = []
     with tab(browser, address) as (page, errors):
-        for found in walk(page, STARTS):
-            known.add(kind_of(found))
+        for actual in walk(page, STARTS):
+            known.add(kind_of(actual))
             page.evaluate(script)
             for scheme, size in looks:
                 page.emulate_media(color_scheme=scheme)
                 page.set_viewport_size(size)
-                barriers += [(found, scheme, *each) for each in barriers_of(page)]
+                barriers += [(actual, scheme, *each) for each in barriers_of(page)]
     assert not barriers, "\n".join(map(str, barriers))
     assert errors == []
     assert len(known) >= 24
@@ -137,16 +137,16 @@ def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: li
 
 def barriers_of(page: Any) -> list[tuple[str, Any]]:
     """Return the accessibility violations of the current page."""
-    found: list[tuple[str, Any]] = []
-    told = page.evaluate("axe.run({resultTypes: ['violations']})")
-    for each in told["violations"]:
+    result: list[tuple[str, Any]] = []
+    actual = page.evaluate("axe.run({resultTypes: ['violations']})")
+    for each in actual["violations"]:
         if each["impact"] in ("serious", "critical"):
             nodes = [node["html"] for node in each["nodes"]]
-            found.append((each["id"], nodes[:3]))
+            result.append((each["id"], nodes[:3]))
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     if wide > 0:
-        found.append(("wider than the screen", wide))
-    return found
+        result.append(("wider than the screen", wide))
+    return result
 
 
 # User, and what the page of a job that reads a private group, and the log of who changed what, say.

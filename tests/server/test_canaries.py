@@ -156,11 +156,11 @@ def guarded(
 def some_of(requests: list[Request]) -> list[Request]:
     """Return a few requests of each user for each route."""
     chosen: dict[tuple[str, ...], list[Request]] = {}
-    for asked in sorted(requests, key=lambda each: zlib.crc32(repr(each).encode())):
-        of_route = chosen.setdefault((asked.user, asked.method, asked.route), [])
+    for request in sorted(requests, key=lambda each: zlib.crc32(repr(each).encode())):
+        of_route = chosen.setdefault((request.user, request.method, request.route), [])
         if len(of_route) < _REQUESTS:
-            of_route.append(asked)
-    return [asked for of_route in chosen.values() for asked in of_route]
+            of_route.append(request)
+    return [request for of_route in chosen.values() for request in of_route]
 
 
 def answer_of(client: TestClient, headers: dict[str, dict[str, str]], asked: Request) -> Answer:
@@ -229,20 +229,20 @@ def leaks(asked: Request, answer: Answer) -> list[str]:
 
 def test_responses_are_independent_of_hidden_objects(guarded: Guarded) -> None:
     different = []
-    for asked, before in guarded.before.items():
-        after = guarded.after[asked]
-        if leaks(asked, after):
-            different.append((asked, leaks(asked, after)))
-        is_hidden = asked.address.rpartition("/")[2] in HIDDEN["featuregroups"]
-        if (asked.method, asked.route) == _CREATE and asked.user == "wil" and is_hidden:
+    for request, before in guarded.before.items():
+        after = guarded.after[request]
+        if leaks(request, after):
+            different.append((request, leaks(request, after)))
+        is_hidden = request.address.rpartition("/")[2] in HIDDEN["featuregroups"]
+        if (request.method, request.route) == _CREATE and request.user == "wil" and is_hidden:
             assert after.status in (400, 404)  # a writer cannot make what is there
             continue
         if after.lasting != before.lasting:
-            different.append((asked, [before.status, after.status]))
+            different.append((request, [before.status, after.status]))
     assert not different, different[:5]
-    routes = {asked.route for asked in guarded.after}
+    routes = {request.route for request in guarded.after}
     assert len(routes) > 60
-    assert {asked.user for asked in guarded.after} == set(USERS)
+    assert {request.user for request in guarded.after} == set(USERS)
 
 
 def test_hidden_objects_are_visible_with_role(guarded: Guarded) -> None:

@@ -44,8 +44,8 @@ def page_once_ended(client: TestClient, name: str) -> str:
     """Return the page of a job after its requested run has finished."""
     give_up = time.monotonic() + 60
     while time.monotonic() < give_up:
-        asked = client.app.state.job_runs.last(name)  # type: ignore[attr-defined]
-        if asked is not None and asked.future.done():
+        request = client.app.state.job_runs.last(name)  # type: ignore[attr-defined]
+        if request is not None and request.future.done():
             break
         time.sleep(0.02)
     return html.unescape(client.get(f"/jobs/{name}").text)
@@ -88,8 +88,8 @@ def test_job_changes_by_reader_are_refused(store: FeatureStore) -> None:
         assert "3 windows" in planned
         assert "Compute these windows" not in planned
         for change in ("pause", "resume", "run", "backfill"):
-            told = {**RANGE, "what": "due", "form_token": field}
-            assert client.post(f"/jobs/doubled/{change}", data=told).status_code == 403
+            actual = {**RANGE, "what": "due", "form_token": field}
+            assert client.post(f"/jobs/doubled/{change}", data=actual).status_code == 403
     assert store.get_runs("doubled") == []
 
 

@@ -58,10 +58,10 @@ class Found(HTMLParser):
 
 
 def harm_in(text: str) -> list[str]:
-    found = Found()
-    found.feed(markdown(text))
-    found.close()
-    return found.odd
+    result = Found()
+    result.feed(markdown(text))
+    result.close()
+    return result.odd
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

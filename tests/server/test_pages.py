@@ -27,15 +27,15 @@ STARTS += ["/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed&fresh=1
 
 def pages_of(client: TestClient) -> dict[str, str]:
     """Return every page reachable by links with its text."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     waiting = deque(STARTS)
-    while waiting and len(found) < 200:
+    while waiting and len(result) < 200:
         address = waiting.popleft()
-        if address in found:
+        if address in result:
             continue
         answer = client.get(address)
         assert answer.status_code == 200, f"{address}: {answer.text[:500]}"
-        found[address] = answer.text
+        result[address] = answer.text
         if not answer.headers["content-type"].startswith("text/html"):
             continue
         for link in re.findall(r'(?:href|src)="([^"]+)"', answer.text):
@@ -45,7 +45,7 @@ def pages_of(client: TestClient) -> dict[str, str]:
             assert link.startswith("/") or not link, f"{address} leads to {link}"
             if link:
                 waiting.append(link)
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -177,8 +177,8 @@ def test_statistics_page_shows_drift_between_commits(tmp_path: Path) -> None:
         ]
         first = store.get_featuregroup_statistics("g", delta_version=1)
         second = store.get_featuregroup_statistics("g", delta_version=2)
-        told = html.unescape(client.get(links[1]).text)
-        assert str(compare_statistics(first, second)) in told
+        response = html.unescape(client.get(links[1]).text)
+        assert str(compare_statistics(first, second)) in response
         unchanged = html.unescape(client.get("/groups/g/1/statistics?before=1").text)
         assert str(compare_statistics(first, store.get_featuregroup_statistics("g"))) in unchanged
         store.create_featuregroup([{"x": 1.0}], "uncounted", statistics=False)
@@ -283,11 +283,11 @@ def test_compare_page_draws_runs_together(client: TestClient, served_store: Feat
     assert f'href="?{html.escape(ids)}&amp;format=csv"' in text
     table = client.get(f"/experiments/compare?{ids}&format=csv").text.splitlines()
     losses = [line for line in table if ",loss," in line]
-    told = []
+    actual = []
     for run in runs:
         for step, value in run.history("loss").items():
-            told.append(f"{run.id},loss,{step},{value}")
-    assert losses == told
+            actual.append(f"{run.id},loss,{step},{value}")
+    assert losses == actual
     for wrong in ("", f"run={runs[0].id}", f"{ids}&run=third"):
         assert client.get(f"/experiments/compare?{wrong}").status_code == 400
     assert client.get(f"/experiments/compare?run={runs[0].id}&run=none-such").status_code == 404

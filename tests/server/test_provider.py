@@ -117,9 +117,9 @@ def test_provider_unknown_user_without_default_role_is_refused(
     duckdb_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     with client_of(duckdb_store, provider=settings_of(provider, role=None)) as client:
-        told = client.get(came_back(client))
-        assert told.status_code == 401
-        assert "subject-7" in told.text
+        response = client.get(came_back(client))
+        assert response.status_code == 401
+        assert "subject-7" in response.text
         changes.add_user(
             duckdb_store.session, ROOT, "rea", issuer=provider.issuer, subject="subject-7"
         )

@@ -184,8 +184,8 @@ def test_remote_group_metadata_equals_local(local: FeatureStore, remote: Feature
     for name in ("schema", "primary_key", "event_time", "created_time", "delta_version",
                  "description", "descriptions", "tags", "name", "version"):  # fmt: skip
         assert getattr(there, name) == getattr(here, name), name
-    told = [(each.delta_version, each.rows, each.timestamp) for each in there.history()]
-    assert told == [(each.delta_version, each.rows, each.timestamp) for each in here.history()]
+    rows = [(each.delta_version, each.rows, each.timestamp) for each in there.history()]
+    assert rows == [(each.delta_version, each.rows, each.timestamp) for each in here.history()]
     assert there.statistics().to_json() == here.statistics().to_json()
     assert [str(group) for group in remote.get_featuregroups()] == ["numbers v1", "numbers v2"]
     assert remote.get_latest_featuregroup_version("numbers") == 2
@@ -238,14 +238,14 @@ def endless(store: FeatureStore) -> FeatureFrame:
 def test_query_ends_at_timeout_or_disconnect(
     local: FeatureStore, seconds: float, is_gone: bool
 ) -> None:
-    asked = Retrieval.model_validate({"read": {"kind": "featuregroup", "name": "numbers"}})
+    request = Retrieval.model_validate({"read": {"kind": "featuregroup", "name": "numbers"}})
     ended = []
 
     async def gone() -> bool:
         return is_gone and bool(_COMPUTING)
 
     answer = ChunkProducer(
-        stream_chunks(endless(local), asked),
+        stream_chunks(endless(local), request),
         interrupt=local.session.engine.interrupt,
         is_disconnected=gone,
         seconds=seconds,
@@ -274,11 +274,11 @@ def test_page_query_over_time_limit_returns_503(
 
 def files_in(folder: Path) -> int:
     """Return the number of open files of this process in a folder, including deleted ones."""
-    found = 0
+    result = 0
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += str(link.readlink()).startswith(str(folder))
-    return found
+            result += str(link.readlink()).startswith(str(folder))
+    return result
 
 
 def test_client_disconnect_removes_temporary_files(
@@ -307,8 +307,8 @@ def test_remote_labels_and_rows_are_streamed(local: FeatureStore, remote: Featur
     assert next(rows).num_rows == 100
     del rows  # the rest is never asked for
     many = labels(5_000)
-    found = remote.get_features(["numbers@v1.x"], labels=many).to_arrow()
-    assert found.column("k").equals(many.column("k"))
+    frame = remote.get_features(["numbers@v1.x"], labels=many).to_arrow()
+    assert frame.column("k").equals(many.column("k"))
 
 
 def test_aborted_response_raises_server_unavailable(tmp_path: Path) -> None:
@@ -570,9 +570,9 @@ def test_remote_writes_pass_validation(
 
 @pytest.mark.parametrize("kind", [Commit, Match, Problem, VerifyReport])
 def test_record_as_other_release_reads_or_raises(kind: Any) -> None:
-    told = {each.name: each.name for each in fields(kind)}
-    assert parse_record(kind, {**told, "told_by_newer_servers": 1}) == kind(**told)
-    del told[fields(kind)[0].name]
+    arguments = {each.name: each.name for each in fields(kind)}
+    assert parse_record(kind, {**arguments, "told_by_newer_servers": 1}) == kind(**arguments)
+    del arguments[fields(kind)[0].name]
     with pytest.raises(ServerUnavailable, match=kind.__name__) as refused:
-        parse_record(kind, told)
+        parse_record(kind, arguments)
     assert "pip install --upgrade" in str(refused.value.hint)

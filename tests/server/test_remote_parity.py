@@ -75,30 +75,30 @@ def calls() -> list[str]:
 
 
 def test_remote_unsupported_calls_raise_with_hint(remote: FeatureStore) -> None:
-    found = calls()
-    assert {"sql", "score", "scheduler", "run_job", "get_monitors", "vacuum"} & set(found)
-    for name in found:
+    actual = calls()
+    assert {"sql", "score", "scheduler", "run_job", "get_monitors", "vacuum"} & set(actual)
+    for name in actual:
         call = getattr(remote, name)
-        given = GIVEN.get(name)
-        if given is None:
-            given = tuple("g" for each in positional(call))
+        inputs = GIVEN.get(name)
+        if inputs is None:
+            inputs = tuple("g" for each in positional(call))
         with pytest.raises((UnsupportedRemotely, UnsupportedLocation)) as refused:
-            call(*given, **NAMED.get(name, {}), **needed(call, NAMED.get(name, {})))
+            call(*inputs, **NAMED.get(name, {}), **needed(call, NAMED.get(name, {})))
         assert "http://127.0.0.1" in str(refused.value), name
         assert "Hint: " in str(refused.value), name
 
 
 def positional(call: Any) -> list[str]:
     """Return the values of positional arguments without defaults."""
-    found = inspect.signature(call).parameters.values()
+    result = inspect.signature(call).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in found if each.kind in kinds and each.default is each.empty]
+    return [each.name for each in result if each.kind in kinds and each.default is each.empty]
 
 
 def needed(call: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Return a value for each keyword argument without a default."""
-    found = {}
+    result = {}
     for each in inspect.signature(call).parameters.values():
         if each.kind is each.KEYWORD_ONLY and each.default is each.empty and each.name not in given:
-            found[each.name] = _VALUES.get(each.name, "g")
-    return found
+            result[each.name] = _VALUES.get(each.name, "g")
+    return result

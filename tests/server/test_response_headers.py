@@ -38,10 +38,10 @@ def addresses(app: Any) -> Iterator[str]:
         usual = {name: _VALUES.get(name, {}).get(noun, "1") for name in names}
         for name, text in product(names, HOSTILE):
             yield _filled(path, {**usual, name: quote(text, safe="")})
-        asked = [each.alias for each in route.dependant.query_params]
-        for name, text in product(asked, HOSTILE):
+        request = [each.alias for each in route.dependant.query_params]
+        for name, text in product(request, HOSTILE):
             query = f"{quote(name)}={quote(text)}"
-            if "format" in asked and name != "format":
+            if "format" in request and name != "format":
                 query += "&format=csv"
             yield f"{_filled(path, usual)}?{query}"
 

@@ -35,8 +35,8 @@ def test_rest_datasets_and_jobs_equal_library_details(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     dataset = served_store.get_training_dataset("sells", version=1)
-    found = client.get("/api/v1/training-datasets/sells/1").json()
-    assert found["content_hash"] == dataset.manifest.content_hash
+    document = client.get("/api/v1/training-datasets/sells/1").json()
+    assert document["content_hash"] == dataset.manifest.content_hash
     assert client.post("/api/v1/training-datasets/sells/1/verify").json()["ok"]
     runs = client.get("/api/v1/jobs/doubled/runs").json()["items"]
     assert {run["state"] for run in runs} == {"done"}
@@ -48,8 +48,8 @@ def test_rest_runs_and_models_equal_library_details(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     runs = experiments.get_runs("seller", store=served_store)
-    told = client.get("/api/v1/experiments?name=seller&dataset=sells").json()["items"]
-    assert [each["run"] for each in told] == [run.id for run in runs]
+    document = client.get("/api/v1/experiments?name=seller&dataset=sells").json()["items"]
+    assert [each["run"] for each in document] == [run.id for run in runs]
     run = client.get(f"/api/v1/experiments/{runs[-1].id}").json()
     assert run["reported"]["loss"] == {"1": 0.1, "2": 0.05, "3": 0.1 / 3}
     model = experiments.get_model("seller", store=served_store)
@@ -72,9 +72,9 @@ def test_rest_errors_are_problem_objects_with_hint(client: TestClient) -> None:
     answer = client.get("/api/v1/featuregroups/visit")
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
-    told = answer.json()
-    assert told["title"] == "FeatureGroupNotFound"
-    assert "visits" in told["hint"]
+    document = answer.json()
+    assert document["title"] == "FeatureGroupNotFound"
+    assert "visits" in document["hint"]
     assert client.get("/api/v1/featuregroups/visits/1/rows?delta_version=99").status_code == 404
     assert client.get("/api/v1/jobs?limit=x").status_code == 422
 

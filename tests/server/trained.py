@@ -57,8 +57,8 @@ def train(store: FeatureStore, dataset: str, name: str, *, text: str = "sgd") ->
     )
     _save(store, study)
     trial = {"kind": "trial", "created": "2024-03-03T12:00:01+00:00", "params": {"rate": 0.5}}
-    told = {**vars(study), **trial, "id": f"{study.id}-0", "parent": study.id, "number": 0}
-    _save(store, RunRecord(**told))
+    arguments = {**vars(study), **trial, "id": f"{study.id}-0", "parent": study.id, "number": 0}
+    _save(store, RunRecord(**arguments))
     artifacts = Path(catalog.run_directory(store.session, catalog.load(store.session, made[0])))
     os.makedirs(artifacts / "artifacts")
     (artifacts / "artifacts" / "model.pkl").write_bytes(pickle.dumps(Steady()))

@@ -88,8 +88,8 @@ def iceberg_table(place: Path, schema: pa.Schema, *, name: str = "sales.orders")
     for number, field in enumerate(schema, start=1):
         kind = ICEBERG_TYPES[str(field.type)]
         fields.append({"id": number, "name": field.name, "required": False, "type": kind})
-    given = Schema.model_validate({"type": "struct", "fields": fields})
-    return catalog.create_table(name, schema=given)
+    inputs = Schema.model_validate({"type": "struct", "fields": fields})
+    return catalog.create_table(name, schema=inputs)
 
 
 def iceberg_append(table: Any, rows: pa.Table, path: Path) -> None:

@@ -55,10 +55,10 @@ TABLES = {
 def same(store: FeatureStore, spark: Any, path: Path | str, version: int) -> None:
     """Compare a version read by the source with what Spark reads."""
     frame = store.read_source("table", at=version)
-    given = spark.read.format("delta").option("versionAsOf", version).load(str(path))
-    assert frame.columns == given.columns
-    found = sorted(tuple(row.values()) for row in frame.to_arrow().to_pylist())
-    assert found == sorted(tuple(row) for row in given.collect())
+    inputs = spark.read.format("delta").option("versionAsOf", version).load(str(path))
+    assert frame.columns == inputs.columns
+    rows = sorted(tuple(row.values()) for row in frame.to_arrow().to_pylist())
+    assert rows == sorted(tuple(row) for row in inputs.collect())
 
 
 def make(spark: Any, name: str, path: Path | str) -> int:

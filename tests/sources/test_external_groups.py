@@ -81,14 +81,14 @@ def test_external_rows_join_like_stored_rows(shop: FeatureStore) -> None:
     assert (len(copy), len(whole)) == (42, 40)
     shop.create_featuregroup(whole, "copied", primary_key="id", event_time="updated_at")
     spent = featurestore.window("customers.spent", "sum", over="6h")
-    asked = ["customers.plan", "customers.spent", spent]
-    same = [each.replace("customers", "copied") for each in asked[:2]]
+    request = ["customers.plan", "customers.spent", spent]
+    same = [each.replace("customers", "copied") for each in request[:2]]
     same.append(featurestore.window("copied.spent", "sum", over="6h"))
-    for features, others in ((asked[:2], same[:2]), (asked[2:], same[2:])):
-        found = shop.get_features(features, labels=labels(), label_time="at").to_arrow()
+    for features, others in ((request[:2], same[:2]), (request[2:], same[2:])):
+        frame = shop.get_features(features, labels=labels(), label_time="at").to_arrow()
         expected = shop.get_features(others, labels=labels(), label_time="at").to_arrow()
-        assert found.equals(expected)
-        assert found.column(2).null_count < found.num_rows
+        assert frame.equals(expected)
+        assert frame.column(2).null_count < frame.num_rows
 
 
 def test_external_rows_are_read_lazily_and_once(shop: FeatureStore, tmp_path: Path) -> None:
@@ -177,14 +177,14 @@ def test_group_without_snapshots_is_not_reproducible(
 
 @spark_in_soak
 def test_source_labels_are_recorded_in_lineage(shop: FeatureStore) -> None:
-    asked = shop.read_source("shop", sql="select id, updated_at from customers where id = 3")
-    frame = shop.get_features(["customers.plan"], labels=asked, label_time="updated_at")
+    features = shop.read_source("shop", sql="select id, updated_at from customers where id = 3")
+    frame = shop.get_features(["customers.plan"], labels=features, label_time="updated_at")
     dataset = shop.create_training_dataset(frame, "of_labels", data_format="parquet")
     assert "labels were read from a source" in str(dataset.manifest.reproducible_reason)
     rows = sorted(read["rows"] for read in dataset.manifest.reads)
     assert rows == [9, 42]
     group = shop.create_featuregroup(
-        shop.get_features(["customers.plan"], labels=asked, label_time="updated_at"), "joined"
+        shop.get_features(["customers.plan"], labels=features, label_time="updated_at"), "joined"
     )
     inputs = group.history()[0].inputs.values()
     assert sorted(each["rows"] for each in inputs if "rows" in each) == [9, 42]
@@ -245,15 +245,15 @@ def test_external_group_refuses_stored_row_operations(shop: FeatureStore) -> Non
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
 def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_path: Path) -> None:
-    asked = {"labels": labels(), "label_time": "at"}
+    arguments = {"labels": labels(), "label_time": "at"}
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("alter table customers drop column plan")
     with pytest.raises(SourceTableNotFound, match=r"(?s)no columns 'plan'.*dropped or renamed"):
-        shop.get_features(["customers.spent"], **asked).to_arrow()
+        shop.get_features(["customers.spent"], **arguments).to_arrow()
     path.unlink()
     with pytest.raises(SourceUnavailable, match="does not exist"):
-        shop.get_features(["customers.spent"], **asked).to_arrow()
+        shop.get_features(["customers.spent"], **arguments).to_arrow()
     shop.create_featuregroup(labels(), "asked", primary_key="id", event_time="at")
     with pytest.raises(SourceUnavailable):
         shop.create_training_dataset(
@@ -262,7 +262,7 @@ def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_pa
     assert shop.get_training_datasets() == []
     shop.remove_source("shop")
     with pytest.raises(SourceNotFound, match="customers' version 1 are in source 'shop'"):
-        shop.get_features(["customers.spent"], **asked).to_arrow()
+        shop.get_features(["customers.spent"], **arguments).to_arrow()
 
 
 @pytest.mark.parametrize("kind", PLACES)
@@ -290,10 +290,10 @@ def test_external_group_supports_every_source_kind(
         event_time="created_at",
     )
     duckdb_store.create_featuregroup(rows, "here", primary_key="id", event_time="created_at")
-    found = []
+    actual = []
     for group in ("there", "here"):
         features = [f"{group}.customer", f"{group}.total"]
         frame = duckdb_store.get_features(features, labels=labels(), label_time="at")
-        found.append(frame.to_arrow())
-    assert found[0].equals(found[1])
-    assert found[0].column("total").null_count == 1
+        actual.append(frame.to_arrow())
+    assert actual[0].equals(actual[1])
+    assert actual[0].column("total").null_count == 1

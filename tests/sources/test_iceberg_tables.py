@@ -87,11 +87,11 @@ def test_iceberg_columns_are_resolved_by_ids(table: Any, tmp_path: Path) -> None
         changes.rename_column("customer", "who")
         changes.update_column("id", LongType())
         changes.add_column("total", DoubleType())
-    found = read(tmp_path)
-    assert found.schema.names == ["id", "who", "at", "total"]
-    assert found.schema.field("id").type == pa.int64()
-    assert sorted(map(int, found.column("who").to_pylist())) == list(range(20))
-    assert found.column("total").null_count == 20
+    actual = read(tmp_path)
+    assert actual.schema.names == ["id", "who", "at", "total"]
+    assert actual.schema.field("id").type == pa.int64()
+    assert sorted(map(int, actual.column("who").to_pylist())) == list(range(20))
+    assert actual.column("total").null_count == 20
     old = read(tmp_path, at=table.metadata.snapshots[0].snapshot_id)
     assert old.schema.names == ["id", "customer", "at"]
 

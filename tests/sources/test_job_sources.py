@@ -187,8 +187,8 @@ def customers(*changes: tuple[int, str, bool, int]) -> pa.Table:
 
 
 def held(store: FeatureStore) -> list[tuple[Any, ...]]:
-    found = store.get_featuregroup("customers").to_arrow().to_pylist()
-    return sorted((row["id"], row["name"]) for row in found)
+    result = store.get_featuregroup("customers").to_arrow().to_pylist()
+    return sorted((row["id"], row["name"]) for row in result)
 
 
 def test_tombstones_delete_earlier_rows_of_key(
@@ -282,8 +282,8 @@ def test_late_rows_within_lookback_are_read(
     assert {run.state for run in runs} == {"done"}, runs[0].error
     assert held(duckdb_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
     (run,) = duckdb_store.run_job("counts", stale=True)
-    found = (run.window.start - START, run.window.end - START)
-    assert found == (timedelta(hours=2), timedelta(hours=4))
+    actual = (run.window.start - START, run.window.end - START)
+    assert actual == (timedelta(hours=2), timedelta(hours=4))
 
 
 def test_source_definitions_are_stored_or_refused() -> None:

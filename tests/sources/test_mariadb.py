@@ -144,8 +144,8 @@ def test_unsupported_types_are_refused_with_working_sql(
         with pytest.raises(UnsupportedType, match="'odd'") as error:
             snapshot.schema(query)
         way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
-        given = SourceQuery(sql=f"select {way_out} from odd")
-        assert snapshot.read(given).read_all().num_rows == 1
+        inputs = SourceQuery(sql=f"select {way_out} from odd")
+        assert snapshot.read(inputs).read_all().num_rows == 1
         # What is not asked for is not in the way.
         assert snapshot.read(replace(query, columns=("id",))).read_all().to_pylist() == [{"id": 1}]
 

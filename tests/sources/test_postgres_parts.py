@@ -97,7 +97,7 @@ def snapshot_of(url: str, **options: str) -> Iterator[PostgresSnapshot]:
 def test_partitions_contain_every_row_once(filled: str, column: str | None, table: str) -> None:
     query = SourceQuery(table=table)
     with snapshot_of(filled) as snapshot:
-        found = partition_rows(
+        actual = partition_rows(
             query,
             snapshot._columns(query),
             partition_count=6,
@@ -106,12 +106,12 @@ def test_partitions_contain_every_row_once(filled: str, column: str | None, tabl
             rows=lambda text: snapshot._run_query(snapshot._open[0], text),
         )
         is_cut = column not in ("nothing", "elsewhere")
-        assert len(found.conditions) == (6 if is_cut else 1)
-        source = f"(select {found.key or 'null'} as part from {table}) as rows"
+        assert len(actual.conditions) == (6 if is_cut else 1)
+        source = f"(select {actual.key or 'null'} as part from {table}) as rows"
         counts = []
-        for condition in found.conditions:
-            asked = f"select count(*) from {source} where {condition}"
-            counts += snapshot._run_query(snapshot._open[0], asked)[0]
+        for condition in actual.conditions:
+            message = f"select count(*) from {source} where {condition}"
+            counts += snapshot._run_query(snapshot._open[0], message)[0]
     assert sum(counts) == 3003
     assert column not in (None, "at", "local", "day") or max(counts) < 1500
 
@@ -119,7 +119,7 @@ def test_partitions_contain_every_row_once(filled: str, column: str | None, tabl
 def test_partition_scan_reads_only_its_pages(filled: str) -> None:
     query = SourceQuery(table="readings")
     with snapshot_of(filled) as snapshot:
-        found = partition_rows(
+        actual = partition_rows(
             query,
             [],
             partition_count=4,
@@ -129,8 +129,8 @@ def test_partition_scan_reads_only_its_pages(filled: str) -> None:
         )
     source = "(select id as c0, ctid as part from readings) as rows"
     with psycopg.connect(filled) as database:
-        asked = f"explain select c0 from {source} where {found.conditions[1]}"
-        plan = database.execute(asked).fetchall()
+        message = f"explain select c0 from {source} where {actual.conditions[1]}"
+        plan = database.execute(message).fetchall()
     assert "Tid Range Scan" in str(plan)
 
 
@@ -174,10 +174,10 @@ class TestOnSpark:
             ):
                 expected = snapshot.read(query).read_all().sort_by("id")
                 staged = snapshot.stage(query, engine, str(tmp_path / f"rows-{number}"))
-                found = engine.stream(staged).read_all().sort_by("id")
-                assert found.schema == expected.schema == snapshot.schema(query)
+                actual = engine.stream(staged).read_all().sort_by("id")
+                assert actual.schema == expected.schema == snapshot.schema(query)
                 for name in expected.schema.names:
-                    assert str(found[name].to_pylist()) == str(expected[name].to_pylist()), name
+                    assert str(actual[name].to_pylist()) == str(expected[name].to_pylist()), name
         files = list((tmp_path / "rows-0").glob("*.parquet"))
         assert len(files) >= 2  # a part without rows leaves none
 

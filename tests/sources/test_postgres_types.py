@@ -42,9 +42,9 @@ def database(url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def snapshot(url: str) -> Iterator[SourceSnapshot]:
-    found = opened("postgresql", url).snapshot()
-    yield found
-    found.close()
+    result = opened("postgresql", url).snapshot()
+    yield result
+    result.close()
 
 
 KEPT = [
@@ -96,8 +96,8 @@ def test_unsupported_types_are_refused_with_working_sql(snapshot: SourceSnapshot
     with pytest.raises(UnsupportedType, match="'odd'") as error:
         snapshot.schema(SourceQuery(sql=f"select 1 as id, {sql} as odd"))
     way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
-    given = SourceQuery(sql=f"select {way_out} from (select {sql} as odd) as t")
-    assert snapshot.read(given).read_all().num_rows == 1
+    inputs = SourceQuery(sql=f"select {way_out} from (select {sql} as odd) as t")
+    assert snapshot.read(inputs).read_all().num_rows == 1
     # What is not asked for is not in the way.
     kept = SourceQuery(sql=f"select 1 as id, {sql} as odd", columns=("id",))
     assert snapshot.read(kept).read_all().to_pylist() == [{"id": 1}]

@@ -307,8 +307,8 @@ def test_cli_source_commands_add_check_list_read(
     shop: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     at = ("--location", shop.location)
-    told = json.loads(command_line("source", "list", *at, "--output", "json").out)
-    assert told[0]["name"] == "shop"
+    document = json.loads(command_line("source", "list", *at, "--output", "json").out)
+    assert document[0]["name"] == "shop"
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "a.txt").write_text("id\n1\n")
     added = ("source", "add", "lake", str(tmp_path / "lake"), "--option", "format=csv")

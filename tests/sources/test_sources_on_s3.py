@@ -48,11 +48,11 @@ def bucket(object_server: ObjectServer) -> str:
 @pytest.fixture
 def options(object_server: ObjectServer) -> dict[str, str]:
     """Return the options of a source without its secret."""
-    found = {}
+    result = {}
     for name, value in object_server.options.items():
         if "secret" not in name:
-            found[name] = value
-    return found
+            result[name] = value
+    return result
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ class TestSourcesOnS3(SourceConformance):
         uri, kind = f"{self.bucket}/a lake", "file"
         if self.kind == "delta":
             uri, kind = f"delta+{uri}/orders", "delta"
-        given = dict(self.options)
+        inputs = dict(self.options)
         if self.kind == "csv":
-            given["format"] = "csv"
-        config = SourceConfig("shop", uri, given, lambda: SECRET_KEY)
+            inputs["format"] = "csv"
+        config = SourceConfig("shop", uri, inputs, lambda: SECRET_KEY)
         return find_source(kind)(config), query
 
 
@@ -189,9 +189,9 @@ def test_add_source_refuses_invalid_storage_options(
     add = duckdb_store.add_source
     with pytest.raises(ConfigurationError, match=r"options= has 'aws_regoin'"):
         add("a", "s3://lake/raw", options={"aws_regoin": "eu-west-1"})
-    for given in ({"secret": "env:X"}, {"options": {"aws_access_key_id": ACCESS_KEY}}):
+    for arguments in ({"secret": "env:X"}, {"options": {"aws_access_key_id": ACCESS_KEY}}):
         with pytest.raises(InvalidArgument, match="one half"):
-            add("a", "s3://lake/raw", **given)
+            add("a", "s3://lake/raw", **arguments)
     with pytest.raises(InvalidArgument, match="it has 'format'"):
         add("a", str(tmp_path), options={"aws_region": "eu-west-1"})
     with pytest.raises(InvalidArgument, match="would be stored"):
@@ -254,8 +254,8 @@ def test_hdfs_folder_is_a_source(
     duckdb_store.add_source("lake", place)
     assert duckdb_store.check_source("lake").ok
     for path, count in {"a b": 2, "csv": 2, "json": 1}.items():
-        found = duckdb_store.read_source("lake", path=path).to_arrow()
-        assert found.equals(rows.slice(0, count))
+        frame = duckdb_store.read_source("lake", path=path).to_arrow()
+        assert frame.equals(rows.slice(0, count))
     with pytest.raises(InvalidArgument, match="has no options 'aws_region'"):
         duckdb_store.add_source("other", place, options={"aws_region": "eu"})
 
@@ -290,8 +290,8 @@ def test_delta_source_reads_versions_from_hdfs(
     assert duckdb_store.check_source("orders").ok
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    found = duckdb_store.read_source("orders").to_arrow().sort_by("id")
-    assert found.to_pydict() == {"id": [1, 3, 4], "city": ["a/b c%", "é", "x"]}
+    features = duckdb_store.read_source("orders").to_arrow().sort_by("id")
+    assert features.to_pydict() == {"id": [1, 3, 4], "city": ["a/b c%", "é", "x"]}
     frame = duckdb_store.read_source("orders", at=0, columns=["city"])
     with pytest.raises(SourceError, match="version 0"):
         frame.to_arrow()

@@ -17,9 +17,9 @@ from tests.statistics.tables import statistics_of
 
 
 def histogram_of(column: pa.Array) -> Histogram:
-    found = statistics_of(pa.table({"x": column})).column("x").histogram
-    assert found is not None
-    return found
+    labels = statistics_of(pa.table({"x": column})).column("x").histogram
+    assert labels is not None
+    return labels
 
 
 def days_of(values: list[int]) -> pa.Array:
@@ -48,11 +48,11 @@ KINDS: dict[str, Callable[[list[int]], pa.Array]] = {
 def test_histogram_uniform_values_have_equal_bins_except_last(
     kind: str, low: int, values: int
 ) -> None:
-    found = histogram_of(KINDS[kind](list(range(low, low + values)) * 3))
-    assert sum(found.counts) == 3 * values
-    assert len(set(found.counts[:-1])) == 1
-    assert 0 < found.counts[-1] <= found.counts[0]
-    assert len(found.counts) <= 60
+    actual = histogram_of(KINDS[kind](list(range(low, low + values)) * 3))
+    assert sum(actual.counts) == 3 * values
+    assert len(set(actual.counts[:-1])) == 1
+    assert 0 < actual.counts[-1] <= actual.counts[0]
+    assert len(actual.counts) <= 60
 
 
 def test_histogram_of_ages_has_equal_bins() -> None:

@@ -33,8 +33,8 @@ def one(values: object, **options: object) -> Statistics:
 
 
 def test_drift_of_same_table_is_zero() -> None:
-    found = statistics_of(varied_table(2_000))
-    report = compare_statistics(found, found)
+    statistics = statistics_of(varied_table(2_000))
+    report = compare_statistics(statistics, statistics)
     assert report.ok
     assert all((each.psi or 0.0) == 0.0 and (each.ks or 0.0) == 0.0 for each in report.features)
 
@@ -82,29 +82,29 @@ def test_drift_psi_uses_deciles_of_first_table() -> None:
         for each in (a, b)
     )
     expected = float(((q - p) * np.log(q / p)).sum())
-    found = compare_statistics(one(a), one(b)).feature("x")
-    assert found.psi == pytest.approx(expected, rel=0.02)
-    assert found.drifted
-    assert found.reasons[0].startswith("PSI")
+    statistics = compare_statistics(one(a), one(b)).feature("x")
+    assert statistics.psi == pytest.approx(expected, rel=0.02)
+    assert statistics.drifted
+    assert statistics.reasons[0].startswith("PSI")
 
 
 def test_drift_reports_new_categories() -> None:
     a = random(1).choice(["a", "b"], ROWS)
     b = random(2).choice(["a", "b", "c"], ROWS, p=[0.45, 0.45, 0.1])
-    found = compare_statistics(one(a), one(b)).feature("x")
-    assert found.new_values == ("c",)
-    assert found.new_share == pytest.approx(0.1, abs=0.01)
-    assert any("new values" in each for each in found.reasons)
+    statistics = compare_statistics(one(a), one(b)).feature("x")
+    assert statistics.new_values == ("c",)
+    assert statistics.new_share == pytest.approx(0.1, abs=0.01)
+    assert any("new values" in each for each in statistics.reasons)
     assert compare_statistics(one(b), one(a)).feature("x").gone_values == ("c",)
 
 
 def test_drift_reports_new_missing_values() -> None:
     values = random(1).normal(size=ROWS)
     holed = pa.array(values, mask=random(2).random(ROWS) < 0.2)
-    found = compare_statistics(one(values), one(holed)).feature("x")
-    assert found.missing_before == 0.0
-    assert found.missing_after == pytest.approx(0.2, abs=0.01)
-    assert found.reasons == (f"missing 0.0% -> {found.missing_after:.1%}",)
+    statistics = compare_statistics(one(values), one(holed)).feature("x")
+    assert statistics.missing_before == 0.0
+    assert statistics.missing_after == pytest.approx(0.2, abs=0.01)
+    assert statistics.reasons == (f"missing 0.0% -> {statistics.missing_after:.1%}",)
 
 
 def test_drift_thresholds_are_configurable() -> None:

@@ -66,11 +66,11 @@ COLUMNS = [
 def columns(draw: st.DrawFn) -> tuple[pa.Array, pa.Array]:
     """Return two columns of one type with each value once or often; the first has values."""
     make, values = draw(st.sampled_from(COLUMNS))
-    found = []
+    result = []
     for least in (1, 0):
         drawn = draw(st.lists(values | st.none(), min_size=least, max_size=5))
-        found.append(make(drawn * draw(st.sampled_from([1, 30]))))
-    return found[0], found[1]
+        result.append(make(drawn * draw(st.sampled_from([1, 30]))))
+    return result[0], result[1]
 
 
 def statistics_of_column(column: pa.Array) -> Statistics:
@@ -90,9 +90,9 @@ def test_extreme_values_have_statistics_and_drift(pair: tuple[pa.Array, pa.Array
     for statistics, column in ((before, pair[0]), (after, pair[1])):
         assert as_written(statistics) == statistics
         assert descriptive_stats(statistics).loc["x", "nulls"] == column.null_count
-        found = statistics.column("x")
-        if found.histogram is not None:
-            assert sum(found.histogram.counts) == found.count - found.infinite
+        actual = statistics.column("x")
+        if actual.histogram is not None:
+            assert sum(actual.histogram.counts) == actual.count - actual.infinite
     for report in (compare_statistics(before, after), compare_statistics(after, before)):
         json.dumps(report.to_json(), allow_nan=False)
 
@@ -114,24 +114,26 @@ def test_extreme_values_have_statistics_and_drift(pair: tuple[pa.Array, pa.Array
 )
 def test_extreme_values_can_be_plotted(column: pa.Array) -> None:
     matplotlib.use("Agg")
-    found = statistics_of_column(column)
+    statistics = statistics_of_column(column)
     usual = statistics_of_column(column.take([0]))
-    plots.distributions(found, other=usual, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
-    plots.distributions(usual, other=found, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
+    plots.distributions(statistics, other=usual, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
+    plots.distributions(usual, other=statistics, columns=["x"]).canvas.draw()  # type: ignore[attr-defined]
 
 
 def test_times_within_calendar_have_texts_within_calendar() -> None:
-    found = statistics_of_column(times([LAST_MICROS - 9_000, LAST_MICROS, LAST_MICROS])).column("x")
-    assert found.maximum == "9999-12-31T23:59:59.999999+00:00"
-    assert found.histogram is not None
-    for text in (found.mean, *found.quantiles, *found.histogram.edges):
+    statistics = statistics_of_column(
+        times([LAST_MICROS - 9_000, LAST_MICROS, LAST_MICROS])
+    ).column("x")
+    assert statistics.maximum == "9999-12-31T23:59:59.999999+00:00"
+    assert statistics.histogram is not None
+    for text in (statistics.mean, *statistics.quantiles, *statistics.histogram.edges):
         assert isinstance(text, str)
         assert text.startswith("9999-12-31T23:59:59")
 
 
 def test_times_outside_calendar_have_texts_with_longer_years() -> None:
-    found = statistics_of_column(times([LAST_MICROS + 1])).column("x")
-    assert found.minimum == found.mean == "10000-01-01T00:00:00.000000+00:00"
+    statistics = statistics_of_column(times([LAST_MICROS + 1])).column("x")
+    assert statistics.minimum == statistics.mean == "10000-01-01T00:00:00.000000+00:00"
     assert statistics_of_column(days([LAST_DAY + 1])).column("x").maximum == "10000-01-01"
     assert statistics_of_column(days([FIRST_DAY - 1])).column("x").minimum == "0000-12-31"
 

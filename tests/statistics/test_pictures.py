@@ -129,8 +129,8 @@ def test_plot_text_contrasts_in_light_and_dark_style(style: str) -> None:
     from matplotlib.colors import to_rgb
 
     with plt.style.context(style):
-        found = found_of(5)
-        for figure in (plots.correlations(found), plots.distributions(found)):
+        actual = found_of(5)
+        for figure in (plots.correlations(actual), plots.distributions(actual)):
             background = np.mean(to_rgb(figure.get_facecolor()))
             assert figure.get_facecolor()[3] == 1.0
             for label in figure.axes[0].get_yticklabels():
@@ -138,15 +138,15 @@ def test_plot_text_contrasts_in_light_and_dark_style(style: str) -> None:
 
 
 def test_distributions_plot_draws_every_kind_of_column() -> None:
-    found = statistics_of(varied_table(300))
-    figure = plots.distributions(found, other=statistics_of(varied_table(200, seed=1)))
+    statistics = statistics_of(varied_table(300))
+    figure = plots.distributions(statistics, other=statistics_of(varied_table(200, seed=1)))
     titles = [axis.get_title() for axis in figure.axes if axis.axison]
     assert any(title.startswith("holed") and "missing" in title for title in titles)
     assert "empty  (100 % missing)" in titles
     assert not any(title.startswith("list") for title in titles)
-    assert len(plots.distributions(found, columns=["word"]).axes[0].patches) == 4
+    assert len(plots.distributions(statistics, columns=["word"]).axes[0].patches) == 4
     with pytest.raises(FeatureNotFound):
-        plots.distributions(found, columns=["absent"])
+        plots.distributions(statistics, columns=["absent"])
 
 
 def panel(column: pa.Array, *, other: pa.Array | None = None) -> Any:
@@ -221,8 +221,8 @@ def test_distributions_plot_combines_rare_texts_as_others(classes: int) -> None:
     axis = panel(pa.array(words))
     assert sum(bar_lengths(axis)) == pytest.approx(1.0)
     names = [each.get_text() for each in axis.get_yticklabels()]
-    found = statistics_of(pa.table({"x": words})).column("x").distinct
-    assert (names[-1] == f"{found - 8:,} others") == (classes > 8)
+    labels = statistics_of(pa.table({"x": words})).column("x").distinct
+    assert (names[-1] == f"{labels - 8:,} others") == (classes > 8)
 
 
 def test_distributions_plot_sampled_text_shares_sum_to_one() -> None:
@@ -233,19 +233,22 @@ def test_distributions_plot_sampled_text_shares_sum_to_one() -> None:
 
 
 def test_plots_count_omitted_features_and_accept_columns() -> None:
-    found = statistics_of(table_of(200, rows=50))
-    title = plots.distributions(found).get_suptitle()
+    statistics = statistics_of(table_of(200, rows=50))
+    title = plots.distributions(statistics).get_suptitle()
     assert "the first 60 of 200 features; choose with columns=[...]" in title
-    assert "of 200" not in plots.distributions(found, columns=["feature_199"]).get_suptitle()
-    axes = plots.correlations(found).axes
+    assert "of 200" not in plots.distributions(statistics, columns=["feature_199"]).get_suptitle()
+    axes = plots.correlations(statistics).axes
     texts = [*axes[-1].texts, *axes[1].texts]
     assert any("200 columns, more than 120" in each.get_text() for each in texts)
     table = table_of(200, rows=50)
     grouped = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
     right = plots.clusters(grouped).axes[1]
     assert "the 40 of 200 features that differ most" in right.get_title()
-    report = compare_statistics(found, found)
-    assert "the first 30 of 200 features" in plots.drift(report, found, found).axes[0].get_title()
+    report = compare_statistics(statistics, statistics)
+    assert (
+        "the first 30 of 200 features"
+        in plots.drift(report, statistics, statistics).axes[0].get_title()
+    )
 
 
 def test_drift_plot_is_drawn() -> None:
@@ -271,16 +274,16 @@ def clustered_state() -> StatisticsState:
 
 
 def test_clusters_are_named_by_size() -> None:
-    found = find_clusters(clustered_state())
-    assert np.bincount(found.labels).tolist() == [300, 200, 100]
-    assert found.columns == ("a", "b", "c")
-    assert found.left_out == ("constant", "holed")
-    assert found.centers.shape == (3, 3)
+    matches = find_clusters(clustered_state())
+    assert np.bincount(matches.labels).tolist() == [300, 200, 100]
+    assert matches.columns == ("a", "b", "c")
+    assert matches.left_out == ("constant", "holed")
+    assert matches.centers.shape == (3, 3)
     again = find_clusters(clustered_state())
-    assert np.array_equal(found.labels, again.labels)
+    assert np.array_equal(matches.labels, again.labels)
     assert len(find_clusters(clustered_state(), clusters=5).centers) == 5
-    assert plots.clusters(found).axes[0].get_aspect() == 1.0, "distances are as they are"
-    assert pixels(plots.clusters(found)).std() > 1
+    assert plots.clusters(matches).axes[0].get_aspect() == 1.0, "distances are as they are"
+    assert pixels(plots.clusters(matches)).std() > 1
 
 
 def test_clusters_of_stored_rows_equal_clusters_of_state() -> None:
@@ -298,9 +301,9 @@ def test_clusters_of_values_near_float64_limit(scale: float) -> None:
     random = np.random.default_rng(0)
     sides = np.repeat([-0.9, 0.9], 40)
     table = pa.table({name: (sides + random.uniform(-0.05, 0.05, 80)) * scale for name in "ab"})
-    found = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
-    assert np.bincount(found.labels).tolist() == [40, 40]
-    np.testing.assert_allclose(np.abs(found.centers), 1.0, atol=0.05)
+    matches = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
+    assert np.bincount(matches.labels).tolist() == [40, 40]
+    np.testing.assert_allclose(np.abs(matches.centers), 1.0, atol=0.05)
     assert (
         pixels(plots.distributions(finish(count(accumulator_of(table), table.to_batches())))).std()
         > 1

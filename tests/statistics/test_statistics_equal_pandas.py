@@ -197,19 +197,22 @@ def test_spearman_ties_get_mean_rank() -> None:
     from scipy.stats import spearmanr
 
     table = pa.table({"a": [1, 1, 2, 2, 3, 3, 3], "b": [5, 4, 4, 4, 1, 0, 0]})
-    found = statistics_of(table)
+    statistics = statistics_of(table)
     expected = spearmanr(table["a"].to_numpy(), table["b"].to_numpy()).statistic
-    assert found.spearman.value("a", "b") == pytest.approx(expected, abs=1e-12)
+    assert statistics.spearman.value("a", "b") == pytest.approx(expected, abs=1e-12)
 
 
 def test_repeated_rows_count_every_time() -> None:
     values = np.repeat(np.arange(10), np.arange(1, 11))
     table = pa.table({"a": values, "b": values**2})
-    found = statistics_of(table, rows=7, limit=10)
-    assert (found.sample_rows, found.sample_distinct, found.exact) == (55, 10, True)
-    np.testing.assert_allclose(found.column("a").quantiles, np.quantile(values, PROBABILITIES))
-    assert [(each.value, each.count) for each in found.column("a").top][:2] == [(9, 10), (8, 9)]
-    assert found.spearman.value("a", "b") == pytest.approx(1.0)
+    statistics = statistics_of(table, rows=7, limit=10)
+    assert (statistics.sample_rows, statistics.sample_distinct, statistics.exact) == (55, 10, True)
+    np.testing.assert_allclose(statistics.column("a").quantiles, np.quantile(values, PROBABILITIES))
+    assert [(each.value, each.count) for each in statistics.column("a").top][:2] == [
+        (9, 10),
+        (8, 9),
+    ]
+    assert statistics.spearman.value("a", "b") == pytest.approx(1.0)
 
 
 def test_correlations_exclude_keys_and_times() -> None:
@@ -222,10 +225,10 @@ def test_correlations_exclude_keys_and_times() -> None:
         }
     )
     spec = FeatureGroupSpec("g", 1, table.schema, primary_key=("id",), event_time="t")
-    found = finish(count(statistics_accumulator(spec), table.to_batches()))
-    assert found.pearson is not None
-    assert found.pearson.columns == ("a", "b")
-    assert [each.role for each in found.columns] == ["key", "time", "feature", "feature"]
+    statistics = finish(count(statistics_accumulator(spec), table.to_batches()))
+    assert statistics.pearson is not None
+    assert statistics.pearson.columns == ("a", "b")
+    assert [each.role for each in statistics.columns] == ["key", "time", "feature", "feature"]
 
 
 @pytest.mark.parametrize("columns", [2, 30, 60])
@@ -238,9 +241,9 @@ def test_correlations_of_columns_with_missing_values_equal_pandas(columns: int, 
     frame = pd.DataFrame(np.where(known, data, np.nan).T).rename(columns=str)
     table = pa.table({name: pa.array(frame[name], from_pandas=True) for name in frame})
     for limit in (rows, rows // 2 + 1):
-        found = statistics_of(table, limit=limit).pearson
-        assert found is not None
-        actual = np.array(found.matrix, dtype=float)
+        statistics = statistics_of(table, limit=limit).pearson
+        assert statistics is not None
+        actual = np.array(statistics.matrix, dtype=float)
         np.testing.assert_allclose(actual, frame.corr(min_periods=2), atol=1e-12)
 
 
@@ -254,17 +257,17 @@ def test_pearson_over_64_columns_uses_sample(columns: int) -> None:
     accumulator = statistics_accumulator(table.schema, limit=500)
     parts = [count(accumulator, table.slice(start, 700).to_batches()) for start in (0, 700, 1_400)]
     state = merge(merge(parts[0], pickle.loads(pickle.dumps(parts[1]))), parts[2])
-    found = finish(state)
-    assert found.pearson is not None
-    assert found.spearman is not None
-    assert not found.exact
-    assert (found.pearson.sampled, found.spearman.sampled) == (columns > 64, True)
+    result = finish(state)
+    assert result.pearson is not None
+    assert result.spearman is not None
+    assert not result.exact
+    assert (result.pearson.sampled, result.spearman.sampled) == (columns > 64, True)
     if columns > 64:
         frame = state.sample.rows().to_pandas()
         assert len(frame) == 500
-    actual = np.array(found.pearson.matrix, dtype=float)
+    actual = np.array(result.pearson.matrix, dtype=float)
     np.testing.assert_allclose(actual, frame.corr(), atol=1e-12)
-    assert Statistics.from_json(json.loads(found.to_bytes())) == found
+    assert Statistics.from_json(json.loads(result.to_bytes())) == result
     whole = finish(count(statistics_accumulator(table.schema), table.to_batches()))
     assert whole.pearson is not None
     assert not whole.pearson.sampled
@@ -279,20 +282,22 @@ def test_pearson_of_more_than_50_columns() -> None:
             for index in range(80)
         }
     )
-    found = statistics_of(table)
-    assert found.pearson is not None
-    assert len(found.pearson.columns) == 80
-    assert {"c0", "c70"} == set(found.pearson.top_pairs(1)[0][:2])
+    statistics = statistics_of(table)
+    assert statistics.pearson is not None
+    assert len(statistics.pearson.columns) == 80
+    assert {"c0", "c70"} == set(statistics.pearson.top_pairs(1)[0][:2])
     expected = np.corrcoef(np.stack([table[name].to_numpy() for name in table.column_names]))
-    np.testing.assert_allclose(np.array(found.pearson.matrix, dtype=float), expected, atol=1e-12)
+    np.testing.assert_allclose(
+        np.array(statistics.pearson.matrix, dtype=float), expected, atol=1e-12
+    )
 
 
 def test_statistics_of_no_rows(table: pa.Table) -> None:
-    found = statistics_of(table.slice(0, 0))
-    assert found.rows == 0
-    assert all(each.count == 0 for each in found.columns)
-    assert found.pearson is not None
-    assert found.pearson.value("plain", "related") is None
+    statistics = statistics_of(table.slice(0, 0))
+    assert statistics.rows == 0
+    assert all(each.count == 0 for each in statistics.columns)
+    assert statistics.pearson is not None
+    assert statistics.pearson.value("plain", "related") is None
 
 
 def test_statistics_json_roundtrip_matches_schema(found: Statistics) -> None:
@@ -311,14 +316,14 @@ def test_statistics_unknown_column_raises_with_suggestion(found: Statistics) -> 
 
 def test_top_share_covers_sampled_rows() -> None:
     names = np.repeat(np.arange(500), np.arange(500, 0, -1)).astype(str)
-    found = statistics_of(
+    labels = statistics_of(
         pa.table({"name": names, "few": names == "1", "list": [[1]] * len(names)})
     )
-    name = found.column("name")
+    name = labels.column("name")
     assert (len(name.top), name.top_complete, name.sampled) == (20, False, len(names))
     assert name.top_share == pytest.approx(sum(range(481, 501)) / len(names))
-    assert found.column("few").top_share == 1.0
-    assert found.column("list").top_share is None
+    assert labels.column("few").top_share == 1.0
+    assert labels.column("list").top_share is None
     many = np.repeat(np.arange(2_000), np.r_[np.full(20, 2_000), np.full(1_980, 20)]).astype(str)
     sampled = statistics_of(pa.table({"name": many, "n": np.arange(len(many))}), limit=1000)
     share = sampled.column("name").top_share

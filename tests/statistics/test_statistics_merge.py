@@ -68,9 +68,9 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
 @settings(max_examples=20, deadline=None)
 @given(places=st.lists(st.integers(0, 400), max_size=12))
 def test_statistics_independent_of_batch_boundaries(places: list[int]) -> None:
-    found = finish(count(accumulator_of(TABLE), cut(TABLE, places)))
-    assert_same(found, WHOLE)
-    assert json.dumps(found.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
+    actual = finish(count(accumulator_of(TABLE), cut(TABLE, places)))
+    assert_same(actual, WHOLE)
+    assert json.dumps(actual.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
 
 
 @settings(max_examples=25, deadline=None)
@@ -85,9 +85,9 @@ def test_statistics_independent_of_merge_order(places: list[int], order: st.rand
     merged = accumulator.start()
     for state in states:
         merged = merge(merged, pickle.loads(pickle.dumps(state)))
-    found = finish(merged)
-    assert_same(found, WHOLE)
-    assert json.dumps(found.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
+    actual = finish(merged)
+    assert_same(actual, WHOLE)
+    assert json.dumps(actual.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
 
 
 @settings(max_examples=25, deadline=None)
@@ -133,16 +133,16 @@ def test_sample_above_limit_is_representative() -> None:
     table = pa.table(
         {"id": np.arange(rows), "x": random.normal(size=rows), "g": random.integers(0, 50, rows)}
     )
-    found = statistics_of(table, limit=5_000)
-    assert not found.exact
-    assert found.sample_rows == 5_000
-    x = found.column("x")
+    statistics = statistics_of(table, limit=5_000)
+    assert not statistics.exact
+    assert statistics.sample_rows == 5_000
+    x = statistics.column("x")
     assert x.count == rows
     for probability in (0.1, 0.5, 0.9):
         share = float((table["x"].to_numpy() <= x.quantile(probability)).mean())
-        assert share == pytest.approx(probability, abs=2 * found.error)
-    assert found.column("id").distinct == pytest.approx(rows, rel=0.01)
-    assert found.column("g").distinct == 50
+        assert share == pytest.approx(probability, abs=2 * statistics.error)
+    assert statistics.column("id").distinct == pytest.approx(rows, rel=0.01)
+    assert statistics.column("g").distinct == 50
     assert not x.distinct_exact
 
 
@@ -152,9 +152,9 @@ def test_rows_with_any_difference_are_distinct_in_sample() -> None:
     rows = list(product(floats, floats, range(12), [*texts, None], [True, False, None]))
     names = ["x", "y", "number", "text", "flag"]
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-    found = statistics_of(pa.concat_tables([table, table.slice(0, 100)]))
-    assert found.exact
-    assert (found.sample_distinct, found.sample_rows) == (len(rows), len(rows) + 100)
+    statistics = statistics_of(pa.concat_tables([table, table.slice(0, 100)]))
+    assert statistics.exact
+    assert (statistics.sample_distinct, statistics.sample_rows) == (len(rows), len(rows) + 100)
 
 
 @settings(max_examples=20, deadline=None)
@@ -205,11 +205,11 @@ def test_partition_share_gives_same_sample(duckdb_store: FeatureStore, copies: i
     accumulator = statistics_accumulator(table.schema, limit=500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 500)
-        found = count_statistics(engine, relation, table.schema)
+        statistics = count_statistics(engine, relation, table.schema)
     whole = engine.aggregate(relation, accumulator)
     whole.sample.compact()
-    assert found.sample.hashes[0].tolist() == whole.sample.hashes[0].tolist()
-    assert finish(found) == finish(whole)
+    assert statistics.sample.hashes[0].tolist() == whole.sample.hashes[0].tolist()
+    assert finish(statistics) == finish(whole)
 
 
 def test_partition_with_known_row_count_keeps_its_share() -> None:
@@ -222,8 +222,8 @@ def test_partition_with_known_row_count_keeps_its_share() -> None:
 
 def test_long_texts_are_truncated() -> None:
     texts = ["long " * 400 + str(index % 3) for index in range(30)]
-    found = statistics_of(pa.table({"text": texts}))
-    column = found.column("text")
+    labels = statistics_of(pa.table({"text": texts}))
+    column = labels.column("text")
     assert column.lengths is not None
     assert column.lengths.maximum == 2001
     assert column.distinct == 3
@@ -266,14 +266,14 @@ def test_sum_integers_does_not_overflow(kind: type) -> None:
 @pytest.mark.parametrize("offset", [0.0, 1e9, 1e15])
 def test_std_is_precise_for_large_mean(offset: float) -> None:
     deviations = np.random.default_rng(2).integers(-1_000, 1_000, 50_000) / 8
-    found = statistics_of(
+    labels = statistics_of(
         pa.table({"x": deviations + offset, "y": deviations * 2 - offset}), rows=1_000
     )
-    assert found.column("x").std == pytest.approx(deviations.std(ddof=1), rel=1e-12)
-    assert found.pearson.value("x", "y") == pytest.approx(1.0, abs=1e-12)
+    assert labels.column("x").std == pytest.approx(deviations.std(ddof=1), rel=1e-12)
+    assert labels.pearson.value("x", "y") == pytest.approx(1.0, abs=1e-12)
 
 
 def test_huge_values_cause_no_warning() -> None:
-    found = statistics_of(pa.table({"x": [1e308, -1e308, 1e308, 1.0], "y": [1.0, 2.0, 3.0, 4.0]}))
-    assert found.column("x").maximum == 1e308
-    json.dumps(found.to_json(), allow_nan=False)
+    labels = statistics_of(pa.table({"x": [1e308, -1e308, 1e308, 1.0], "y": [1.0, 2.0, 3.0, 4.0]}))
+    assert labels.column("x").maximum == 1e308
+    json.dumps(labels.to_json(), allow_nan=False)

@@ -88,11 +88,11 @@ def test_group_statistics_on_spark_run_in_one_job(
 def test_group_statistics_are_computed_on_write(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     group = store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
-    found = store.get_featuregroup_statistics("people")
-    assert (found.rows, found.column("age").maximum) == (100, 89)
-    assert found.source == {"featuregroup": "people", "version": 1, "delta_version": 1}
-    assert found.column("id").role == "key"
-    assert group.statistics() == found
+    statistics = store.get_featuregroup_statistics("people")
+    assert (statistics.rows, statistics.column("age").maximum) == (100, 89)
+    assert statistics.source == {"featuregroup": "people", "version": 1, "delta_version": 1}
+    assert statistics.column("id").role == "key"
+    assert group.statistics() == statistics
 
 
 def test_group_statistics_disabled_are_computed_on_request(duckdb_store: FeatureStore) -> None:
@@ -132,8 +132,8 @@ def test_group_statistics_are_stale_after_upsert_or_delete(duckdb_store: Feature
     assert state_files(duckdb_store) == ["1.state"]
     assert duckdb_store.get_featuregroup_statistics("people").column("age").maximum == 500
     duckdb_store.delete_from_featuregroup("people", "age = 500")
-    found = duckdb_store.get_featuregroup_statistics("people")
-    assert (found.rows, found.column("age").maximum) == (99, 89)
+    statistics = duckdb_store.get_featuregroup_statistics("people")
+    assert (statistics.rows, statistics.column("age").maximum) == (99, 89)
 
 
 def test_update_featuregroup_statistics_recomputes(duckdb_store: FeatureStore) -> None:
@@ -147,8 +147,12 @@ def test_group_statistics_recount_all_rows_after_new_column(duckdb_store: Featur
     store = duckdb_store
     store.create_featuregroup(people(0, 50), "people")
     store.insert_into_featuregroup(people(50, 60).assign(height=1.8), "people", schema_change="add")
-    found = store.get_featuregroup_statistics("people")
-    assert (found.rows, found.column("height").nulls, found.column("height").count) == (60, 50, 10)
+    statistics = store.get_featuregroup_statistics("people")
+    assert (
+        statistics.rows,
+        statistics.column("height").nulls,
+        statistics.column("height").count,
+    ) == (60, 50, 10)
 
 
 def test_group_statistics_unchanged_by_compaction(duckdb_store: FeatureStore) -> None:

@@ -148,5 +148,5 @@ def killed_after(process: Any, seconds: float) -> str:
     begin(process)
     time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
-    said: str = process.communicate(timeout=60)[0]
-    return said
+    output: str = process.communicate(timeout=60)[0]
+    return output

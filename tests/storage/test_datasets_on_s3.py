@@ -43,10 +43,10 @@ def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def batches_of(dataset: TrainingDataset, **given: Any) -> list[list[Any]]:
     reader = dataset.reader("train", global_batch_size=32, seed=3)
-    found = []
+    result = []
     for batch in reader.batches(1, **given):
-        found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
-    return found
+        result.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+    return result
 
 
 def files_below(server: ObjectServer, dataset_or_folder: str) -> list[str]:
@@ -102,17 +102,17 @@ def test_s3_reader_batches_equal_local_batches(
             made.append(export(each))
     here, there = made
     cache = tmp_path / "shared"
-    for given in (
+    for arguments in (
         {"window_rows": 1024},
         {"shuffle": False},
         {"remainder": "pad", "lanes": 4},
         {"remainder": "keep", "window_rows": 2048, "seed": 9},
     ):
-        expected = here.reader("train", global_batch_size=640, **given)
+        expected = here.reader("train", global_batch_size=640, **arguments)
         for added in ({}, {"cache": cache}):
-            reader = there.reader("train", global_batch_size=640, **given, **added)
+            reader = there.reader("train", global_batch_size=640, **arguments, **added)
             for worker, workers, step in ((0, 1, 0), (1, 2, 7)):
-                if given.get("remainder") == "keep" and workers > 1:
+                if arguments.get("remainder") == "keep" and workers > 1:
                     continue
                 share = {"worker": worker, "workers": workers, "start_step": step}
                 ours, theirs = reader.batches(1, **share), expected.batches(1, **share)
@@ -335,9 +335,9 @@ def test_export_with_faulty_network_keeps_acknowledged_datasets(
                 continue
     again = connect()
     clean_all(again.session)
-    found = again.get_training_datasets()
-    assert acknowledged <= {each.version for each in found}
-    for dataset in found:
+    actual = again.get_training_datasets()
+    assert acknowledged <= {each.version for each in actual}
+    for dataset in actual:
         assert dataset.verify().ok
 
 

@@ -28,9 +28,9 @@ def test_doctor_s3_checks_required_operations(
     place = f"{bucket}/team a"
     registry = f"sqlite:///{tmp_path}/cache.db"
     words = ("--location", place, "--registry", registry, "--output", "json", "doctor")
-    found = {each["check"]: each for each in json.loads(command_line(*words).out)}
-    sessions = found.pop("location: spark sessions", None)
-    tried = {name: each["state"] for name, each in found.items() if name.startswith("location")}
+    document = {each["check"]: each for each in json.loads(command_line(*words).out)}
+    sessions = document.pop("location: spark sessions", None)
+    tried = {name: each["state"] for name, each in document.items() if name.startswith("location")}
     assert tried == {
         "location: reach": "ok",
         "location: write": "ok",
@@ -54,11 +54,11 @@ def test_doctor_s3_wrong_credentials_prints_hint(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET_KEY}-wrong")
     words = ("--location", f"{bucket}/a", "--output", "json", "doctor")
-    found = {each["check"]: each for each in json.loads(command_line(*words, code=1).out)}
-    assert found["location: reach"]["state"] == "problem"
-    assert "SignatureDoesNotMatch" in found["location: reach"]["detail"]
-    assert "credentials" in found["location: reach"]["hint"]
-    assert "postgresql://" in found["registry"]["hint"]
+    document = {each["check"]: each for each in json.loads(command_line(*words, code=1).out)}
+    assert document["location: reach"]["state"] == "problem"
+    assert "SignatureDoesNotMatch" in document["location: reach"]["detail"]
+    assert "credentials" in document["location: reach"]["hint"]
+    assert "postgresql://" in document["registry"]["hint"]
 
 
 def test_doctor_reports_missing_conditional_put(
@@ -66,9 +66,9 @@ def test_doctor_reports_missing_conditional_put(
 ) -> None:
     connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
-    found = {each.check: each for each in connections.check_location(f"{bucket}/a")}
-    assert not found["conditional put"].passed
-    assert "If-None-Match" in str(found["conditional put"].hint)
+    actual = {each.check: each for each in connections.check_location(f"{bucket}/a")}
+    assert not actual["conditional put"].passed
+    assert "If-None-Match" in str(actual["conditional put"].hint)
 
 
 def test_doctor_hdfs_checks_required_operations(
@@ -76,11 +76,11 @@ def test_doctor_hdfs_checks_required_operations(
 ) -> None:
     registry = f"sqlite:///{tmp_path}/cache.db"
     words = ("--location", hdfs_folder, "--registry", registry, "--output", "json", "doctor")
-    found = {each["check"]: each["state"] for each in json.loads(command_line(*words).out)}
-    tried = [state for name, state in found.items() if name.startswith("location: ")]
+    document = {each["check"]: each["state"] for each in json.loads(command_line(*words).out)}
+    tried = [state for name, state in document.items() if name.startswith("location: ")]
     with_spark = importlib.util.find_spec("pyspark") is not None
     assert tried == ["ok"] * (6 if with_spark else 5)
-    assert found["hdfs-native"] == "ok"
+    assert document["hdfs-native"] == "ok"
     storage, folder = connections.object_store_for(hdfs_folder)
     assert list(storage.list(folder)) == []
 

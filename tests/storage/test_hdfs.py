@@ -70,9 +70,9 @@ def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -
         for start in range(0, len(data), 1 << 20):
             writer.write(memoryview(data)[start : start + (1 << 20)])
     block = 4 << 20
-    asked = [(block - 5, 10), (2 * block - 1, 1), (0, len(data)), (block, block), (100, 0)]
-    found = storage.ranges(f"{folder}/blocks", asked)
-    assert found == [data[start : start + length] for start, length in asked]
+    request = [(block - 5, 10), (2 * block - 1, 1), (0, len(data)), (block, block), (100, 0)]
+    actual = storage.ranges(f"{folder}/blocks", request)
+    assert actual == [data[start : start + length] for start, length in request]
 
 
 @pytest.mark.parametrize("what", ["reads_and_writes", "collects_no_garbage_of_its_parent"])

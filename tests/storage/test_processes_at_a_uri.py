@@ -49,8 +49,8 @@ def test_killed_writer_leaves_old_or_new_state(place: Place, tmp_path: Path, kil
     acknowledged = 0
     for number in range(kills):
         with running(WRITER, store, tmp_path / "cache.db", place, str(number)) as writer:
-            said = killed_after(writer, 0.02 + 0.3 * number / kills)
-            acknowledged += len(said.split())
+            output = killed_after(writer, 0.02 + 0.3 * number / kills)
+            acknowledged += len(output.split())
     again = place.connect()  # settles what was left
     ids = again.get_featuregroup("g").to_pandas()["id"]
     assert ids.is_unique
@@ -72,17 +72,17 @@ def test_killed_export_leaves_complete_dataset_or_nothing(
     acknowledged = 0
     for number in range(kills):
         with running(EXPORT, store, tmp_path / "cache.db", place) as process:
-            said = killed_after(process, 0.15 + 0.6 * number / kills)
-            acknowledged += said.count("done")
+            output = killed_after(process, 0.15 + 0.6 * number / kills)
+            acknowledged += output.count("done")
     again = place.connect()  # settles what was left
-    found = again.get_training_datasets()
-    assert acknowledged <= len(found) <= acknowledged + kills
-    for dataset in found:
+    actual = again.get_training_datasets()
+    assert acknowledged <= len(actual) <= acknowledged + kills
+    for dataset in actual:
         assert dataset.verify().ok
     below = names_below(f"{store.location}/trainingdatasets/d")
     shards = [name for name in below if "/" in name]
-    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in found}
-    numbers = [each.version for each in found]
+    assert {name.partition("/")[0] for name in shards} == {f"v{each.version}" for each in actual}
+    numbers = [each.version for each in actual]
     assert export(again).version not in numbers
 
 

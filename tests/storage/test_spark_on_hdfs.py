@@ -28,8 +28,8 @@ def test_spark_on_hdfs_equals_local_embedded_engine(
         here = export(disk)
         ours, embedded = connect_hdfs(engine="spark"), connect_hdfs()
         assert write_both_ways(ours, embedded) == expected
-        found = ours.get_features(["weather.x"]).to_pandas()["x"]
-        assert sorted(found) == sorted(disk.get_features(["weather.x"]).to_pandas()["x"])
+        frame = ours.get_features(["weather.x"]).to_pandas()["x"]
+        assert sorted(frame) == sorted(disk.get_features(["weather.x"]).to_pandas()["x"])
         there = export(ours)
         assert there.manifest.content_hash == here.manifest.content_hash
     assert there.verify(recompute=True).problems == ()

@@ -82,8 +82,8 @@ def write_both_ways(store: FeatureStore, other: FeatureStore) -> list[Any]:
     store.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
     store.insert_into_featuregroup(labeled(5).assign(x=7.0), "weather", mode="upsert")
     other.delete_from_featuregroup("weather", "x > 160")
-    found = store.get_featuregroup("weather").to_pandas().sort_values("id")
-    return [found["id"].tolist(), found["x"].tolist()]
+    table = store.get_featuregroup("weather").to_pandas().sort_values("id")
+    return [table["id"].tolist(), table["x"].tolist()]
 
 
 def test_spark_on_s3_equals_local_embedded_engine(
@@ -152,10 +152,10 @@ def names_from(s3a: Any, path: str) -> list[str]:
     """Return the names that the log store lists from a name on."""
     machine, configuration = s3a._jvm, s3a._jsc.hadoopConfiguration()
     store = machine.featurestore.delta.S3LogStore(configuration)
-    found = store.listFrom(machine.org.apache.hadoop.fs.Path(path), configuration)
+    result = store.listFrom(machine.org.apache.hadoop.fs.Path(path), configuration)
     names = []
-    while found.hasNext():
-        names.append(found.next().getPath().getName())
+    while result.hasNext():
+        names.append(result.next().getPath().getName())
     return names
 
 

@@ -20,10 +20,10 @@ def test_batch_file_returns_batches_and_leaves_no_file(tmp_path: Path, lazily: b
     file.write(BATCH.slice(1))
     if lazily:
         reader = file.reader()
-        found = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        actual = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     else:
-        found = file.read()
-    assert found == [BATCH, BATCH.slice(1)]
+        actual = file.read()
+    assert actual == [BATCH, BATCH.slice(1)]
     assert os.listdir(tmp_path / "new") == []
 
 

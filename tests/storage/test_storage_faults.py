@@ -62,9 +62,9 @@ def test_object_storage_operations_succeed_despite_faults(
             target = bytearray(20_000)
             storage.read_into(name, 11, [memoryview(target)[:700], memoryview(target)[700:]])
             assert target == data[11:20_011]
-            found = storage.find(name)
-            assert found is not None
-            assert found.size == len(data)
+            actual = storage.find(name)
+            assert actual is not None
+            assert actual.size == len(data)
         assert [each.name for each in storage.list("a")] == names
         assert storage.children("a") == [name[2:] for name in names]
         assert storage.remove("a/put")

@@ -25,10 +25,10 @@ def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def batches_of(dataset: TrainingDataset, **given: Any) -> list[Any]:
     reader = dataset.reader("train", global_batch_size=640, window_rows=1024)
-    found = []
+    result = []
     for batch in reader.batches(1, **given):
-        found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
-    return found
+        result.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+    return result
 
 
 def test_hdfs_groups_equal_local_groups(
@@ -49,8 +49,8 @@ def test_many_commits_on_hdfs_create_checkpoint(connect_hdfs: Connect) -> None:
     log = names_below(f"{store.location}/featuregroups/weather/v1/_delta_log")
     assert [name for name in log if name.endswith(".checkpoint.parquet")]
     assert "_last_checkpoint" in log
-    found = store.get_featuregroup("weather").to_pandas()["id"]
-    assert sorted(found) == list(range(44))
+    table = store.get_featuregroup("weather").to_pandas()["id"]
+    assert sorted(table) == list(range(44))
 
 
 def test_registry_is_rebuilt_from_hdfs(connect_hdfs: Connect, tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_feature_views_on_hdfs_are_created_and_deleted(connect_hdfs: Connect) ->
 def test_hdfs_group_partitioned_by_time_is_read(connect_hdfs: Connect) -> None:
     store = connect_hdfs()
     store.create_featuregroup(rows(0, 30), "weather", primary_key="id", partition_by="at")
-    found = store.get_featuregroup("weather").to_pandas()
-    assert sorted(found["at"]) == sorted(rows(0, 30)["at"])
+    table = store.get_featuregroup("weather").to_pandas()
+    assert sorted(table["at"]) == sorted(rows(0, 30)["at"])
 
 
 def test_vacuum_on_hdfs_removes_day_old_temporary_files(connect_hdfs: Connect) -> None:

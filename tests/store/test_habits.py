@@ -89,9 +89,9 @@ def test_handles_foreign_argument_names_raise_with_replacement(
         (featurestore.sql_job, {"featuregroup_name": "g"}, "featuregroup_name"),
         (featurestore.compare_statistics, {"left": 1}, "compare_statistics() takes no 'left'"),
     ]  # fmt: skip
-    for call, given, says in answers:
+    for call, arguments, says in answers:
         with pytest.raises(UnknownArgument) as refused:
-            call(**given)  # type: ignore[operator]
+            call(**arguments)  # type: ignore[operator]
         assert says in str(refused.value)
 
 
@@ -171,8 +171,8 @@ def test_foreign_dataframe_methods_raise_with_replacement(frame: FeatureFrame) -
 def frame(duckdb_store: FeatureStore) -> FeatureFrame:
     rows = [{"id": 1, "word": "a long word of more than twenty letters"}]
     duckdb_store.create_featuregroup(rows, "g", primary_key="id")
-    found: FeatureFrame = duckdb_store.get_featuregroup("g")
-    return found
+    result: FeatureFrame = duckdb_store.get_featuregroup("g")
+    return result
 
 
 def test_frame_brackets_select_columns_and_show_prints(

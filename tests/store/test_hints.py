@@ -131,13 +131,13 @@ def test_hint_lines_use_existing_functions_and_arguments(position: str, text: st
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func).rsplit(".", 1)[-1]
-        given = {keyword.arg for keyword in node.keywords if keyword.arg}
+        arguments = {keyword.arg for keyword in node.keywords if keyword.arg}
         if name == "f" or name in FOREIGN:
-            assert given <= ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {given}"
+            assert arguments <= ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {arguments}"
             continue
         assert name in KNOWN, f"{position}: {name}()"
         allowed = KNOWN[name] | {"hole"}
-        assert "*" in allowed or given <= allowed, f"{position}: {name}({given - allowed}=)"
+        assert "*" in allowed or arguments <= allowed, f"{position}: {name}({arguments - allowed}=)"
 
 
 @pytest.mark.parametrize(("position", "text"), COMMANDS, ids=[position for position, _ in COMMANDS])

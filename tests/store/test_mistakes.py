@@ -95,11 +95,11 @@ class World:
 
     def files(self) -> list[str]:
         """Return the files of groups and datasets."""
-        found = []
+        result = []
         for folder in ("featuregroups", "trainingdatasets"):
             paths = (self.place / "store" / folder).rglob("*")
-            found += [str(path) for path in paths if path.is_file()]
-        return sorted(found)
+            result += [str(path) for path in paths if path.is_file()]
+        return sorted(result)
 
 
 @pytest.fixture(scope="module")
@@ -291,11 +291,11 @@ TABLES = {
 
 
 def rows() -> list[Any]:
-    found = []
+    result = []
     for kind, mistakes in TABLES.items():
         for title, *row in mistakes:
-            found.append(pytest.param(*row, id=f"{kind}: {title}"))
-    return found
+            result.append(pytest.param(*row, id=f"{kind}: {title}"))
+    return result
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # said beside the error
@@ -385,11 +385,11 @@ def test_data_warning_points_to_caller_once(
     tmp_path: Path, call: Callable[[FeatureStore], object], word: str
 ) -> None:
     with featurestore.connect(tmp_path) as store:
-        told = told_once(lambda: call(store))
-    assert [each.category for each in told] == [DataWarning]
-    assert word in str(told[0].message)
-    assert told[0].filename == __file__
-    assert len(str(told[0].message).splitlines()) == 1
+        output = told_once(lambda: call(store))
+    assert [each.category for each in output] == [DataWarning]
+    assert word in str(output[0].message)
+    assert output[0].filename == __file__
+    assert len(str(output[0].message).splitlines()) == 1
 
 
 def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
@@ -400,9 +400,9 @@ def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])
 def test_naive_as_of_warns_at_caller(world: World, as_of: Any) -> None:
-    told = told_once(lambda: world.store.get_featuregroup("g", as_of=as_of))
-    assert [each.category for each in told] == [NaiveTimeWarning]
-    assert told[0].filename == __file__
+    output = told_once(lambda: world.store.get_featuregroup("g", as_of=as_of))
+    assert [each.category for each in output] == [NaiveTimeWarning]
+    assert output[0].filename == __file__
 
 
 def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
@@ -427,17 +427,17 @@ def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
 def test_command_line_hints_use_command_syntax(
     world: World, command_line: Callable[..., Any], words: list[str], said: str
 ) -> None:
-    told = command_line(*words, "--location", str(world.place / "store"), code=1)
-    assert f"hint: {said}" in told.err
-    assert "featurestore." not in told.err
+    output = command_line(*words, "--location", str(world.place / "store"), code=1)
+    assert f"hint: {said}" in output.err
+    assert "featurestore." not in output.err
 
 
 def test_command_line_wrong_location_creates_no_store(
     world: World, command_line: Callable[..., Any]
 ) -> None:
-    told = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
-    assert f"Stores near it: '{world.place / 'store'}'" in told.err
-    assert f"hint: --location {world.place / 'store'}" in told.err
+    output = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
+    assert f"Stores near it: '{world.place / 'store'}'" in output.err
+    assert f"hint: --location {world.place / 'store'}" in output.err
     assert not (world.place / "stroe").exists()
 
 
@@ -454,8 +454,8 @@ def test_job_register_import_error_names_line(
 ) -> None:
     file = tmp_path / "jobs.py"
     file.write_text(text)
-    told = command_line(
+    output = command_line(
         "job", "register", str(file), "--location", str(world.place / "store"), code=1
     )
-    assert f"error: {file} cannot be loaded, {said}" in told.err
-    assert len(told.err.splitlines()) <= 2
+    assert f"error: {file} cannot be loaded, {said}" in output.err
+    assert len(output.err.splitlines()) <= 2

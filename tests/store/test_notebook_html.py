@@ -90,7 +90,7 @@ def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
 
 
 def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
-    found = {name: Page(each._repr_html_()).text for name, each in shown(store).items()}
+    actual = {name: Page(each._repr_html_()).text for name, each in shown(store).items()}
     texts = {
         "group": ("weather v1", "origin", "team=<script>", "event time", "word"),
         "groups": ("warm", "weather"),
@@ -105,7 +105,7 @@ def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
 
     for name, expected in texts.items():
         for text in expected:
-            assert text in found[name], (name, text)
+            assert text in actual[name], (name, text)
 
 
 def test_listing_behaves_like_list(store: FeatureStore) -> None:

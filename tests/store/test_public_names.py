@@ -153,12 +153,12 @@ def test_store_methods_and_module_functions_share_arguments(name: str) -> None:
     function = inspect.signature(getattr(featurestore, name))
     assert list(method.parameters)[1:] == list(function.parameters)
     positional, _, keywords = PARAMETERS[name].partition("*")
-    found = function.parameters
+    actual = function.parameters
     for argument in [*positional.split(), *keywords.split()]:
-        assert argument in found, argument
+        assert argument in actual, argument
     for argument in keywords.split():
-        assert found[argument].kind is inspect.Parameter.KEYWORD_ONLY, argument
-    assert list(found)[: len(positional.split())] == positional.split()
+        assert actual[argument].kind is inspect.Parameter.KEYWORD_ONLY, argument
+    assert list(actual)[: len(positional.split())] == positional.split()
     assert getattr(featurestore, name).__doc__
 
 
@@ -188,13 +188,13 @@ def test_stub_matches_store_signatures() -> None:
 
 def names_one_by_one(tree: ast.Module) -> list[ast.stmt]:
     """Return the statements with one name for each import."""
-    found: list[ast.stmt] = []
+    result: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
-            found += [ast.ImportFrom(node.module, [each], node.level) for each in node.names]
+            result += [ast.ImportFrom(node.module, [each], node.level) for each in node.names]
         else:
-            found.append(node)
-    return found
+            result.append(node)
+    return result
 
 
 def test_connect_resolves_location_and_engine(

@@ -51,8 +51,8 @@ def envelope(
     """Return the payload of a change at ``at`` ms that was captured 150 ms later."""
     times = {"ts_ms": at, "ts_us": at * 1000 + 7, "ts_ns": at * 1_000_000 + 7000}
     seen = {"ts_ms": at + 150, "ts_us": (at + 150) * 1000, "ts_ns": (at + 150) * 1_000_000}
-    told = {"before": before, "after": after, "source": {**source, **times}}
-    return {**told, "transaction": None, "op": op, **seen}
+    actual = {"before": before, "after": after, "source": {**source, **times}}
+    return {**actual, "transaction": None, "op": op, **seen}
 
 
 def struct_of(columns: Mapping[str, Mapping[str, Any]], name: str, field: str) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def json_event(
         {"optional": False, "field": name, **columns.get(name, {"type": "int32"})} for name in key
     ]
     parts = []
-    for told, kind in ((key, of_key), (payload, schema)):
-        parts.append(json.dumps({"schema": kind, "payload": told}).encode())
+    for actual, kind in ((key, of_key), (payload, schema)):
+        parts.append(json.dumps({"schema": kind, "payload": actual}).encode())
     return parts[0], parts[1]
 
 
@@ -126,9 +126,9 @@ def avro_event(key: Row, payload: Row, schemas: Mapping[int, dict[str, Any]]) ->
     import fastavro
 
     parts = []
-    for number, told in ((1, key), (2, payload)):
+    for number, actual in ((1, key), (2, payload)):
         out = io.BytesIO()
         out.write(struct.pack(">bI", 0, number))
-        fastavro.schemaless_writer(out, fastavro.parse_schema(schemas[number]), told)
+        fastavro.schemaless_writer(out, fastavro.parse_schema(schemas[number]), actual)
         parts.append(out.getvalue())
     return parts[0], parts[1]

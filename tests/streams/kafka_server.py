@@ -71,14 +71,14 @@ def running(folder: Path, *, secured: int | None = None) -> Iterator[str]:
     jars = kafka_jars()
     port, controller = free_port(), free_port()
     settings = folder / "server.properties"
-    told = _settings(folder / "data", port, controller)
+    actual = _settings(folder / "data", port, controller)
     if secured is not None:
-        told |= _passwords(secured, told)
-    settings.write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+        actual |= _passwords(secured, actual)
+    settings.write_text("".join(f"{name}={value}\n" for name, value in actual.items()))
     (folder / "data").mkdir()
     # What Kafka's own tool for formatting writes, without a second JVM.
-    told = f"version=1\ncluster.id={_CLUSTER}\nnode.id=1\ndirectory.id={_CLUSTER}\n"
-    (folder / "data" / "meta.properties").write_text(told)
+    actual = f"version=1\ncluster.id={_CLUSTER}\nnode.id=1\ndirectory.id={_CLUSTER}\n"
+    (folder / "data" / "meta.properties").write_text(actual)
     java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"]
     java.append(f"-Dlog4j.configuration=file:{_quiet(folder)}")
     log = (folder / "broker.log").open("w")
@@ -139,7 +139,7 @@ def _passwords(port: int, told: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a listener with password authentication."""
     module, own = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
     protocols = f"{told['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
-    found = {
+    result = {
         "listener.security.protocol.map": protocols,
         f"{own}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
         f"{own}.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
@@ -148,8 +148,8 @@ def _passwords(port: int, told: Mapping[str, Any]) -> dict[str, str]:
         ),
     }
     for name in ("listeners", "advertised.listeners"):
-        found[name] = f"{told[name]},SASL_PLAINTEXT://127.0.0.1:{port}"
-    return found
+        result[name] = f"{told[name]},SASL_PLAINTEXT://127.0.0.1:{port}"
+    return result
 
 
 def _quiet(folder: Path) -> Path:

@@ -32,10 +32,10 @@ def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
 def where_ids_are(store: FeatureStore) -> Counter[int]:
     """Return how often each click is in the group or, by its offset, in the quarantine."""
     rows = store.get_featuregroup("clicks").to_arrow()
-    found = Counter(rows.column("id").to_pylist())
+    result = Counter(rows.column("id").to_pylist())
     path = store.session.quarantine_path("clicks", 1)
     if Path(path).exists():
         aside = store.session.engine.stream(store.session.engine.read_table(path)).read_all()
         for value in aside.column("record_value").to_pylist():
-            found[int(value.removeprefix(b"poison "))] += 1
-    return found
+            result[int(value.removeprefix(b"poison "))] += 1
+    return result

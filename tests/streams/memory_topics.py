@@ -68,8 +68,8 @@ class MemoryTopics:
         for number in start:
             for offset in range(start[number], end[number]):
                 key, value = self.partitions[number][offset]
-                told = {"topic": spec.topic, "partition": number, "offset": offset}
-                rows.append({**told, "timestamp": None, "key": key, "value": value})
+                actual = {"topic": spec.topic, "partition": number, "offset": offset}
+                rows.append({**actual, "timestamp": None, "key": key, "value": value})
         self.reads.append(len(rows))
         records: Any = pa.Table.from_pylist(rows, schema=decoding.RECORDS)
         return MicroBatch(records, dict(start), dict(end))

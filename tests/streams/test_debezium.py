@@ -48,7 +48,7 @@ TYPES = {
 
 
 def job(**arguments: Any) -> JobSpec:
-    told = {
+    options = {
         "schema": {**COLUMNS, "price": pa.decimal128(10, 2)},
         "primary_key": "id",
         "event_time": "changed_at",
@@ -56,7 +56,7 @@ def job(**arguments: Any) -> JobSpec:
         **arguments,
     }
     return featurestore.stream_job(
-        "customers", source="events", topic="shop.public.customers", format="debezium", **told
+        "customers", source="events", topic="shop.public.customers", format="debezium", **options
     ).spec
 
 

@@ -35,8 +35,8 @@ def registered(store: FeatureStore, broker: Broker, file: Path) -> None:
 def quarantined(store: FeatureStore, name: str = "clicks") -> list[dict[str, Any]]:
     path = store.session.quarantine_path(name, 1)
     relation = store.session.engine.read_table(path)
-    found: list[dict[str, Any]] = store.session.engine.stream(relation).read_all().to_pylist()
-    return found
+    rows: list[dict[str, Any]] = store.session.engine.stream(relation).read_all().to_pylist()
+    return rows
 
 
 def test_stream_run_reads_new_records_only(
@@ -73,11 +73,11 @@ def test_unreadable_records_are_quarantined_with_offset_and_reason(
     registered(duckdb_store, broker, job_file(job(topic)))
     duckdb_store.run_job("clicks")
     assert ids(duckdb_store) == [0, 1, 2]
-    found = sorted(quarantined(duckdb_store), key=lambda row: row["record_offset"])
-    assert [row["record_offset"] for row in found] == list(range(1, 9))
-    assert {(row["record_topic"], row["record_partition"]) for row in found} == {(topic, 0)}
-    assert [row["record_value"] for row in found] == poison
-    assert [row["reasons"][0] for row in found] == [
+    actual = sorted(quarantined(duckdb_store), key=lambda row: row["record_offset"])
+    assert [row["record_offset"] for row in actual] == list(range(1, 9))
+    assert {(row["record_topic"], row["record_partition"]) for row in actual} == {(topic, 0)}
+    assert [row["record_value"] for row in actual] == poison
+    assert [row["reasons"][0] for row in actual] == [
         "the value is not JSON: Expecting value at column 1",
         "the value is an array, not an object",
         "id is a number (1.7), which is not int64",

@@ -49,7 +49,7 @@ BAD = [
 def job(**arguments: Any) -> JobSpec:
     columns = {"id": "int64", "at": "timestamp", "x": "int64", "kind": "string"}
     columns["price"] = pa.decimal128(6, 2)
-    told = {
+    options = {
         "source": "events",
         "topic": "events",
         "schema": columns,
@@ -57,7 +57,7 @@ def job(**arguments: Any) -> JobSpec:
         "event_time": "at",
         **arguments,
     }
-    return featurestore.stream_job("g", **told).spec
+    return featurestore.stream_job("g", **options).spec
 
 
 def values(*records: bytes | None) -> list[Record]:
@@ -70,9 +70,9 @@ def test_bad_records_are_quarantined_without_failing_run(
     topics = MemoryTopics([values(*BAD, GOOD)], [4])
     run(monkeypatch, duckdb_store, job(partition_by="kind"), topics)
     assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
-    found = quarantined(duckdb_store, "g")
-    assert [row["record_value"] for row in found] == BAD
-    assert all(row["reasons"][0] for row in found)
+    actual = quarantined(duckdb_store, "g")
+    assert [row["record_value"] for row in actual] == BAD
+    assert all(row["reasons"][0] for row in actual)
 
 
 def test_records_with_oversized_cells_are_quarantined(
@@ -205,8 +205,8 @@ def test_out_of_range_instants_are_bad_records() -> None:
     text = json.dumps(schema)
     spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
     raw = record_of({"at": "long", "all": {"type": "array", "items": "long"}})
-    found = decoded(spec, [datum(1, raw, {"at": at, "all": []}) for at in (0, 2**62, -(2**62))])
-    assert [row["record_error"] is None for row in found] == [True, False, False]
+    actual = decoded(spec, [datum(1, raw, {"at": at, "all": []}) for at in (0, 2**62, -(2**62))])
+    assert [row["record_error"] is None for row in actual] == [True, False, False]
 
 
 def test_run_with_mostly_bad_records_fails(
@@ -234,8 +234,8 @@ def test_run_with_mostly_bad_records_fails(
 
 def arguments_of(spec: JobSpec) -> dict[str, Any]:
     assert spec.stream is not None
-    told = {"source": "events", "topic": "events", "schema": spec.stream.schema}
-    return {**told, "primary_key": "id", "event_time": "at"}
+    actual = {"source": "events", "topic": "events", "schema": spec.stream.schema}
+    return {**actual, "primary_key": "id", "event_time": "at"}
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,14 @@ def expected(
                 assert key is not None
                 rows = {each: x for each, x in rows.items() if each[0] != int(key)}
             continue
-        told = json.loads(value)
-        place = (told["id"], told["at"])
-        if most is not None and told["x"] > most:
+        document = json.loads(value)
+        place = (document["id"], document["at"])
+        if most is not None and document["x"] > most:
             aside += 1
         elif place in rows and on_duplicates != "last":
             aside += on_duplicates == "quarantine"
         else:
-            rows[place] = told["x"]
+            rows[place] = document["x"]
     return sorted((*place, x) for place, x in rows.items()), aside
 
 
@@ -107,10 +107,10 @@ def test_stream_rows_are_independent_of_batch_boundaries(
     rows, aside = expected(
         [*partitions[0], *partitions[1]], on_duplicates, mode, 5 if checked else None
     )
-    found = []
+    actual = []
     for row in rows_of(store, "g"):
-        found.append((row["id"], row["at"].strftime("%Y-%m-%dT%H:%M:%SZ"), row["x"]))
-    assert sorted(found) == rows
+        actual.append((row["id"], row["at"].strftime("%Y-%m-%dT%H:%M:%SZ"), row["x"]))
+    assert sorted(actual) == rows
     assert len(quarantined(store, "g")) == aside
     store.close()
 

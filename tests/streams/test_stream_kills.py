@@ -19,10 +19,10 @@ JobFile = Callable[[str], Path]
 
 def values(records: int) -> list[bytes]:
     """Return clicks, every fiftieth of which is invalid."""
-    found = []
+    result = []
     for number in range(records):
-        found.append(f"poison {number}".encode() if number % 50 == 7 else click(number))
-    return found
+        result.append(f"poison {number}".encode() if number % 50 == 7 else click(number))
+    return result
 
 
 def share(given: list[bytes], number: int, kills: int) -> list[bytes]:
@@ -35,14 +35,14 @@ def killed_in_turns(
 ) -> None:
     """Repeatedly kill one of two runners that share the partitions."""
     topic = broker.topic(4)
-    given = values(records)
+    inputs = values(records)
     store.add_source("events", broker.uri)
     text = job(topic, statistics=False, batch_records=batch, consumer_group=f"{topic}-readers")
     file = job_file(text)
     store.register_jobs(file)
     runners = [start(store, file.parent), start(store, file.parent)]
     for number in range(kills):
-        broker.send(topic, share(given, number, kills))
+        broker.send(topic, share(inputs, number, kills))
         process, ready = runners.pop(0)
         while not ready.exists():
             time.sleep(0.01)
@@ -54,9 +54,9 @@ def killed_in_turns(
     time.sleep(7)  # until the group knows that they are dead
     while store.run_job("clicks"):
         pass
-    found = where_ids_are(store)
-    lost = [number for number in range(records) if found[number] == 0]
-    doubled = [number for number, count in found.items() if count > 1]
+    result = where_ids_are(store)
+    lost = [number for number in range(records) if result[number] == 0]
+    doubled = [number for number, count in result.items() if count > 1]
     assert (len(lost), len(doubled)) == (0, 0), f"{lost[:10]}, {doubled[:10]}"
 
 
@@ -73,22 +73,22 @@ def killed(
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
     topic = broker.topic(4)
-    given = values(records)
+    inputs = values(records)
     store.add_source("events", broker.uri)
     file = job_file(job(topic, statistics=False, **job_is))
     store.register_jobs(file)
     folder = file.parent
     for number in range(kills):
-        broker.send(topic, share(given, number, kills))
+        broker.send(topic, share(inputs, number, kills))
         process, ready = start(store, folder)
         while not ready.exists():
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 1.5))
         kill(process)
     store.run_job("clicks")
-    found = where_ids_are(store)
-    lost = [number for number in range(records) if found[number] == 0]
-    doubled = [number for number, count in found.items() if count > 1]
+    result = where_ids_are(store)
+    lost = [number for number in range(records) if result[number] == 0]
+    doubled = [number for number, count in result.items() if count > 1]
     assert (len(lost), len(doubled)) == (0, 0), f"seed {seed}: {lost[:10]}, {doubled[:10]}"
 
 

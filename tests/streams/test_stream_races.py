@@ -75,13 +75,13 @@ def test_consumer_group_runners_share_partitions(
     text = job(topic, batch_records=20, consumer_group=f"{topic}-readers", statistics=False)
     duckdb_store.register_jobs(job_file(text))
     other = featurestore.connect(duckdb_store.location, engine="duckdb")
-    told: list[Run] = []
-    helper = threading.Thread(target=lambda: told.extend(other.run_job("clicks")))
+    actual: list[Run] = []
+    helper = threading.Thread(target=lambda: actual.extend(other.run_job("clicks")))
     helper.start()
-    told += duckdb_store.run_job("clicks")
+    actual += duckdb_store.run_job("clicks")
     helper.join()
-    told += duckdb_store.run_job("clicks")
-    assert sum(run.rows or 0 for run in told) == 400
+    actual += duckdb_store.run_job("clicks")
+    assert sum(run.rows or 0 for run in actual) == 400
     rows = duckdb_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(400))
     other.close()

@@ -25,8 +25,8 @@ AT = "2024-01-01T00:00:00Z"
 
 
 def job(**arguments: Any) -> JobSpec:
-    told = {"schema": COLUMNS, "primary_key": "id", "event_time": "at", **arguments}
-    return featurestore.stream_job("g", source="events", topic="events", **told).spec
+    options = {"schema": COLUMNS, "primary_key": "id", "event_time": "at", **arguments}
+    return featurestore.stream_job("g", source="events", topic="events", **options).spec
 
 
 def record(**members: Any) -> Record:
@@ -67,14 +67,14 @@ def test_replay_writes_readable_records_and_keeps_others(
     assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
     fixed = job(schema={"id": "int64", "at": "timestamp", "x": "int64", "y": "string"})
     registered(duckdb_store, monkeypatch, fixed, topics)
-    found = duckdb_store.replay_stream("g")
-    assert (found.rows, found.left) == (0, 3)
+    actual = duckdb_store.replay_stream("g")
+    assert (actual.rows, actual.left) == (0, 3)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    found = duckdb_store.replay_stream("g")
-    assert found.rows == 1
-    assert dict(found.reasons) == {
+    actual = duckdb_store.replay_stream("g")
+    assert actual.rows == 1
+    assert dict(actual.reasons) == {
         "id is a string ('three'), which is not int64": 1,
         "the row fails checks, or the group has a row of its key and times": 1,
     }
@@ -138,8 +138,8 @@ def test_replay_does_not_replace_newer_rows(
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    found = duckdb_store.replay_stream("g")
-    assert (found.rows, found.left) == (0, 1)
+    actual = duckdb_store.replay_stream("g")
+    assert (actual.rows, actual.left) == (0, 1)
     assert [row["x"] for row in rows_of(duckdb_store, "g")] == [9]
 
 

@@ -57,10 +57,8 @@ def decoded(spec: StreamSpec, values: list[bytes | None], *required: str) -> lis
         "value": pa.array(values, pa.binary()),
     }
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=decoding.RECORDS)
-    found: list[dict[str, Any]] = decoding.decoder(spec, DecoderRequest(required))(
-        batch
-    ).to_pylist()
-    return found
+    rows: list[dict[str, Any]] = decoding.decoder(spec, DecoderRequest(required))(batch).to_pylist()
+    return rows
 
 
 def datum(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
@@ -128,8 +126,8 @@ def fits(kind: pa.DataType, value: Any) -> bool:
 def test_json_record_with_wrong_type_is_bad(
     rows: list[dict[str, Any]],
 ) -> None:
-    found = decoded(StreamSpec("e", "t", SCALARS), [json.dumps(row).encode() for row in rows])
-    for row, got in zip(rows, found, strict=True):
+    actual = decoded(StreamSpec("e", "t", SCALARS), [json.dumps(row).encode() for row in rows])
+    for row, got in zip(rows, actual, strict=True):
         good = all(fits(field.type, row[field.name]) for field in SCALARS)
         assert (got["record_error"] is None) == good, (row, got)
         if good:
@@ -147,10 +145,10 @@ def test_json_nested_values_are_type_checked() -> None:
         b'{"g": {"x": "1"}}',
         b"{}",
     ]
-    found = decoded(StreamSpec("e", "t", schema), values)
-    assert found[0]["tags"] == [1, None, 3]
-    assert found[0]["g"] == {"x": 1, "y": "a"}
-    assert [row["record_error"] is None for row in found] == [True, False, False, False, True]
+    actual = decoded(StreamSpec("e", "t", schema), values)
+    assert actual[0]["tags"] == [1, None, 3]
+    assert actual[0]["g"] == {"x": 1, "y": "a"}
+    assert [row["record_error"] is None for row in actual] == [True, False, False, False, True]
 
 
 def test_avro_is_resolved_from_registered_writer_schema() -> None:
@@ -160,11 +158,11 @@ def test_avro_is_resolved_from_registered_writer_schema() -> None:
     row = {"id": 5, "user": None, "gone": 1}
     good, unknown = datum(7, WRITER, row), datum(8, WRITER, row)
     with schema_registry({7: WRITER}) as address:
-        asked = StreamSpec("e", "t", spec.schema, "avro", avro=spec.avro, schema_registry=address)
-        found = decoded(asked, [good, unknown, b"{}", good[:6], None])
-    assert (found[0]["id"], found[0]["score"], found[0]["record_error"]) == (5, 0.5, None)
-    assert found[1]["record_error"] == "the schema registry has no schema 8"
-    assert all(each["record_error"] for each in found[2:])
+        request = StreamSpec("e", "t", spec.schema, "avro", avro=spec.avro, schema_registry=address)
+        actual = decoded(request, [good, unknown, b"{}", good[:6], None])
+    assert (actual[0]["id"], actual[0]["score"], actual[0]["record_error"]) == (5, 0.5, None)
+    assert actual[1]["record_error"] == "the schema registry has no schema 8"
+    assert all(each["record_error"] for each in actual[2:])
     own = decoded(spec, [datum(1, READER, {"id": 6, "user": "u", "score": 2.0})])
     assert (own[0]["id"], own[0]["user"], own[0]["record_error"]) == (6, "u", None)
 
@@ -193,8 +191,8 @@ FOREIGN = {"Customer Id": "int64", "at": "timestamp", "Año": "int64"}
 
 
 def foreign_job(**arguments: Any) -> StreamSpec:
-    told = {"source": "e", "topic": "t", "schema": FOREIGN, "event_time": "at", **arguments}
-    spec = featurestore.stream_job("clicks", **told).spec.stream
+    options = {"source": "e", "topic": "t", "schema": FOREIGN, "event_time": "at", **arguments}
+    spec = featurestore.stream_job("clicks", **options).spec.stream
     assert spec is not None
     return StreamSpec.from_json(json.loads(json.dumps(spec.to_json())))
 

@@ -71,8 +71,8 @@ def test_spark_stream_resumes_from_table_of_either_engine(
     broker.send(topic, clicks(50, 60))
     (run,) = spark_store.run_job("clicks")
     assert run.rows == 10
-    found = where_ids_are(embedded)
-    assert found == dict.fromkeys(range(60), 1)
+    actual = where_ids_are(embedded)
+    assert actual == dict.fromkeys(range(60), 1)
     assert spark_store.run_job("clicks") == []
     embedded.close()
 
@@ -228,7 +228,7 @@ def kill_runners(
     Every second one is killed while its partitions are shared out anew.
     """
     topic = broker.topic(4)
-    given = values(records)
+    inputs = values(records)
     store.add_source("events", broker.uri)
     shared = {"consumer_group": f"{topic}-readers"} if kills > 1 else {}
     path = file(job(topic, statistics=False, batch_records=batch, **shared))
@@ -237,7 +237,7 @@ def kill_runners(
     moments = random.Random(seed)
     sent, after_commits, at_work = 0, 0, 0
     for number in range(kills):
-        records_of_turn = share(given, number, kills)
+        records_of_turn = share(inputs, number, kills)
         broker.send(topic, records_of_turn)
         sent += len(records_of_turn)
         runner = SparkRunner(store, path.parent / f"commits-{number}")
@@ -252,8 +252,8 @@ def kill_runners(
             runner.kill()
         after_commits += runner.commits() > 0
         at_work += unread(store, topic, sent) > 0
-        told = f"{number + 1} kills, {after_commits} after a commit, {at_work} at work"
-        (path.parent / "kills.txt").write_text(f"seed {seed}: {told}\n")
+        message = f"{number + 1} kills, {after_commits} after a commit, {at_work} at work"
+        (path.parent / "kills.txt").write_text(f"seed {seed}: {message}\n")
     assert after_commits == kills
     assert at_work > kills // 2
     if shared:

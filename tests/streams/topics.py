@@ -84,9 +84,9 @@ class Broker:
         client = self._admin()
         end = time.monotonic() + 30
         while True:
-            found = len(client.list_topics(topic).topics[topic].partitions)
-            if found or time.monotonic() > end:
-                return found
+            result = len(client.list_topics(topic).topics[topic].partitions)
+            if result or time.monotonic() > end:
+                return result
             time.sleep(0.05)
 
     def _admin(self) -> Any:
@@ -99,8 +99,8 @@ def click(number: int, **other: Any) -> bytes:
     """Return the JSON of a click."""
     day = 1 + number // 86_400 % 28
     at = f"2024-01-{day:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
-    told: Mapping[str, Any] = {"id": number, "user": f"u{number % 97}", "at": at, **other}
-    return json.dumps(told).encode()
+    actual: Mapping[str, Any] = {"id": number, "user": f"u{number % 97}", "at": at, **other}
+    return json.dumps(actual).encode()
 
 
 def clicks(first: int, last: int) -> list[bytes]:
@@ -109,7 +109,7 @@ def clicks(first: int, last: int) -> list[bytes]:
 
 def job(topic: str, **arguments: Any) -> str:
     """Return the line that defines the job "clicks" over a topic."""
-    told = {
+    document = {
         "source": "events",
         "topic": topic,
         "schema": json.loads(CLICKS),
@@ -117,5 +117,5 @@ def job(topic: str, **arguments: Any) -> str:
         "event_time": "at",
         **arguments,
     }
-    given = ", ".join(f"{name}={value!r}" for name, value in told.items())
-    return f"clicks = featurestore.stream_job('clicks', {given})"
+    inputs = ", ".join(f"{name}={value!r}" for name, value in document.items())
+    return f"clicks = featurestore.stream_job('clicks', {inputs})"

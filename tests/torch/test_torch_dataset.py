@@ -85,21 +85,21 @@ def test_torch_dataset_loader_workers_keep_step_order(example: Example, num_work
 def test_torch_dataset_next_iteration_reads_next_epoch(tfrecord: Example, options: Any) -> None:
     reader = open_numbers(tfrecord, remainder="pad", global_batch_size=60)
     loader = DataLoader(reader.torch_dataset(start_step=1), batch_size=None, **options)
-    found = [row_ids(loader) for _ in range(3)]
+    actual = [row_ids(loader) for _ in range(3)]
     expected = [
         [batch["row_id"].tolist() for batch in reader.batches(epoch, start_step=epoch == 0)]
         for epoch in range(3)
     ]
-    assert found == expected
+    assert actual == expected
 
 
 def test_torch_dataset_epochs_advance_across_loaders(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord, global_batch_size=60)
     dataset = reader.torch_dataset()
-    found = [
+    actual = [
         row_ids(DataLoader(dataset, batch_size=None, num_workers=number)) for number in (0, 2, 1, 0)
     ]
-    assert found == [[b["row_id"].tolist() for b in reader.batches(epoch)] for epoch in range(4)]
+    assert actual == [[b["row_id"].tolist() for b in reader.batches(epoch)] for epoch in range(4)]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2, 3])
@@ -199,5 +199,5 @@ def test_torch_loader_transformed_texts_are_codes(tmp_path: Path) -> None:
     expected = [(batch["carrier"].tolist(), batch["y"].tolist()) for batch in reader.batches()]
     for workers in (0, 2):
         loader = reader.torch_loader(num_workers=workers, start_epoch=0)
-        found = [(features["carrier"].tolist(), y.tolist()) for features, y in loader]
-        assert found == expected
+        actual = [(features["carrier"].tolist(), y.tolist()) for features, y in loader]
+        assert actual == expected

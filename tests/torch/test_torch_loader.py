@@ -58,8 +58,8 @@ def test_torch_loader_interrupted_iteration_continues_at_next_epoch(
     for number, _ in enumerate(loader):
         if number == 3:
             break
-    found = [list(map(plain, loader)) for _ in range(2)]
-    assert found == [as_elements(reader, reader.batches(epoch)) for epoch in (2, 3)]
+    actual = [list(map(plain, loader)) for _ in range(2)]
+    assert actual == [as_elements(reader, reader.batches(epoch)) for epoch in (2, 3)]
     loader.load_state_dict(reader.state(5, 2))
     assert list(map(plain, loader)) == as_elements(reader, reader.batches(5, start_step=2))
 

@@ -50,11 +50,11 @@ def train(dataset: str, out: Path, evaluated: Path, *, world: int, stop: int = 0
             )
         )
     try:
-        told = [process.communicate(timeout=200)[0] for process in processes]
+        output = [process.communicate(timeout=200)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(told)
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(output)
 
 
 def journal(out: Path, rank: int) -> list[Any]:
@@ -115,10 +115,10 @@ def test_evaluate_class_weights_apply_to_torch_function(evaluated: Path) -> None
     dataset = TrainingDataset.open(str(evaluated / "weighed" / "v1"))
     by_class = {0: 1.0, 1: 3.0}
     reader = dataset.reader("train", global_batch_size=12, class_weights=by_class)
-    found = reader.evaluate(lambda features, label, weight: {"label": label})
+    actual = reader.evaluate(lambda features, label, weight: {"label": label})
     rows = dataset.read("train").to_pandas()
     weights = rows["w"] * rows["y"].map(by_class)
-    assert found["label"] == pytest.approx(np.average(rows["y"], weights=weights), rel=1e-6)
+    assert actual["label"] == pytest.approx(np.average(rows["y"], weights=weights), rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -263,10 +263,10 @@ def test_torch_loader_lists_are_values_and_row_splits(tmp_path: Path, workers: i
             assert words.values == batch["words"].values.tolist()
             assert ids.row_splits.tolist() == batch["ids"].row_splits.tolist()
             nested = torch.nested.nested_tensor_from_jagged(ids.values, offsets=ids.row_splits)
-            for given in (ids, nested):
-                found = prepare({"ids": given, "words": words})
-                assert found["ids"].tolist() == codes["ids"].tolist()
-                assert found["words"].tolist() == codes["words"].tolist()
+            for inputs in (ids, nested):
+                arguments = prepare({"ids": inputs, "words": words})
+                assert arguments["ids"].tolist() == codes["ids"].tolist()
+                assert arguments["words"].tolist() == codes["words"].tolist()
 
 
 def test_torch_loader_padded_lists_are_codes(tmp_path: Path) -> None:
@@ -281,8 +281,11 @@ def test_torch_loader_padded_lists_are_codes(tmp_path: Path) -> None:
         (features, label), *_ = dataset.reader("train", global_batch_size=40).torch_loader()
     module = dataset.preprocessor("torch")
     wanted = [int(row) for row in label]
-    given = {"words": [words[row] for row in wanted], "numbers": [numbers[row] for row in wanted]}
-    prepared = module(given)
+    arguments = {
+        "words": [words[row] for row in wanted],
+        "numbers": [numbers[row] for row in wanted],
+    }
+    prepared = module(arguments)
     for name in chains:
         assert torch.equal(features[name], prepared[name])
     assert features["words"].dtype == torch.int32

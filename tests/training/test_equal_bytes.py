@@ -99,22 +99,22 @@ def export(store: FeatureStore, data: object, name: str, **arguments: Any) -> Tr
 
 
 def hashes(dataset: TrainingDataset) -> dict[str, str]:
-    found = {}
+    result = {}
     for split in dataset.manifest.splits:
         for shard in split.shards:
-            found[shard.path] = shard.sha256
-            found |= {side.path: side.sha256 for side in shard.sidecars}
-    return found | {file.path: file.sha256 for file in dataset.manifest.files}
+            result[shard.path] = shard.sha256
+            result |= {side.path: side.sha256 for side in shard.sidecars}
+    return result | {file.path: file.sha256 for file in dataset.manifest.files}
 
 
 def in_partitions(store: FeatureStore, rows: pa.Table, partitions: int) -> FeatureFrame:
     """Return rows of a Spark store, shuffled over a number of partitions."""
     engine = store.session.engine
     shuffled = rows.take(pa.array(np.random.default_rng(partitions).permutation(rows.num_rows)))
-    given = engine.from_arrow(
+    inputs = engine.from_arrow(
         pa.RecordBatchReader.from_batches(shuffled.schema, shuffled.to_batches())
     )
-    spread = replace(given, native=given.native.repartition(partitions, "n"))
+    spread = replace(inputs, native=inputs.native.repartition(partitions, "n"))
     assert spread.native.rdd.getNumPartitions() == partitions
     return FeatureFrame(store.session, spread)
 
@@ -126,8 +126,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData
         tmp_path_factory.mktemp("embedded") / "store", engine="duckdb"
     ) as store:
         return {
-            way: export(store, table(ragged=way in WITH_LISTS), way, **given)
-            for way, given in WAYS.items()
+            way: export(store, table(ragged=way in WITH_LISTS), way, **arguments)
+            for way, arguments in WAYS.items()
         }
 
 

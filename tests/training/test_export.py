@@ -67,9 +67,9 @@ def test_export_writes_equal_shards_in_hash_order(
         shards=3,
         label="label",
     )
-    found = every_row(dataset)
-    assert len(found) == table.num_rows
-    assert as_set(found) == as_set(table.to_pylist())
+    actual = every_row(dataset)
+    assert len(actual) == table.num_rows
+    assert as_set(actual) == as_set(table.to_pylist())
     for split in dataset.manifest.splits:
         sizes = [shard.rows for shard in split.shards]
         assert max(sizes) - min(sizes) <= 1
@@ -169,10 +169,10 @@ def test_rows_of_one_key_are_ordered_by_canonical_bytes(duckdb_store: FeatureSto
     dataset = duckdb_store.create_training_dataset(
         table, "ties", key="k", shards=7, statistics=False
     )
-    found = dataset.read("train").to_arrow()
-    assert sorted(found["v"].to_pylist()) == list(range(300))
-    texts = canonical_bytes(found).to_pylist()
-    hashes = row_hash(found, columns=["k"], seed=0)
+    actual_table = dataset.read("train").to_arrow()
+    assert sorted(actual_table["v"].to_pylist()) == list(range(300))
+    texts = canonical_bytes(actual_table).to_pylist()
+    hashes = row_hash(actual_table, columns=["k"], seed=0)
     pairs = list(zip(hashes.tolist(), texts, strict=True))
     assert pairs == sorted(pairs)
 
@@ -251,10 +251,10 @@ def test_write_shards_rows_differing_from_counts_raises(
     """Also if every shard received its number of rows."""
     rows, engine = example(200), duckdb_store.session.engine
     splits = {"train": 0.5, "test": 0.5}
-    asked = TrainingDatasetRequest(
+    requested = TrainingDatasetRequest(
         name="d", data_format="parquet", splits=splits, split_by="user", key="at", shards=2
     )
-    request = check_request(asked, schema=rows.schema)
+    request = check_request(requested, schema=rows.schema)
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     directory = str(Path(duckdb_store.location, "made"))
     hashed = hash_rows(
@@ -304,8 +304,8 @@ def test_killed_task_attempt_files_are_removed(
 def test_shard_count_targets_128_mib_in_multiples_of_8(
     duckdb_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
-    asked = TrainingDatasetRequest(name="d", data_format="parquet")
-    request = check_request(asked, schema=pa.schema([("x", pa.int64())]))
+    requested = TrainingDatasetRequest(name="d", data_format="parquet")
+    request = check_request(requested, schema=pa.schema([("x", pa.int64())]))
     assert request.choose_shard_count(rows, bytes_per_row=bytes_per_row) == expected
     assert replace(request, rows_per_shard=7).choose_shard_count(50, bytes_per_row=1) == 8
 

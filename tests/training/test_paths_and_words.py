@@ -108,10 +108,10 @@ def test_featuregroup_partitions_are_read_from_log(store: FeatureStore) -> None:
     days = [date(2024, 1, 2), date(2024, 1, 1), None]
     table = [{"day": days[n % 3], "zone": n % 2, "x": float(n)} for n in range(12)]
     store.create_featuregroup(table, "g", partition_by=["day", "zone"])
-    found = store.get_featuregroup_partitions("g")
-    assert found[0] == {"day": date(2024, 1, 1), "zone": 0}
-    assert len(found) == 6
-    assert {each["day"] for each in found} == set(days)
+    actual = store.get_featuregroup_partitions("g")
+    assert actual[0] == {"day": date(2024, 1, 1), "zone": 0}
+    assert len(actual) == 6
+    assert {each["day"] for each in actual} == set(days)
     store.delete_from_featuregroup("g", "day = '2024-01-01'")
     assert len(store.get_featuregroup_partitions("g")) == 4
     store.create_featuregroup(table, "h")

@@ -98,9 +98,9 @@ def test_split_statistics_equal_rows_of_splits(store: FeatureStore, example: Exa
     )
     for split in made.splits:
         rows = made.read(split).to_arrow()
-        found = made.statistics(split)
-        assert found.rows == rows.num_rows
-        column = found.column("n")
+        statistics = made.statistics(split)
+        assert statistics.rows == rows.num_rows
+        column = statistics.column("n")
         assert column.missing == rows["n"].null_count
         assert isinstance(column.mean, float)
         assert abs(column.mean - pa.compute.mean(rows["n"]).as_py()) < 1e-9

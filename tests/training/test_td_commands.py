@@ -57,9 +57,9 @@ def test_td_verify_damaged_dataset_exits_1(run: Run, location: str) -> None:
     printed = run("td", "verify", "d", code=1)
     assert "DAMAGED" in printed
     assert f"train/{shard.name} at byte" in printed
-    told = run("td", "verify", "d", code=1, as_json=True)
-    assert not told["ok"]
-    assert {each["file"] for each in told["problems"]} == {f"train/{shard.name}"}
+    document = run("td", "verify", "d", code=1, as_json=True)
+    assert not document["ok"]
+    assert {each["file"] for each in document["problems"]} == {f"train/{shard.name}"}
     assert run("td", "verify", "d", "--version", "1", as_json=True)["ok"]
 
 
@@ -74,22 +74,22 @@ def test_td_verify_prints_reason_for_irreproducible_dataset(run: Run) -> None:
 def test_td_diff_exit_code_1_for_different_rows(run: Run) -> None:
     printed = run("td", "diff", "d", code=1)
     assert "source facts@v1: Delta version 1 -> 2" in printed
-    told = run("td", "diff", "d", "--versions", "1", "2", code=1, as_json=True)
-    assert sum(split["added"] for split in told["splits"].values()) == 20
-    assert sum(split["removed"] + split["changed"] for split in told["splits"].values()) == 0
+    document = run("td", "diff", "d", "--versions", "1", "2", code=1, as_json=True)
+    assert sum(split["added"] for split in document["splits"].values()) == 20
+    assert sum(split["removed"] + split["changed"] for split in document["splits"].values()) == 0
     assert "the same rows" in run("td", "diff", "d", "--versions", "2", "2")
     assert "only one version" in run("td", "diff", "loose", code=1)
 
 
 def test_td_show_prints_label_proportions_layout_and_losses(run: Run) -> None:
-    told = run("td", "show", "d", as_json=True)
+    document = run("td", "show", "d", as_json=True)
     for split in ("train", "test"):
-        shares = told["label_proportions"][split]["label"]
+        shares = document["label_proportions"][split]["label"]
         assert sum(shares.values()) == pytest.approx(1)
-        counts = told["labels"][split]["label"]
+        counts = document["labels"][split]["label"]
         assert shares["1"] == pytest.approx(counts["1"] / sum(counts.values()))
-    assert told["layout"] == "fixed"
-    assert told["losses"] == {}
+    assert document["layout"] == "fixed"
+    assert document["losses"] == {}
 
 
 def test_td_show_prints_transformations(
@@ -101,8 +101,8 @@ def test_td_show_prints_transformations(
             example(60), "coded", label="label", key="at", transformations=chains
         )
     capsys.readouterr()
-    told = run("td", "show", "coded", as_json=True)["transformations"]
-    assert [(each["input"], each["output"]) for each in told] == [("label", "float32 [3]")]
+    document = run("td", "show", "coded", as_json=True)["transformations"]
+    assert [(each["input"], each["output"]) for each in document] == [("label", "float32 [3]")]
     printed = run("td", "show", "coded")
     assert "transformations:\n" in printed
     assert "one_hot()" in printed

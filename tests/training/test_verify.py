@@ -116,14 +116,14 @@ def test_verify_swapped_shards_are_reported(dataset: TrainingDataset) -> None:
     one.write_bytes(two.read_bytes())
     two.write_bytes(data)
     names = [os.path.relpath(each, dataset.path) for each in (one, two)]
-    found = {
+    actual = {
         each.file: each
         for each in dataset.verify().problems
         if "holds the bytes of" in each.message
     }
-    assert set(found) == set(names)
-    assert [found[name].offset for name in names] == [0, 0]
-    assert names[1] in found[names[0]].message
+    assert set(actual) == set(names)
+    assert [actual[name].offset for name in names] == [0, 0]
+    assert names[1] in actual[names[0]].message
 
 
 def test_verify_rows_in_wrong_split_or_order_are_reported(
@@ -142,23 +142,23 @@ def test_verify_rows_in_wrong_split_or_order_are_reported(
         replace(train, shards=test.shards, rows=test.rows),
         replace(test, shards=train.shards, rows=train.rows),
     )
-    found = rewritten(dataset, splits=swapped).verify().problems
+    actual = rewritten(dataset, splits=swapped).verify().problems
     assert {
-        each.file for each in found if "the split rule assigns to another split" in each.message
+        each.file for each in actual if "the split rule assigns to another split" in each.message
     } == {
         "train",
         "test",
     }
     first, second = train.shards
     crossed = (replace(second, first_row=0), replace(first, first_row=second.rows))
-    found = rewritten(dataset, splits=(replace(train, shards=crossed), test)).verify().problems
-    assert any("not in the order of their hash" in each.message for each in found)
+    actual = rewritten(dataset, splits=(replace(train, shards=crossed), test)).verify().problems
+    assert any("not in the order of their hash" in each.message for each in actual)
     twice = (train, replace(test, shards=train.shards, rows=train.rows))
     stratified = {**dataset.manifest.split_rule, "stratify": ["label"]}
     for each in Path(dataset.path, "test").iterdir():
         each.unlink()
-    found = rewritten(dataset, splits=twice, split_rule=stratified).verify().problems
-    assert any(f"shares {train.rows} rows" in each.message for each in found)
+    actual = rewritten(dataset, splits=twice, split_rule=stratified).verify().problems
+    assert any(f"shares {train.rows} rows" in each.message for each in actual)
 
 
 def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
@@ -206,8 +206,13 @@ def test_diff_counts_added_removed_and_changed_rows(
     )
     after = duckdb_store.create_training_dataset(changed.slice(0, 90), "d", key=["at"])
     report = before.diff(after)
-    found = report.splits["train"]
-    assert (found.added, found.removed, found.changed, found.unchanged) == (0, 10, 1, 89)
+    findings = report.splits["train"]
+    assert (findings.added, findings.removed, findings.changed, findings.unchanged) == (
+        0,
+        10,
+        1,
+        89,
+    )
     assert not report.same
     assert before.diff(before).same
 

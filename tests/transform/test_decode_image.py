@@ -85,11 +85,11 @@ def test_decode_images_resizes_and_fills_missing(pixels: Any) -> None:
     large = np.full((32, 24, 3), 200, np.uint8)
     cells = np.array([encoded(large), encoded(pixels[0]), b"", encoded(large, "JPEG")], object)
     present = np.array([True, False, True, True])
-    found = decode_images(cells, present, height=8, width=6, channels=1)
-    assert found.shape == (4, 8, 6, 1)
-    assert (found[0] == 200).all()
-    assert not found[1:3].any()
-    assert abs(found[3].astype(int) - 200).max() <= 2
+    actual = decode_images(cells, present, height=8, width=6, channels=1)
+    assert actual.shape == (4, 8, 6, 1)
+    assert (actual[0] == 200).all()
+    assert not actual[1:3].any()
+    assert abs(actual[3].astype(int) - 200).max() <= 2
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
@@ -130,8 +130,8 @@ def test_raw_images_wrong_size_raises() -> None:
     cells = np.array([b"abcd", b"abc"], object)
     with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) are 4"):
         reshape_raw_images(cells, None, shape=(2, 2, 1))
-    found = reshape_raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
-    assert found.reshape(2, 4).tolist() == [list(b"abcd"), [0] * 4]
+    actual = reshape_raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
+    assert actual.reshape(2, 4).tolist() == [list(b"abcd"), [0] * 4]
     with pytest.raises(InvalidArgument, match="encoding='png'"):
         t.decode_image(8, encoding="png")
 
@@ -179,8 +179,8 @@ def test_tf_dataset_large_raw_images_equal_stored(tmp_path: Path) -> None:
     for remainder, sizes in (("drop", [32]), ("keep", [32, 8]), ("pad", [32, 32])):
         reader = dataset.reader("train", global_batch_size=32, remainder=remainder)
         assert reader.steps_at_once(1) == 1
-        found = [len(element[1]) for element in reader.tf_dataset()]
-        assert found == sizes
+        actual = [len(element[1]) for element in reader.tf_dataset()]
+        assert actual == sizes
         for element in reader.tf_dataset():
             weights = np.ones(len(element[1])) if len(element) < 3 else element[2].numpy()
             for image, row, weight in zip(

@@ -37,8 +37,8 @@ class TestArrays(TransformConformance):
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         again = Transformations.from_bytes(fitted.to_bytes(), path="")
-        found = again.apply(decoded(table))
-        return {name: found[name] for name in table.column_names}
+        result = again.apply(decoded(table))
+        return {name: result[name] for name in table.column_names}
 
 
 @pytest.mark.tensorflow
@@ -52,12 +52,12 @@ class TestTensorFlowGraph(TransformConformance):
         inputs = {}
         for name, array in decoded(table).items():
             if name in fitted and fitted[name].input_form.kind == "list":
-                given = to_ragged(array, item_dtype(table.schema.field(name).type))
-                inputs[name] = tf.RaggedTensor.from_row_splits(*given)
+                input_values = to_ragged(array, item_dtype(table.schema.field(name).type))
+                inputs[name] = tf.RaggedTensor.from_row_splits(*input_values)
             else:
                 inputs[name] = tf.constant(array)
-        found = tf.function(lambda batch: transform_tensors(fitted, batch))(inputs)
-        return {name: found[name].numpy() for name in table.column_names}
+        result = tf.function(lambda batch: transform_tensors(fitted, batch))(inputs)
+        return {name: result[name].numpy() for name in table.column_names}
 
 
 @pytest.mark.skipif(
@@ -74,8 +74,8 @@ class TestTorch(TransformConformance):
         batch: dict[str, Any] = {}
         for name, array in decoded(table).items():
             batch[name] = array if array.dtype == object else torch.from_numpy(array.copy())
-        found = preprocessor_module(fitted)(batch)
-        return {name: found[name].numpy() for name in table.column_names}
+        result = preprocessor_module(fitted)(batch)
+        return {name: result[name].numpy() for name in table.column_names}
 
 
 class OfFrames(TransformConformance):
@@ -85,9 +85,9 @@ class OfFrames(TransformConformance):
 
     def transformed(self, fitted: Transformations, table: pa.Table) -> dict[str, Any]:
         numbered = table.append_column("row", pa.array(np.arange(table.num_rows)))
-        found = self.store.transform(numbered, fitted).to_arrow()
-        order = np.argsort(found.column("row").to_numpy())
-        arrays = conformance.to_arrays(found.drop(["row"]))
+        result = self.store.transform(numbered, fitted).to_arrow()
+        order = np.argsort(result.column("row").to_numpy())
+        arrays = conformance.to_arrays(result.drop(["row"]))
         return {name: array[order] for name, array in arrays.items()}
 
 
@@ -129,5 +129,5 @@ def test_saved_keras_model_contains_transformations(framework: str, tmp_path: Pa
     tensors = {name: tf.constant(array) for name, array in arrays.items()}
     from_graph = served.serve(tensors) if framework == "keras" else served(tensors)
     expected = conformance.transform_with_numpy(fitted, table)
-    for found in (from_graph, again(tensors)):
-        conformance.check_equal({name: found[name].numpy() for name in expected}, expected)
+    for actual in (from_graph, again(tensors)):
+        conformance.check_equal({name: actual[name].numpy() for name in expected}, expected)

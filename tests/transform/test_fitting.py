@@ -71,9 +71,9 @@ def make(store: FeatureStore, data: Any, name: str = "made", **options: Any) -> 
 
 
 def fitted_of(dataset: TrainingDataset) -> Transformations:
-    found = dataset.transformations
-    assert found is not None
-    return found
+    result = dataset.transformations
+    assert result is not None
+    return result
 
 
 def test_fit_is_independent_of_other_splits(duckdb_store: FeatureStore) -> None:
@@ -171,9 +171,9 @@ def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -
     assert again.transformations == sets[0]
     assert (Path(dataset.path) / "manifest.json").read_bytes() == manifest
     assert again.verify().ok
-    given: dict[str, Any] = {"global_batch_size": 64, "seed": 5, "nulls": "mask"}
-    raw = again.reader("train", **given, transformed=False).batches()
-    readers = [again.reader("train", **given, transformed=each).batches() for each in sets]
+    arguments: dict[str, Any] = {"global_batch_size": 64, "seed": 5, "nulls": "mask"}
+    raw = again.reader("train", **arguments, transformed=False).batches()
+    readers = [again.reader("train", **arguments, transformed=each).batches() for each in sets]
     steps = 0
     for batch, *results in zip(raw, *readers, strict=True):
         for fitted, result in zip(sets, results, strict=True):
@@ -242,8 +242,8 @@ TEXTS = pa.table({"s": pa.array(["b", "a", "b", None, ""])})
     ],
 )
 def test_missing_and_infinite_numbers_are_transformed(chain: Any, expected: Any) -> None:
-    found = fit_chains(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
-    np.testing.assert_allclose(found, np.array(expected), rtol=1e-6, atol=1e-7)
+    actual = fit_chains(NUMBERS, {"x": chain}).apply({"x": STRANGE})["x"]
+    np.testing.assert_allclose(actual, np.array(expected), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_missing_and_infinite_numbers_are_transformed(chain: Any, expected: Any)
     ],
 )
 def test_missing_and_unseen_texts_are_transformed(chain: Any, expected: Any) -> None:
-    found = fit_chains(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
-    assert found.tolist() == expected
+    actual = fit_chains(TEXTS, {"s": chain}).apply({"s": ["b", "a", "", None, "new"]})["s"]
+    assert actual.tolist() == expected
 
 
 def test_reader_remaining_nulls_need_policy(duckdb_store: FeatureStore) -> None:
@@ -321,8 +321,8 @@ def average(values: Any, counts: Any) -> float:
 def test_function_is_identified_by_source_hash(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"x": t.function(above, fitted=average)}
-    dataset = make(duckdb_store, rows(), transformations=asked)
+    request = {"x": t.function(above, fitted=average)}
+    dataset = make(duckdb_store, rows(), transformations=request)
     batch = next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
     assert batch["x"].shape == (64, 2)
     step = fitted_of(dataset)["x"].chain.steps[0]
@@ -348,13 +348,13 @@ def test_function_is_identified_by_source_hash(
 def test_fit_is_independent_of_order_and_batches(
     values: list[float | None], size: int, random: Any
 ) -> None:
-    asked = {"x": t.impute("median") | t.standardize() | t.quantile_bins(3)}
+    request = {"x": t.impute("median") | t.standardize() | t.quantile_bins(3)}
     shuffled = list(values)
     random.shuffle(shuffled)
     pieces = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
     chunks = [pa.table({"x": pa.array(piece, pa.float64())}) for piece in pieces]
-    one = fit_chains(pa.table({"x": pa.array(values, pa.float64())}), asked)
-    assert fit_chains(pa.concat_tables(chunks), asked).columns == one.columns
+    one = fit_chains(pa.table({"x": pa.array(values, pa.float64())}), request)
+    assert fit_chains(pa.concat_tables(chunks), request).columns == one.columns
 
 
 def test_transformations_from_damaged_bytes_raises(duckdb_store: FeatureStore) -> None:

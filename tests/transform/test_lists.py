@@ -30,8 +30,8 @@ def lists(rows: int) -> pa.Table:
     random = np.random.default_rng(0)
     words: list[list[str] | None] = []
     for row in range(rows):
-        found = [f"w{item}" for item in random.integers(0, 6, int(random.integers(0, 6)))]
-        words.append(None if row % 11 == 0 else found)
+        result = [f"w{item}" for item in random.integers(0, 6, int(random.integers(0, 6)))]
+        words.append(None if row % 11 == 0 else result)
     return pa.table(
         {
             "id": range(rows),
@@ -94,8 +94,8 @@ def test_max_lengths_keep_fixed_records_and_lists(
     assert layout.get("kind") != "fixed" or layout["version"] == 3
     assert bool(declared) == (layout.get("kind") == "fixed")
     assert dataset.verify().ok
-    found = pa.concat_tables([dataset.read(split).to_arrow() for split in dataset.splits])
-    rows = {row["id"]: row for row in found.to_pylist()}
+    table = pa.concat_tables([dataset.read(split).to_arrow() for split in dataset.splits])
+    rows = {row["id"]: row for row in table.to_pylist()}
     assert [rows[number] for number in range(ROWS)] == lists(ROWS).to_pylist()
 
 
@@ -191,10 +191,10 @@ def test_reader_selected_lists_are_values_and_row_splits(dataset: Any, remainder
             cells = np.split(values, splits[1:-1])
             for index in np.flatnonzero(real):
                 wanted = stored[batch["id"][index]][name] or []
-                found = (
+                arguments = (
                     [word.decode() for word in cells[index]] if name == "words" else cells[index]
                 )
-                assert list(found) == wanted
+                assert list(arguments) == wanted
             assert all(not len(cells[index]) for index in np.flatnonzero(~real))
         prepared = dataset.preprocessor()(batch)
         for name in CHAINS:
@@ -233,9 +233,9 @@ def test_saved_preprocessor_accepts_ragged_tensors(
     expected = dataset.reader("train", global_batch_size=20, columns=[*CHAINS, "y"]).batches()
     for (features, _), batch, wanted in zip(reader.tf_dataset(), by_numpy, expected, strict=True):
         assert (features["ids"].values.numpy() == batch["ids"].values).all()
-        for found in (served(features), again(features)):
+        for actual in (served(features), again(features)):
             for name in CHAINS:
-                np.testing.assert_array_equal(found[name].numpy(), wanted[name])
+                np.testing.assert_array_equal(actual[name].numpy(), wanted[name])
 
 
 def test_reader_lists_without_length_raise_with_hint(dataset: Any) -> None:

@@ -28,14 +28,20 @@ def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
             "late": random.integers(0, 2, ROWS),
         }
     )
-    asked = {
+    request = {
         "temp": t.impute("mean") | t.standardize(),
         "hour": t.cyclical(24),
         "carrier": t.one_hot(),
     }
     splits = {"train": 0.5, "test": 0.5}
     return duckdb_store.create_training_dataset(
-        table, "late", label="late", key="id", splits=splits, transformations=asked, progress=False
+        table,
+        "late",
+        label="late",
+        key="id",
+        splits=splits,
+        transformations=request,
+        progress=False,
     )
 
 
@@ -45,9 +51,9 @@ def test_numpy_preprocessor_equals_reader_batches(dataset: TrainingDataset) -> N
     transformed = dataset.reader("test", **options)
     stored = dataset.reader("test", transformed=False, nulls="mask", **options)
     for batch, raw in zip(transformed.batches(), stored.batches(), strict=True):
-        found = preprocess(raw)
+        actual = preprocess(raw)
         for name in ("temp", "hour", "carrier"):
-            np.testing.assert_array_equal(found[name], batch[name])
+            np.testing.assert_array_equal(actual[name], batch[name])
 
 
 def test_preprocessor_unknown_framework_lists_available(dataset: TrainingDataset) -> None:
@@ -79,6 +85,6 @@ def test_training_and_serving_inputs_are_equal(dataset: TrainingDataset, framewo
     options: dict[str, Any] = {"global_batch_size": 64, "shuffle": False}
     raw = next(dataset.reader("test", transformed=False, nulls="mask", **options).batches())
     batch = next(dataset.reader("test", **options).batches())
-    asked = {name: tf.constant(raw[name]) for name in raw_inputs}
+    request = {name: tf.constant(raw[name]) for name in raw_inputs}
     expected = model({name: tf.constant(batch[name]) for name in inputs})
-    np.testing.assert_array_equal(serving(asked).numpy(), expected.numpy())
+    np.testing.assert_array_equal(serving(request).numpy(), expected.numpy())

@@ -67,14 +67,14 @@ def plain_values(values: pa.ChunkedArray) -> list[Any]:
     """Return values that compare equal if they are equal: one NaN, times in microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
-    found = []
+    result = []
     for value in values.to_pylist():
         if isinstance(value, float):
             value = "NaN" if math.isnan(value) else value
         if isinstance(value, Decimal) and value == int(value):
             value = int(value)
-        found.append(value)
-    return found
+        result.append(value)
+    return result
 
 
 TABLE = _table()

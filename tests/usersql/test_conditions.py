@@ -181,10 +181,10 @@ _WORDS = ["speed", "zone", "at", "seats", "address", ".", "street", "(", ")", ",
 def test_predicate_any_text_is_rendered_or_raises(words: list[str]) -> None:
     text = " ".join(words)
     try:
-        found = predicate(fix_clock(text, now=NOW), schema=SCHEMA, dialect="duckdb")
+        actual = predicate(fix_clock(text, now=NOW), schema=SCHEMA, dialect="duckdb")
     except InvalidSql:
         return
-    assert "read_text" not in found
+    assert "read_text" not in actual
 
 
 def test_conditions_page_lists_every_function() -> None:

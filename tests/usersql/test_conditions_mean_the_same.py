@@ -58,15 +58,15 @@ _COLUMNS: dict[Kind, list[str]] = {
 
 def _arguments(kinds: tuple[Kind, ...]) -> list[list[str]]:
     """Return arguments for a function over all columns of its types."""
-    found: list[list[str]] = [[]]
+    result: list[list[str]] = [[]]
     for kind, letter in zip(kinds, "abc", strict=False):
         choices = [f"{letter}_{name}" for name in _COLUMNS.get(kind, [kind])]
         if kind == "unit":
             choices = [f"'{unit}'" for unit in UNITS]
         if kind == "count":
             choices = ["1", "2", "100"]
-        found = [[*before, choice] for before in found for choice in choices]
-    return found
+        result = [[*before, choice] for before in result for choice in choices]
+    return result
 
 
 def _calls() -> list[str]:
@@ -129,7 +129,7 @@ EXPRESSIONS = list(dict.fromkeys([*_calls(), *_comparisons(), *_choices()]))
 
 def _values(engine: Engine) -> dict[str, list[Any]]:
     """Return the engine's result of each expression."""
-    found = {}
+    result = {}
     for start in range(0, len(EXPRESSIONS), 150):
         texts = EXPRESSIONS[start : start + 150]
         written = []
@@ -143,8 +143,8 @@ def _values(engine: Engine) -> dict[str, list[Any]]:
         )
         table = engine.stream(rows).read_all().sort_by("id")
         for number, text in enumerate(texts):
-            found[text] = plain_values(table.column(f"e{number}"))
-    return found
+            result[text] = plain_values(table.column(f"e{number}"))
+    return result
 
 
 @pytest.fixture(scope="module")

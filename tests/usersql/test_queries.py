@@ -30,10 +30,10 @@ def test_query_for_duckdb_is_unchanged() -> None:
 
 
 def test_query_for_spark_is_transpiled() -> None:
-    found = query(
+    actual = query(
         "select * exclude (a), x::double as i from trips", tables=["trips"], dialect="spark"
     )
-    assert found == "SELECT * EXCEPT (a), CAST(x AS DOUBLE) AS i FROM trips"
+    assert actual == "SELECT * EXCEPT (a), CAST(x AS DOUBLE) AS i FROM trips"
 
 
 def test_query_keeps_named_parameters() -> None:

@@ -203,13 +203,13 @@ def test_row_condition_objects_are_normalized(validator: Validator) -> None:
 
     from featurestore_connectors.great_expectations.forms import import_library
 
-    given = import_library().expectations.ExpectColumnValuesToBeBetween(
+    inputs = import_library().expectations.ExpectColumnValuesToBeBetween(
         column="n",
         max_value=10,
         row_condition=((Column("n") > 1) & Column("x").is_not_null())
         | (Column("at") > datetime(2020, 1, 1, tzinfo=UTC)),
     )
-    (plain,) = validator.normalize(given)
+    (plain,) = validator.normalize(inputs)
     assert validator.columns(plain) == ("n", "x", "at")
     (outcome,) = validator.check(TABLE, [plain])
     assert (outcome.checked, outcome.result.unexpected) == (1, 1)

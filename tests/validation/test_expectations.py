@@ -139,26 +139,26 @@ def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) 
     )
     plain = rule("column_values_to_be_between", column="n", min_value=0)
     older = {"expectation_type": plain["type"], "kwargs": plain["kwargs"]}
-    found = validator.normalize([one, suite, plain, older])
-    assert found == (
+    actual = validator.normalize([one, suite, plain, older])
+    assert actual == (
         rule("column_values_to_not_be_null", column="n"),
         rule("column_to_exist", column="n"),
         plain,
         plain,
     )
-    assert validator.normalize(one) == found[:1]
-    assert validator.normalize(suite) == found[1:2]
+    assert validator.normalize(one) == actual[:1]
+    assert validator.normalize(suite) == actual[1:2]
     assert validator.normalize(None) == ()
-    assert validator.normalize(json.loads(json.dumps(found))) == found
+    assert validator.normalize(json.loads(json.dumps(actual))) == actual
 
 
 def test_expectation_times_are_compared_as_times(validator: Validator) -> None:
     from featurestore_connectors.great_expectations.forms import import_library
 
-    given = import_library().expectations.ExpectColumnValuesToBeBetween(
+    inputs = import_library().expectations.ExpectColumnValuesToBeBetween(
         column="at", min_value=datetime(2020, 1, 1, tzinfo=UTC)
     )
-    (plain,) = json.loads(json.dumps(validator.normalize(given)))
+    (plain,) = json.loads(json.dumps(validator.normalize(inputs)))
     assert plain["kwargs"]["min_value"].startswith("2020-01-01T00:00:00")
     (outcome,) = validator.check(TABLE.select(["at"]), [plain])
     assert outcome.result.unexpected == 3

@@ -49,15 +49,15 @@ def create(store: FeatureStore, **options: Any) -> Any:
 
 
 def rows(store: FeatureStore) -> list[dict[str, Any]]:
-    found = store.get_featuregroup("people").to_arrow().to_pylist()
-    return sorted(found, key=lambda row: (row["id"], row["age"]))
+    result = store.get_featuregroup("people").to_arrow().to_pylist()
+    return sorted(result, key=lambda row: (row["id"], row["age"]))
 
 
 def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = store.get_featuregroup_quarantine(
+    result: list[dict[str, Any]] = store.get_featuregroup_quarantine(
         "people", dataframe_type="python"
     )
-    return found
+    return result
 
 
 @spark_in_soak
@@ -75,9 +75,9 @@ def test_quarantine_keeps_group_types(store: FeatureStore) -> None:
     )
     first = store.get_featuregroup_quarantine("people", version=1)
     assert first.schema.field("at").type == store.featuregroup("people").schema.field("at").type
-    found = sorted(first.to_arrow().to_pylist(), key=lambda row: row["age"])
-    assert [(row["age"], row["size"]) for row in found] == [(3, 1.5), (5, None)]
-    assert all(row["reasons"] == ["no_null_keys(columns=['id', 'at'])"] for row in found)
+    actual_rows = sorted(first.to_arrow().to_pylist(), key=lambda row: row["age"])
+    assert [(row["age"], row["size"]) for row in actual_rows] == [(3, 1.5), (5, None)]
+    assert all(row["reasons"] == ["no_null_keys(columns=['id', 'at'])"] for row in actual_rows)
     assert first.filter("age = 3").select(["reasons"]).count() == 1
 
 
@@ -235,23 +235,23 @@ def test_event_times_within_tolerance_pass(duckdb_store: FeatureStore) -> None:
     )
     assert group.spec.event_time_tolerance == timedelta(minutes=5)
     duckdb_store.validate_featuregroup("people")
-    found = [
+    findings = [
         (each.expectation["kwargs"]["tolerance"], each.unexpected, each.success, each.warning)
         for report in duckdb_store.get_validation_history("people")
         for each in report.results
         if each.expectation["type"] == "no_future_event_times"
     ]
-    assert found == [("5min", 1, False, True)] * 2
+    assert findings == [("5min", 1, False, True)] * 2
     assert len(rows(duckdb_store)) == 2
 
 
 def test_event_time_tolerance_invalid_raises(duckdb_store: FeatureStore) -> None:
-    given = people([1], [30])
+    inputs = people([1], [30])
     with pytest.raises(KeyRequired, match="event_time_tolerance needs an event_time"):
-        duckdb_store.create_featuregroup(given, "people", event_time_tolerance="5min")
+        duckdb_store.create_featuregroup(inputs, "people", event_time_tolerance="5min")
     with pytest.raises(InvalidArgument, match="event_time_tolerance='soon' is not a duration"):
         duckdb_store.create_featuregroup(
-            given, "people", event_time="at", event_time_tolerance="soon"
+            inputs, "people", event_time="at", event_time_tolerance="soon"
         )
 
 
@@ -310,23 +310,31 @@ def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None
     text = " ".join(call.output.split())
     assert "expect_column_values_to_be_between" in text
     assert "found 30" in text
-    asked = ["--location", duckdb_store.location, "--output", "json", "fg", "validate", "people"]
-    told = json.loads(CliRunner().invoke(app, asked).stdout)
-    assert [each["expectation"] for each in told["results"] if not each["success"]] == [older]
+    arguments = [
+        "--location",
+        duckdb_store.location,
+        "--output",
+        "json",
+        "fg",
+        "validate",
+        "people",
+    ]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert [each["expectation"] for each in document["results"] if not each["success"]] == [older]
     assert len(duckdb_store.get_validation_history("people")) == 3
 
 
 def test_expectations_of_all_forms_are_stored(duckdb_store: FeatureStore) -> None:
     import great_expectations as gx
 
-    given = [
+    inputs = [
         gx.expectations.ExpectColumnValuesToNotBeNull(column="age"),
         gx.ExpectationSuite(
             name="suite", expectations=[gx.expectations.ExpectColumnToExist(column="id")]
         ),
         AGE,
     ]
-    create(duckdb_store, expectations=given)
+    create(duckdb_store, expectations=inputs)
     kept = [
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}},
         {"type": "expect_column_to_exist", "kwargs": {"column": "id"}},

@@ -148,8 +148,8 @@ def test_quarantine_without_caller_transaction_uses_run_id(
     duckdb_store: FeatureStore,
 ) -> None:
     create(duckdb_store)
-    given = people([3, 4], [31, REJECTED], hours=1)
-    commit = duckdb_store.insert_into_featuregroup(given, "people", validation="quarantine")
+    inputs = people([3, 4], [31, REJECTED], hours=1)
+    commit = duckdb_store.insert_into_featuregroup(inputs, "people", validation="quarantine")
     session = duckdb_store.session
     for path in (session.quarantine_path("people", 1), session.featuregroup_path("people", 1)):
         assert transaction_version(path, f"write/{commit.run_id}") == 0
@@ -240,13 +240,13 @@ def test_training_dataset_validation_warn_keeps_rows(duckdb_store: FeatureStore)
 
 
 def test_create_featuregroup_quarantines_failing_rows(duckdb_store: FeatureStore) -> None:
-    given = people([1, 2], [30, REJECTED])
+    inputs = people([1, 2], [30, REJECTED])
     options: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE]}
     with pytest.raises(ValidationFailed):
-        duckdb_store.create_featuregroup(given, "people", **options)
+        duckdb_store.create_featuregroup(inputs, "people", **options)
     assert duckdb_store.get_featuregroups() == []
     assert quarantined(duckdb_store) == []
-    duckdb_store.create_featuregroup(given, "people", validation="quarantine", **options)
+    duckdb_store.create_featuregroup(inputs, "people", validation="quarantine", **options)
     assert ages(duckdb_store) == {1: 30}
     (put_aside,) = quarantined(duckdb_store)
     assert (put_aside["id"], put_aside["age"], put_aside["at"]) == (2, REJECTED, START)

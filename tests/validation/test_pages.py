@@ -57,8 +57,8 @@ def test_to_html_shows_report() -> None:
 
 def test_to_html_title_has_group_and_time() -> None:
     east = timezone(timedelta(hours=3))
-    given = replace(report(), time=datetime(2024, 1, 2, 1, 30, tzinfo=east))
-    page = find_validator().to_html(given)
+    findings = replace(report(), time=datetime(2024, 1, 2, 1, 30, tzinfo=east))
+    page = find_validator().to_html(findings)
     title = "people v1, 2024-01-01 22:30 UTC"
     assert f"<title>{title}</title>" in page
     assert f"<h1>{title}</h1>" in page
@@ -66,9 +66,9 @@ def test_to_html_title_has_group_and_time() -> None:
     assert "None" not in text
     sizes = {}
     for name in ("h1", "h2"):
-        found = re.search(rf"^{name} {{ font-size: ([\d.]+)rem", page, re.MULTILINE)
-        assert found is not None
-        sizes[name] = float(found.group(1)) * 16
+        matches = re.search(rf"^{name} {{ font-size: ([\d.]+)rem", page, re.MULTILINE)
+        assert matches is not None
+        sizes[name] = float(matches.group(1)) * 16
     body = re.search(r"^body { font: (\d+)px", page, re.MULTILINE)
     assert body is not None
     assert sizes["h1"] > sizes["h2"] > 1.2 * float(body.group(1))

@@ -52,15 +52,15 @@ NOT_DRAWN = {"id", "meta", "notes", "description", "severity", "rendered_content
 @cache
 def arguments() -> dict[str, dict[str, bool]]:
     """Return the arguments of each kind of expectation, and whether they are required."""
-    found = {}
+    result = {}
     for name in dir(import_library().expectations):
         kind = getattr(import_library().expectations, name)
         if getattr(kind, "expectation_type", ""):
             fields = kind.__fields__.items()
-            found[kind.expectation_type] = {
+            result[kind.expectation_type] = {
                 name: bool(field.required) for name, field in fields if name not in NOT_DRAWN
             }
-    return found
+    return result
 
 
 @st.composite
@@ -174,7 +174,7 @@ def test_expectation_objects_with_nan_are_refused_before_storing(
     duckdb_store: FeatureStore,
 ) -> None:
     kinds = import_library().expectations
-    given = [
+    inputs = [
         kinds.ExpectColumnMaxToBeBetween(column="x", max_value=float("nan")),
         kinds.ExpectColumnValuesToBeInSet(column="x", value_set=[1, float("inf")]),
         import_library().ExpectationSuite(
@@ -182,7 +182,7 @@ def test_expectation_objects_with_nan_are_refused_before_storing(
         ),
         {"type": "expect_column_max_to_be_between", "kwargs": {"column": "x", "max_value": "nan"}},
     ]
-    for expectations in given:
+    for expectations in inputs:
         with pytest.raises(InvalidExpectation, match="not a finite number"):
             duckdb_store.create_featuregroup(TABLE, "numbers", expectations=expectations)
     assert duckdb_store.get_featuregroups() == []

@@ -118,10 +118,10 @@ def staged(store: FeatureStore, table: pa.Table) -> tuple[Engine, Relation]:
 
 
 def same(mine: ExpectationResult, theirs: ExpectationResult) -> None:
-    told = [
+    actual = [
         (each.expectation, each.success, each.unexpected, each.row_level) for each in (mine, theirs)
     ]
-    assert told[0] == told[1]
+    assert actual[0] == actual[1]
     if isinstance(theirs.observed, float) and theirs.observed == theirs.observed:
         assert float(mine.observed) == pytest.approx(theirs.observed, rel=1e-12)
 
@@ -140,10 +140,10 @@ def test_check_table_engine_equals_library_results(
     rules, theirs = on_loaded_columns
     engine, relation = staged(store, varied())
     subject = Subject("t", 1, relation.schema)
-    found = check_table(
+    matches = check_table(
         relation, subject, engine=engine, expectations=rules, validator=find_validator()
     )
-    for mine, other in zip(found, theirs, strict=True):
+    for mine, other in zip(matches, theirs, strict=True):
         same(mine, other)
 
 
@@ -153,14 +153,14 @@ def test_check_table_few_rows_equals_library_results(duckdb_store: FeatureStore,
     table = varied().slice(0, rows).select(["x", "n"])
     engine, relation = staged(duckdb_store, table)
     rules = validator.normalize([*bounds("x", "n"), rule("column_values_to_be_unique", column="n")])
-    found = check_table(
+    actual = check_table(
         relation,
         Subject("t", 1, relation.schema),
         engine=engine,
         expectations=rules,
         validator=validator,
     )
-    for mine, outcome in zip(found, validator.check(table, rules), strict=True):
+    for mine, outcome in zip(actual, validator.check(table, rules), strict=True):
         same(mine, outcome.result)
 
 
@@ -212,7 +212,7 @@ def test_check_table_large_columns_are_aggregated_by_engine(
     thousands: tuple[Any, Relation, Validator],
 ) -> None:
     engine, relation, validator = thousands
-    found = check_table(
+    actual = check_table(
         relation,
         Subject("t", 1, relation.schema),
         engine=engine,
@@ -220,7 +220,7 @@ def test_check_table_large_columns_are_aggregated_by_engine(
         validator=validator,
         max_bytes=1_000,
     )
-    assert all(each.success for each in found)
+    assert all(each.success for each in actual)
     assert engine.rows < 20, "rows were loaded"
 
 

@@ -46,7 +46,7 @@ def fill(store: FeatureStore) -> FeatureStore:
         "t": [START + hour * HOUR for hour in range(6)],
         "temp": [30.0 + hour for hour in range(6)],
     }
-    asked = {
+    request = {
         "tail": ["N1", "N2"],
         "origin": ["JFK", "LGA"],
         "dest": ["LGA", "JFK"],
@@ -56,7 +56,7 @@ def fill(store: FeatureStore) -> FeatureStore:
     planes = {"tail": ["N1", "N2"], "seats": [100, 200]}
     store.create_featuregroup(pa.table(weather), "weather", primary_key="origin", event_time="t")
     store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
-    store.create_featuregroup(pa.table(asked), "asked", primary_key="tail", event_time="asked")
+    store.create_featuregroup(pa.table(request), "asked", primary_key="tail", event_time="asked")
     return store
 
 
@@ -184,9 +184,9 @@ def test_view_file_restores_view_after_rebuild(flights: FeatureStore) -> None:
     with pytest.warns(UserWarning, match="v version 1 is left out"):
         assert [each.version for each in again.get_feature_views()] == [2]
     again.close()
-    found = rebuild(again.location)
-    assert found.feature_views == ["v@v2"]
-    assert [path for path, _ in found.unreadable] == [str(file.parent)]
+    actual = rebuild(again.location)
+    assert actual.feature_views == ["v@v2"]
+    assert [path for path, _ in actual.unreadable] == [str(file.parent)]
 
 
 def test_view_commands_list_and_show_views(flights: FeatureStore, command_line: Any) -> None:

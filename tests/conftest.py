@@ -187,17 +187,17 @@ def missing_for_spark() -> str | None:
         return "pyspark is not installed"
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    wanted = " or ".join(map(str, JAVA_VERSIONS))
+    expected = " or ".join(map(str, JAVA_VERSIONS))
     if java is None or not os.access(java, os.X_OK):
-        return f"no Java {wanted} found"
+        return f"no Java {expected} found"
     answer = subprocess.run(
         [java, "-version"], capture_output=True, text=True, timeout=60, check=False
     )
     matches = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if matches is None or answer.returncode != 0:
-        return f"no Java {wanted} found ({java} does not run)"
+        return f"no Java {expected} found ({java} does not run)"
     if int(matches.group(1)) not in JAVA_VERSIONS:
-        return f"no Java {wanted} found ({java} is Java {matches.group(1)})"
+        return f"no Java {expected} found ({java} is Java {matches.group(1)})"
     return None
 
 

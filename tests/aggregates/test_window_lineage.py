@@ -192,11 +192,11 @@ FILLS: list[Any] = [
 
 @pytest.mark.parametrize("fill", FILLS)
 def test_window_json_round_trip(fill: object) -> None:
-    wanted = featurestore.window(
+    expected = featurestore.window(
         "purchases@v2.amount", "last", over=None, offset="1us", key=["shop"], fill_value=fill
     )
-    data = json.loads(json.dumps(window_to_json(wanted)))
-    assert str(window_from_json(JsonObject(data))) == str(wanted)
+    data = json.loads(json.dumps(window_to_json(expected)))
+    assert str(window_from_json(JsonObject(data))) == str(expected)
     again = window_from_json(JsonObject(data)).fill_value
     assert again == fill or (fill != fill and again != again)  # NaN is not itself
 

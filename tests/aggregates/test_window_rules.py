@@ -93,9 +93,9 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
     ]  # fmt: skip
     actual = sums(store, aggregates, [moment for _, moment, _ in cases])
     for (name, _, expected), answer in zip(cases, actual, strict=True):
-        for mine, wanted in zip(answer, expected, strict=True):
-            if wanted is not None or mine is None:
-                assert _told(mine) == _told(wanted), name
+        for mine, expected_value in zip(answer, expected, strict=True):
+            if expected_value is not None or mine is None:
+                assert _told(mine) == _told(expected_value), name
     # Without regard to when rows were known: corrections at once, the row that never was, too.
     moments = [("ann", at(14)), ("ann", at(12))]
     actual = sums(store, aggregates[:1], moments, created_time_filter=False)

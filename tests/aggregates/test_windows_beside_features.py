@@ -123,14 +123,14 @@ def test_windows_and_features_of_several_groups_combine(
     store: FeatureStore, engine_name: str, tmp_path: Path
 ) -> None:
     fill(store)
-    wanted = in_order([expected(label) for label in ASKED])
+    expected_value = in_order([expected(label) for label in ASKED])
     # On Spark its own table alone: the other suites of windows have labels from memory there, and
     # look for leaks; the embedded engine's dataset is verified by its rows.
     embedded = engine_name == "duckdb"
     for name in list(LABELS) if embedded else ["the engine's own table"]:
         frame = both_roles(store, LABELS[name](store))
         rows = frame.to_arrow().to_pylist()
-        assert in_order(rows) == wanted, name
+        assert in_order(rows) == expected_value, name
     if embedded:
         assert rows == [expected(label) for label in ASKED]  # their order
         assert store.check_leakage(frame).ok

@@ -84,11 +84,11 @@ def test_export_is_independent_of_buffering(
     files = []
     for name in ("held", "read_again"):
         frame = duckdb_store.get_featuregroup("rows")
-        made = duckdb_store.create_training_dataset(
+        dataset = duckdb_store.create_training_dataset(
             frame, name, splits={"train": 0.7, "test": 0.3}, shards=3
         )
         content = {}
-        for split in made.manifest.splits:
+        for split in dataset.manifest.splits:
             for shard in split.shards:
                 content[shard.path] = shard.sha256
         files.append(content)

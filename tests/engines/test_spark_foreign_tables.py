@@ -107,8 +107,8 @@ def test_supported_foreign_tables_equal_spark(
 ) -> None:
     path = make(spark, tmp_path / "t", *statements, **properties)
     own = spark.read.format("delta").load(str(path)).collect()
-    wanted = sorted((row.asDict() for row in own), key=str)
-    assert [read(engine, path) for engine in engines] == [wanted, wanted]
+    expected = sorted((row.asDict() for row in own), key=str)
+    assert [read(engine, path) for engine in engines] == [expected, expected]
 
 
 def test_columns_of_unsupported_types_are_not_dropped(

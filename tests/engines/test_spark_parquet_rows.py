@@ -93,9 +93,9 @@ def test_python_parquet_rows_equal_spark(
     renamed = engine.select(engine.select(read, names), {"only": "new", "k": "k"})
     for inputs in (read, renamed, staged, engine.select(staged, names)):
         assert rows_of(inputs) is not None
-        wanted = sorted(engine.stream(inputs).read_all().to_pylist(), key=str)
-        assert engine.aggregate(inputs, AllRows(inputs.schema)) == wanted
-        assert len(wanted) == ROWS + 10
+        expected = sorted(engine.stream(inputs).read_all().to_pylist(), key=str)
+        assert engine.aggregate(inputs, AllRows(inputs.schema)) == expected
+        assert len(expected) == ROWS + 10
     few = engine.filter(read, "k < 7")
     assert rows_of(few) is None
     assert len(engine.aggregate(few, AllRows(few.schema))) == 7

@@ -104,11 +104,11 @@ def numbers(engine: SparkEngine, count: int, *, partitions: int = 4) -> Relation
 
 def test_stream_keeps_every_type(engine: SparkEngine) -> None:
     held = given(engine, [FULL, EMPTY, HOLLOW])
-    wanted = str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
+    expected = str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
     for relation in (held, on_executors(held)):
         table = engine.stream(relation).read_all()
         assert table.schema == SCHEMA
-        assert str(table.to_pylist()) == wanted
+        assert str(table.to_pylist()) == expected
 
 
 def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> None:

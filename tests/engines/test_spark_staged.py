@@ -85,10 +85,10 @@ def test_plain_table_appends_staged_files(
     names = {os.stat(file.path).st_ino for file in read_snapshot(path).files}
     staged_names = {os.stat(each).st_ino for each in tmp_path.glob("rows*/*.parquet")}
     assert (names <= staged_names) == (not partition_by)
-    wanted = pa.concat_tables([rows(0, 50), rows(100, 150)])
+    expected = pa.concat_tables([rows(0, 50), rows(100, 150)])
     for reader in (engine, DuckDBEngine()):
         table = reader.stream(reader.read_table(path, schema=SCHEMA)).read_all().sort_by("id")
-        assert str(table.to_pylist()) == str(wanted.to_pylist())
+        assert str(table.to_pylist()) == str(expected.to_pylist())
     assert [(each.rows_in, each.rows) for each in read_history(path)][:2] == [(50, 100), (50, 50)]
     if not partition_by:
         _assert_bounds(path)

@@ -142,7 +142,7 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
         for split in ("train", "held"):
             _, ranges = fold.rows(split, 997)
             assert ranges is not None
-            wanted = [row for first, end in ranges for row in canonical[first:end]]
+            expected = [row for first, end in ranges for row in canonical[first:end]]
             reader = open_reader(
                 dataset.path,
                 dataset.manifest,
@@ -152,7 +152,7 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
                 rows=ranges,
             )
             actual = [int(y) for batch in reader.batches(epoch=2) for y in batch["y"]]
-            assert sorted(actual) == sorted(wanted)
+            assert sorted(actual) == sorted(expected)
             again, epoch, step = dataset.resume(reader.state(2, 3))
             rest = [int(y) for b in again.batches(epoch, start_step=step) for y in b["y"]]
             assert rest == actual[24:]
@@ -165,7 +165,7 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
                 shuffle=False,
                 rows=ranges,
             )
-            assert [int(y) for batch in plain.batches() for y in batch["y"]] == wanted
+            assert [int(y) for batch in plain.batches() for y in batch["y"]] == expected
 
 
 def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:

@@ -406,10 +406,10 @@ def test_job_writes_predictions_of_window(
     kept.register_jobs(tmp_path / "scoring_job.py")
     runs = kept.backfill_job("predict", hour(2), hour(4))
     assert [(run.state, run.rows) for run in runs] == [("done", 4)]
-    wanted = expected(flights)
+    expected_value = expected(flights)
     table = predicted(kept.featuregroup("predicted").read())
     assert len(table) == 4
-    assert table == {key: wanted[key] for key in table}
+    assert table == {key: expected_value[key] for key in table}
 
 
 @pytest.mark.tensorflow
@@ -479,16 +479,16 @@ def test_spark_pipeline_scores_equal_transform(
         experiments.register_model(run, "logistic", **{**options, "trust": False})
     model = experiments.register_model(run, "logistic", **options)
     assert (model.flavor, model.outputs) == ("spark", ("prediction",))
-    wanted = {}
+    expected_value = {}
     for row in pipeline.transform(features).collect():
         key = row["origin"], row["plane"], row["asked_at"].timestamp()
-        wanted[key] = row["prediction"]
+        expected_value[key] = row["prediction"]
     scored = store.score("logistic", labels="asked", featuregroup="from_pipeline", trust=True)
     assert scored.columns == [*asked.column_names, "prediction", "model_version"]
     actual = {}
     for row in kept.featuregroup("from_pipeline").read().to_arrow().to_pylist():
         actual[row["origin"], row["plane"], row["asked_at"].timestamp()] = row["prediction"]
-    assert actual == wanted
+    assert actual == expected_value
     likely = experiments.register_model(run, "logistic", **options, method="predict_proba")
     chances = store.score(likely, labels="asked", trust=True).to_arrow()["prediction"].to_pylist()
     assert all(sum(pair) == pytest.approx(1) for pair in chances)

@@ -82,9 +82,9 @@ def test_create_featuregroup_on_full_disk_leaves_nothing(small_disk: Path) -> No
 
 @pytest.fixture
 def group(duckdb_store: FeatureStore) -> FeatureGroup:
-    made = duckdb_store.create_featuregroup(noise(100), "g", primary_key="id")
-    made.insert(noise(10).set_column(0, "id", pa.array(range(100, 110))))
-    return made
+    new_group = duckdb_store.create_featuregroup(noise(100), "g", primary_key="id")
+    new_group.insert(noise(10).set_column(0, "id", pa.array(range(100, 110))))
+    return new_group
 
 
 def read(group: FeatureGroup) -> int:

@@ -143,8 +143,8 @@ def test_invalid_rename_creates_no_version(
 
 def test_group_of_older_release_has_no_descriptions(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
-        made = store.create_featuregroup([{"x": 1}], "g")
-        assert made.descriptions == {}
+        group = store.create_featuregroup([{"x": 1}], "g")
+        assert group.descriptions == {}
         assert (
             "features"
             not in (tmp_path / "featuregroups/g/v1/_delta_log/00000000000000000000.json")

@@ -295,11 +295,11 @@ def test_vacuumed_version_error_lists_readable_versions(store: FeatureStore) -> 
 def test_verify_recompute_reports_vacuumed_source(duckdb_store: FeatureStore) -> None:
     many_versions(duckdb_store)
     frame = duckdb_store.get_featuregroup("g", as_of=2)
-    made = duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
+    dataset = duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
     path = duckdb_store.featuregroup("g").path
     for file in read_snapshot(path, 2).files:
         os.remove(file.path)  # as a vacuum of another program does, which knows of no pins
-    report = made.verify(recompute=True)
+    report = dataset.verify(recompute=True)
     (problem,) = report.problems
     assert "a vacuum removed its data files. Versions that can be read: 0, 5." in str(problem)
 

@@ -86,23 +86,23 @@ def test_create_with_failed_registration_completes_on_next_write(store: FeatureS
     with pytest.warns(PublicationWarning, match="landed, and then"):
         store.create_featuregroup(locked.rows(), "g")
     locked.release()
-    made = store.create_featuregroup(pa.table({"n": [5]}), "g")
-    assert made.version == 2
+    group = store.create_featuregroup(pa.table({"n": [5]}), "g")
+    assert group.version == 2
     assert store.featuregroup("g", version=1).read().to_arrow()["n"].to_pylist() == [1]
     assert open_intents(store) == []
 
 
 def test_insert_with_failing_statistics_file_succeeds(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g", statistics=False)
-    made = store.create_featuregroup(pa.table({"n": [1]}), "h")
-    folder = Path(f"{made.path}_statistics")
+    new_group = store.create_featuregroup(pa.table({"n": [1]}), "h")
+    folder = Path(f"{new_group.path}_statistics")
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
     folder.write_text("no folder")
     with pytest.warns(PublicationWarning, match="landed, and then"):
-        commit = made.insert(pa.table({"n": [2]}), mode="overwrite")
-    assert commit.delta_version == made.delta_version == 2
+        commit = new_group.insert(pa.table({"n": [2]}), mode="overwrite")
+    assert commit.delta_version == new_group.delta_version == 2
     assert group.delta_version == 1
 
 

@@ -281,27 +281,27 @@ def test_row_group_count_fits_rows_and_workers(rows: int, shards: int, groups: i
 def test_exported_row_groups_match_layout(
     duckdb_store: FeatureStore,
 ) -> None:
-    made = duckdb_store.create_training_dataset(
+    new_dataset = duckdb_store.create_training_dataset(
         pa.table({"n": range(4000), "x": [1.5] * 4000}),
         "d",
         data_format="petastorm",
         key="n",
         shards=8,
     )
-    assert made.manifest.layout["parquet"]["row_groups"] == 6
-    for shard in made.manifest.split("train").shards:
-        metadata = pq.ParquetFile(f"{made.path}/{shard.path}").metadata
+    assert new_dataset.manifest.layout["parquet"]["row_groups"] == 6
+    for shard in new_dataset.manifest.split("train").shards:
+        metadata = pq.ParquetFile(f"{new_dataset.path}/{shard.path}").metadata
         sizes = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
         assert len(sizes) == 6
         assert max(sizes) - min(sizes) <= 1
     actual = []
     for worker in range(16):
-        with made.petastorm_reader("train", worker=worker, workers=16) as reader:
+        with new_dataset.petastorm_reader("train", worker=worker, workers=16) as reader:
             actual.append([value for batch in reader for value in batch.n.tolist()])
     assert max(map(len, actual)) - min(map(len, actual)) <= 3
     assert sorted(value for part in actual for value in part) == list(range(4000))
     with pytest.raises(ReaderConfigError, match="48 row groups"):
-        made.petastorm_reader("train", worker=0, workers=5)
+        new_dataset.petastorm_reader("train", worker=0, workers=5)
 
 
 class _Runs:
@@ -319,10 +319,10 @@ def test_foreign_petastorm_metadata_is_not_unpickled(
 ) -> None:
     from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
 
-    made = duckdb_store.create_training_dataset(
+    new_dataset = duckdb_store.create_training_dataset(
         pa.table({"n": range(100), "x": range(100)}), "d", data_format="petastorm", key="n"
     )
-    split = Path(made.path, "train")
+    split = Path(new_dataset.path, "train")
     metadata = pq.read_metadata(split / "_common_metadata")
     attack = {
         UNISCHEMA_KEY: pickle.dumps(_Runs(tmp_path / "ran")),
@@ -331,11 +331,11 @@ def test_foreign_petastorm_metadata_is_not_unpickled(
     schema = metadata.schema.to_arrow_schema()
     pq.write_metadata(schema.with_metadata(attack), split / "_common_metadata")
     pq.write_table(pa.table({"n": [-1]}), split / "stray.parquet")
-    with made.petastorm_reader("train") as reader:
+    with new_dataset.petastorm_reader("train") as reader:
         actual = [value for batch in reader for value in batch.n.tolist()]
     assert sorted(actual) == list(range(100))
     assert not (tmp_path / "ran").exists()
-    assert not made.verify().ok
+    assert not new_dataset.verify().ok
 
 
 def test_batch_reader_refuses_unsupported_columns_first(
@@ -350,18 +350,19 @@ def test_batch_reader_refuses_unsupported_columns_first(
             "v": pa.array([[n, n] for n in rows], pa.list_(pa.int64(), 2)),
         }
     )  # fmt: skip
-    made = duckdb_store.create_training_dataset(table, "d", data_format="petastorm", key="n")
+    new_dataset = duckdb_store.create_training_dataset(table, "d", data_format="petastorm", key="n")
     with pytest.raises(ReaderConfigError) as caught:
-        made.petastorm_reader("train")
+        new_dataset.petastorm_reader("train")
     assert "some (lists of any size), gaps (lists, some of them null)" in caught.value.message
-    with made.petastorm_reader("train", schema_fields=["n", "v"]) as reader:
+    with new_dataset.petastorm_reader("train", schema_fields=["n", "v"]) as reader:
         actual = {n: v.tolist() for batch in reader for n, v in zip(batch.n, batch.v, strict=True)}
     assert actual == {n: [n, n] for n in rows}
-    rows_of_petastorm = read_rows(f"file://{made.path}/train", schema_fields=["n", "some"])
+    rows_of_petastorm = read_rows(f"file://{new_dataset.path}/train", schema_fields=["n", "some"])
     by_row = {row.n: row.some.tolist() for row in rows_of_petastorm}
     assert by_row == {n: [float(n)] * (n % 4) for n in rows}
     assert (
-        made.read("train").to_arrow().sort_by("n")["some"].to_pylist() == table["some"].to_pylist()
+        new_dataset.read("train").to_arrow().sort_by("n")["some"].to_pylist()
+        == table["some"].to_pylist()
     )
 
 

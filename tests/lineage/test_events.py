@@ -147,11 +147,11 @@ def test_export_event_has_inputs_and_column_lineage(store: FeatureStore, lineage
     fill(store)
     window = featurestore.window("weather.temp", "mean", over="2h")
     first = store.get_features(["weather.temp as warm", window], labels="flights")
-    made = store.create_training_dataset(first, "late", label="late", shards=1, progress=False)
+    dataset = store.create_training_dataset(first, "late", label="late", shards=1, progress=False)
     _, (kind, done) = lineage.of("export.late")
     assert kind == "COMPLETE"
     (output,) = done["outputs"]
-    assert output["name"] == made.path
+    assert output["name"] == dataset.path
     read = {each["name"].rpartition("featuregroups/")[2]: each for each in done["inputs"]}
     assert set(read) == {"weather/v1", "flights/v1"}
     assert facets(read["weather/v1"])["version"]["datasetVersion"] == "1"

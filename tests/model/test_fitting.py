@@ -165,16 +165,16 @@ def test_cast_exactly_array_items_fit_like_numbers() -> None:
 
 
 def test_cast_exactly_lists_of_other_shape_raise_misfit() -> None:
-    wanted = pa.list_(pa.float32(), 2)
+    expected = pa.list_(pa.float32(), 2)
     lists = pa.array([[1, 2], None, [3, 4]])
-    assert cast_exactly(lists, wanted).to_pylist() == lists.to_pylist()
+    assert cast_exactly(lists, expected).to_pylist() == lists.to_pylist()
     assert (
-        cast_exactly(cast_exactly(lists, wanted), pa.list_(pa.int64())).to_pylist()
+        cast_exactly(cast_exactly(lists, expected), pa.list_(pa.int64())).to_pylist()
         == lists.to_pylist()
     )
     with pytest.raises(InexactValueError, match=r"shape \(3,\)"):
-        cast_exactly(pa.array([[1, 2], [1, 2, 3]]), wanted)
-    assert not can_fit(pa.list_(pa.float32(), 3), wanted)
+        cast_exactly(pa.array([[1, 2], [1, 2, 3]]), expected)
+    assert not can_fit(pa.list_(pa.float32(), 3), expected)
 
 
 @pytest.mark.parametrize(

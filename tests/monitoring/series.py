@@ -130,9 +130,9 @@ def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
     days = {each: day(of, each) for each in range(number - 57, number)}
     for each in (number, number + 1):
         days[each] = day(of, each, fault=fault)
-    wanted = {"shift": "drift", "nulls": "nulls", "half": "volume", "stopped": "volume"}[fault]
+    expected = {"shift": "drift", "nulls": "nulls", "half": "volume", "stopped": "volume"}[fault]
     for each, result in alarms(watched, days, range(number - 1, number + 2)):
-        if each >= number and any(finding.kind == wanted for finding in result):
+        if each >= number and any(finding.kind == expected for finding in result):
             return True
     return False
 

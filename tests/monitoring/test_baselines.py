@@ -56,10 +56,10 @@ def test_baseline_statistics_are_computed_on_demand(
     argument = "version=2"
     if of == "training dataset":
         frame = shop.get_features(["sales.amount", "sales.late"])
-        made = shop.create_training_dataset(
+        dataset = shop.create_training_dataset(
             frame, "late_sales", label="late", shards=1, progress=False, statistics=False
         )
-        assert not made.manifest.statistics
+        assert not dataset.manifest.statistics
         argument = "training_dataset='late_sales'"
     else:
         folder = Path(shop.location, "featuregroups", "sales", "v2_statistics")

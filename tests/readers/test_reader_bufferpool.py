@@ -43,12 +43,12 @@ def test_buffer_is_reused_after_last_view_is_released() -> None:
 
 def test_buffers_of_many_arrays_are_reused_and_not_pickled() -> None:
     memory = BufferPool(None)
-    wanted = [((100,), np.dtype(np.uint8))]
+    expected = [((100,), np.dtype(np.uint8))]
     for _ in range(3):
-        lent = [memory.borrow(wanted, purpose="x")[0] for _ in range(50)]
+        lent = [memory.borrow(expected, purpose="x")[0] for _ in range(50)]
         places = {each.ctypes.data for each in lent}
         del lent
-        again = [memory.borrow(wanted, purpose="x")[0] for _ in range(50)]
+        again = [memory.borrow(expected, purpose="x")[0] for _ in range(50)]
         assert {each.ctypes.data for each in again} == places
         del again
     assert len(pickle.dumps(memory)) < 200

@@ -35,10 +35,10 @@ def test_repeated_iteration_reads_next_epochs(example: Example, epochs: int) -> 
     reader = open_example(example, seed=4)
     dataset = reader.tf_dataset(epochs, start_epoch=5)
     for iteration in range(3):
-        wanted = []
+        expected = []
         for epoch in range(epochs):
-            wanted += rows_of_epoch(reader, 5 + iteration * epochs + epoch)
-        assert rows_of(dataset) == wanted
+            expected += rows_of_epoch(reader, 5 + iteration * epochs + epoch)
+        assert rows_of(dataset) == expected
 
 
 @pytest.mark.tensorflow

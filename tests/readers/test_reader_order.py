@@ -170,8 +170,8 @@ def test_order_windows_permute_ranges_of_canonical_rows(order: ReaderOrder) -> N
 def test_order_without_shuffle_slices_canonical_order(order: ReaderOrder) -> None:
     size = order.global_batch_size
     for step, batch in enumerate(all_batches(order, 0)):
-        wanted = range(step * size, (step + 1) * size)
-        assert batch == [row if row < order.rows else PADDING for row in wanted]
+        expected = range(step * size, (step + 1) * size)
+        assert batch == [row if row < order.rows else PADDING for row in expected]
     assert all_batches(order, 0) == all_batches(order, 5)
 
 

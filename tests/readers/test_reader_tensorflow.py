@@ -53,9 +53,11 @@ def assert_same(dataset: Any, expected: list[Any]) -> None:
 
     result = list(dataset)
     assert len(result) == len(expected)
-    for element, wanted in zip(result, expected, strict=True):
-        tf.nest.assert_same_structure(element, wanted)
-        for tensor, array in zip(tf.nest.flatten(element), tf.nest.flatten(wanted), strict=True):
+    for element, expected_value in zip(result, expected, strict=True):
+        tf.nest.assert_same_structure(element, expected_value)
+        for tensor, array in zip(
+            tf.nest.flatten(element), tf.nest.flatten(expected_value), strict=True
+        ):
             values = tensor.numpy()
             assert values.dtype == array.dtype
             assert values.shape == array.shape

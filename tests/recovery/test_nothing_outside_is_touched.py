@@ -94,7 +94,7 @@ def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
 def test_copied_store_is_independent(tmp_path: Path) -> None:
     original = featurestore.connect(tmp_path / "one")
     original.create_featuregroup(TABLE, "g", primary_key="x")
-    made = original.create_training_dataset(original.get_featuregroup("g"), "d", label="y")
+    group = original.create_training_dataset(original.get_featuregroup("g"), "d", label="y")
     original.close()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     copy = featurestore.connect(tmp_path / "two")
@@ -104,7 +104,7 @@ def test_copied_store_is_independent(tmp_path: Path) -> None:
     assert [each.path for each in copy.get_training_datasets()] == [opened.path]
     copy.delete_training_dataset("d", version=1)
     copy.delete_featuregroup("g", version=1)
-    assert made.verify().ok
+    assert group.verify().ok
     shutil.move(tmp_path / "one", tmp_path / "moved")
     moved = featurestore.connect(tmp_path / "moved")
     assert moved.get_training_dataset("d").read("train").count() == 2

@@ -59,17 +59,17 @@ def test_delete_training_dataset_leaving_files_warns(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = duckdb_store
-    made = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
+    dataset = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
     with (
         refusing(monkeypatch, ending=".parquet"),
         pytest.warns(PublicationWarning, match="deletion of training dataset 'd' version 1"),
     ):
         store.delete_training_dataset("d", version=1)
     assert store.get_training_datasets() == []
-    assert Path(made.path).exists()
+    assert Path(dataset.path).exists()
     assert left_over(store) == ["remove"]
     store.create_featuregroup(TABLE, "g")  # the next write of the process tries again
-    assert not Path(made.path).exists()
+    assert not Path(dataset.path).exists()
     assert left_over(store) == []
 
 
@@ -113,6 +113,6 @@ def test_undeletable_export_leftovers_keep_version_number_reserved(
     left.mkdir(parents=True)
     (left / "shard.left").touch()
     with refusing(monkeypatch, ending=".left"):
-        made = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
-    assert made.version == 2
+        dataset = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
+    assert dataset.version == 2
     assert "shard.left" in caplog.text

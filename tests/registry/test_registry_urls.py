@@ -74,8 +74,8 @@ def test_location_with_special_characters_works(tmp_path: Path, name: str) -> No
         assert store.get_features(["g.z"]).count() == 3
         store.delete_from_featuregroup("g", "x = 3")
         store.compact_featuregroup("g")
-        made = store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
-        assert made.verify(recompute=True).ok
+        new_group = store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
+        assert new_group.verify(recompute=True).ok
         assert group.statistics().rows == 2
         assert store.get_featuregroup("g", as_of=1).count() == 2
         store.vacuum_featuregroup("g", retain="0s")

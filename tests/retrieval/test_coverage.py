@@ -142,15 +142,15 @@ def test_coverage_explains_load_time_as_created_time(
         created_time="created",
     )  # fmt: skip
     entities = [{"driver_id": 1001 + n, "event_timestamp": hours(n), "label": n} for n in range(3)]
-    wanted = ["driver_hourly_stats.conv_rate", "driver_hourly_stats.acc_rate"]
-    frame = duckdb_store.get_features(wanted, labels=entities)
+    expected = ["driver_hourly_stats.conv_rate", "driver_hourly_stats.acc_rate"]
+    frame = duckdb_store.get_features(expected, labels=entities)
     says = r"gives no values to 3 rows(.|\n)*3 not known yet(.|\n)*created_time_filter=False"
     with pytest.warns(CoverageWarning, match=says) as told:
         assert frame.to_pandas()["conv_rate"].isna().all()
     assert len(told) == 1
     assert told[0].filename == __file__
     assert counts(frame.coverage()["driver_hourly_stats"]) == {"not_known_yet": 3}
-    mended = duckdb_store.get_features(wanted, labels=entities, created_time_filter=False)
+    mended = duckdb_store.get_features(expected, labels=entities, created_time_filter=False)
     assert mended.to_pandas()["conv_rate"].notna().all()
 
 

@@ -64,12 +64,12 @@ def test_sample_covers_splits_and_is_reproducible(duckdb_store: FeatureStore) ->
     duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
     frame = duckdb_store.get_featuregroup("people").sample(fraction=0.5)
     assert "0.5 of the rows by the hash of person, visit, seed 0" in str(frame.plan)
-    made = duckdb_store.create_training_dataset(
+    dataset = duckdb_store.create_training_dataset(
         frame, "halves", splits={"train": 0.5, "test": 0.5}, data_format="parquet", progress=False
     )
-    assert made.num_rows("train") > 200
-    assert made.num_rows("test") > 200
-    assert made.verify(recompute=True).ok
+    assert dataset.num_rows("train") > 200
+    assert dataset.num_rows("test") > 200
+    assert dataset.verify(recompute=True).ok
 
 
 def test_sample_without_keys_hashes_all_columns(duckdb_store: FeatureStore) -> None:

@@ -106,8 +106,8 @@ def test_late_materialization_joins_several_files(
         "asked_at": [hours_after_t0(hour) for hour in random.integers(0, 450, 300).tolist()],
     }
     retrieval.group("asked", request, commits=4, primary_key=("n",), event_time="asked_at")
-    wanted = ["readings.text", "readings.list", "readings.place", "prices.price"]
-    every = [*wanted, "readings.text as again"]
+    expected = ["readings.text", "readings.list", "readings.place", "prices.price"]
+    every = [*expected, "readings.text as again"]
     assert late_materialization.is_worthwhile(
         engine.database, retrieval.plan(every, "asked", how=how)
     )
@@ -116,7 +116,7 @@ def test_late_materialization_joins_several_files(
     in_memory = pa.table({name: request[name] for name in ("n", "key", "shop")})
     times = make_labels(asked_at=request["asked_at"]).column("asked_at")
     labels = in_memory.append_column("asked_at", times)
-    retrieval.check(wanted, labels, label_time="asked_at", how=how)
+    retrieval.check(expected, labels, label_time="asked_at", how=how)
 
 
 def test_abandoned_read_removes_spool_files(
@@ -155,8 +155,8 @@ def test_late_materialization_exports_equal_bytes(
                 pa.table(request), "asked", primary_key=("n",), event_time="t"
             )
             frame = store.get_features(["rows.x"], labels="asked")
-            made = store.create_training_dataset(frame, "made", label="x", shards=3)
-            for split in made.manifest.splits:
+            dataset = store.create_training_dataset(frame, "made", label="x", shards=3)
+            for split in dataset.manifest.splits:
                 actual.append([shard.sha256 for shard in split.shards])
     assert actual[0] == actual[1]
 

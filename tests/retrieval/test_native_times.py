@@ -73,5 +73,7 @@ def test_native_rows_at_time_limits_are_accepted(store: FeatureStore, engine_nam
     df = native(engine_name, f"SELECT id, {INSIDE[engine_name]} FROM ROWS WHERE id < 3")
     assert store.get_features(["g.x"], labels=df).count() == 3
     data = native(engine_name, f"SELECT id, {INSIDE[engine_name]} FROM ROWS WHERE id < 3")
-    made = store.create_training_dataset(data.select("id", "t", "d"), "made", data_format="parquet")
-    assert made.num_rows("train") == 3
+    dataset = store.create_training_dataset(
+        data.select("id", "t", "d"), "made", data_format="parquet"
+    )
+    assert dataset.num_rows("train") == 3

@@ -114,8 +114,8 @@ def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path:
         for second in others:  # the same table, under the name and the key of a group of its own
             spec = replace(source.spec, name=second, primary_key=(first, second))
             retrieval.sources[second, 1] = replace(source, spec=spec)
-        wanted = [f"{second}.x as x_{second}" for second in others]
-        actual = retrieval.run(retrieval.plan(wanted, labels, label_time="at"), labels)
+        expected_value = [f"{second}.x as x_{second}" for second in others]
+        actual = retrieval.run(retrieval.plan(expected_value, labels, label_time="at"), labels)
         for second in others:
             expected = _plain_join(label_values, row_values, first, second)
             if actual.column(f"x_{second}").to_pylist() != expected:

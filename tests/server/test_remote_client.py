@@ -514,21 +514,24 @@ def test_remote_writes_pass_validation(
     second = pa.table({"k": [4, 5], "at": [NOON] * 2, "x": [9.0, 8.0], "box": [[0.0, 0.0]] * 2})
     declared: dict[str, Any] = {"primary_key": "k", "event_time": "at", "ttl": timedelta(days=2)}
     with featurestore.connect(address, token=writes) as writer:
-        made = writer.create_featuregroup(first, "made", tags={"team": "b"}, **declared)
-        assert local.featuregroup("made")._details() == made._details()
-        assert made._details()["ttl"] == "2d"
+        new_group = writer.create_featuregroup(first, "made", tags={"team": "b"}, **declared)
+        assert local.featuregroup("made")._details() == new_group._details()
+        assert new_group._details()["ttl"] == "2d"
         commit = writer.insert_into_featuregroup(
             second, "made", mode="upsert", transaction=("a", 1)
         )
         assert commit == local.get_featuregroup_history("made")[0]
-        again = made.insert(second, mode="upsert", transaction=("a", 1))
+        again = new_group.insert(second, mode="upsert", transaction=("a", 1))
         assert (again.applied, again.delta_version) == (False, commit.delta_version)
         assert local.get_featuregroup("made").count() == 6
         assert writer.get_or_create_featuregroup(first, "made", **declared).version == 1
         doubled = pa.concat_tables([second, second])
         for error, ask in (
-            (DuplicateKeys, lambda: made.insert(doubled, mode="upsert")),
-            (SchemaMismatch, lambda: made.insert(second.rename_columns(["k", "at", "y", "box"]))),
+            (DuplicateKeys, lambda: new_group.insert(doubled, mode="upsert")),
+            (
+                SchemaMismatch,
+                lambda: new_group.insert(second.rename_columns(["k", "at", "y", "box"])),
+            ),
             (FeatureGroupExists, lambda: writer.create_featuregroup(first, "made", version=1)),
             (InvalidArgument, lambda: writer.create_featuregroup(first, "other", primary_kye="k")),
             (InvalidSql, lambda: writer.delete_from_featuregroup("made", "(select 1) = 1")),

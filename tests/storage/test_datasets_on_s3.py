@@ -327,10 +327,10 @@ def test_export_with_faulty_network_keeps_acknowledged_datasets(
         shaky = connect(storage_options=options_for(endpoint))
         while proxy.faults.total() < faults:
             try:
-                made = export(shaky)
-                acknowledged.add(made.version)
-                assert made.manifest.content_hash == expected.manifest.content_hash
-                assert batches_of(made) == batches_of(expected)
+                new_dataset = export(shaky)
+                acknowledged.add(new_dataset.version)
+                assert new_dataset.manifest.content_hash == expected.manifest.content_hash
+                assert batches_of(new_dataset) == batches_of(expected)
             except StorageError:
                 continue
     again = connect()

@@ -33,18 +33,18 @@ def test_run_with_remote_dataset_is_stored_locally(
         monkeypatch.setenv(name, value)
     frame = pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300) % 2})
     store = place.connect()
-    made = store.create_training_dataset(frame, "d", label="y", transformations=None)
+    new_dataset = store.create_training_dataset(frame, "d", label="y", transformations=None)
     before = names_below(store.location)
     with pytest.raises(UnsupportedLocation, match="need a directory") as refused:
-        experiments.launch(train, name="some", dataset=made)
+        experiments.launch(train, name="some", dataset=new_dataset)
     assert "store=featurestore.connect(" in str(refused.value.hint)
     with featurestore.connect(tmp_path / "runs") as runs:
-        run = experiments.launch(train, name="some", dataset=made, store=runs)
+        run = experiments.launch(train, name="some", dataset=new_dataset, store=runs)
         assert run.state == "finished"
         assert run.metrics["metric"] == frame["x"].sum()
         (kept,) = experiments.get_runs("some", store=runs)
         assert kept.dataset is not None
-        assert kept.dataset.path == made.path
+        assert kept.dataset.path == new_dataset.path
         assert set(kept.record.files) == {"artifacts/line.joblib"} == set(kept.artifacts)
     assert names_below(store.location) == before
     for file in (tmp_path / "runs").rglob("*"):

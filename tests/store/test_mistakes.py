@@ -111,8 +111,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         store.create_featuregroup(table().rename(columns={"x": "wind"}), "h", **keys)
         store.create_featuregroup(table(n=1), "c", primary_key=["k", "n"], event_time="t")
         store.create_featuregroup(table()[["x"]], "keyless")
-        made = store.create_training_dataset(table(), "made_before", label="y")
-        yield World(store, made.reader("train", global_batch_size=4, columns=["x", "y"]), place)
+        dataset = store.create_training_dataset(table(), "made_before", label="y")
+        yield World(store, dataset.reader("train", global_batch_size=4, columns=["x", "y"]), place)
 
 
 Row = tuple[str, Callable[[World], object], type[Exception], tuple[str, ...]]
@@ -343,16 +343,18 @@ TAKEN = {
 @pytest.mark.parametrize("kind", TAKEN)
 def test_lossless_inputs_are_accepted(tmp_path: Path, kind: str) -> None:
     with featurestore.connect(tmp_path) as store:
-        made = store.create_featuregroup(TAKEN[kind], "made")
-        assert made.schema.names == ["a"]
-        assert made.read().count() == {"typed and empty": 0, "dates": 1, "decimals": 1}.get(kind, 2)
+        group = store.create_featuregroup(TAKEN[kind], "made")
+        assert group.schema.names == ["a"]
+        assert group.read().count() == {"typed and empty": 0, "dates": 1, "decimals": 1}.get(
+            kind, 2
+        )
 
 
 @pytest.mark.parametrize("name", ["Parquet", "TFRecord", "CSV"])
 def test_data_format_ignores_case(tmp_path: Path, name: str) -> None:
     with featurestore.connect(tmp_path) as store:
-        made = store.create_training_dataset(table(), "made", label="y", data_format=name)
-        assert made.manifest.data_format == name.lower()
+        dataset = store.create_training_dataset(table(), "made", label="y", data_format=name)
+        assert dataset.manifest.data_format == name.lower()
 
 
 def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
@@ -394,8 +396,8 @@ def test_data_warning_points_to_caller_once(
 
 def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
-        made = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
-        assert told_once(lambda: made.insert(frame(a=[3, 2, 1]))) == []
+        group = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
+        assert told_once(lambda: group.insert(frame(a=[3, 2, 1]))) == []
 
 
 @pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])

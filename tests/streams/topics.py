@@ -56,9 +56,9 @@ class Broker:
         """Delete the records of a partition before an offset, like retention."""
         from confluent_kafka import TopicPartition
 
-        wanted = TopicPartition(topic, partition, before)
+        expected = TopicPartition(topic, partition, before)
         client = self._admin()  # ends its calls when it goes
-        client.delete_records([wanted])[wanted].result()
+        client.delete_records([expected])[expected].result()
 
     def send(
         self, topic: str, values: Iterable[bytes | None], *, partition: int | None = None

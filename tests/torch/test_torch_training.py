@@ -280,10 +280,10 @@ def test_torch_loader_padded_lists_are_codes(tmp_path: Path) -> None:
         )
         (features, label), *_ = dataset.reader("train", global_batch_size=40).torch_loader()
     module = dataset.preprocessor("torch")
-    wanted = [int(row) for row in label]
+    expected = [int(row) for row in label]
     arguments = {
-        "words": [words[row] for row in wanted],
-        "numbers": [numbers[row] for row in wanted],
+        "words": [words[row] for row in expected],
+        "numbers": [numbers[row] for row in expected],
     }
     prepared = module(arguments)
     for name in chains:

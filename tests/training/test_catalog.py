@@ -23,13 +23,15 @@ Example = Callable[..., pa.Table]
 def test_unregistered_finished_dataset_is_recovered(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    made = duckdb_store.create_training_dataset(example(50), "d", key=["at"], tags={"team": "risk"})
+    dataset = duckdb_store.create_training_dataset(
+        example(50), "d", key=["at"], tags={"team": "risk"}
+    )
     registry = duckdb_store.session.registry
     with registry.transaction() as connection:
         datasets.unregister(connection, "d", 1)
     leave_dead(duckdb_store, "export", 1)
     again = featurestore.connect(duckdb_store.location)
-    assert again.get_training_dataset("d").manifest == made.manifest
+    assert again.get_training_dataset("d").manifest == dataset.manifest
     assert [each.name for each in again.get_training_datasets()] == ["d"]
     with registry.reading() as connection:
         assert artifacts.tags_of(connection, KIND, "d", 1) == {"team": "risk"}
@@ -58,7 +60,7 @@ def test_get_training_dataset_unknown_raises_with_alternatives(
 def test_clean_removes_only_leftovers_of_killed_exports(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
+    dataset = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
     session = duckdb_store.session
     dead = Path(session.training_dataset_path("d", 7))
     dead.mkdir()
@@ -73,15 +75,15 @@ def test_clean_removes_only_leftovers_of_killed_exports(
             str(unknown),
         ]
         assert Path(session.training_dataset_path("d", running.version)).is_dir()
-        assert made.verify().ok
+        assert dataset.verify().ok
 
 
 def test_killed_dataset_deletion_is_completed(duckdb_store: FeatureStore, example: Example) -> None:
-    made = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
+    dataset = duckdb_store.create_training_dataset(example(20), "d", key=["at"])
     leave_dead(duckdb_store, "remove", 1)
     again = featurestore.connect(duckdb_store.location)
     assert again.get_training_datasets() == []
-    assert not Path(made.path).exists()
+    assert not Path(dataset.path).exists()
 
 
 def test_delete_featuregroup_pinned_by_dataset_raises(
@@ -104,12 +106,12 @@ def test_delete_featuregroup_pinned_by_dataset_raises(
 def test_petastorm_reader_divides_rows_between_workers(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    made = duckdb_store.create_training_dataset(
+    dataset = duckdb_store.create_training_dataset(
         example(1000), "p", data_format="petastorm", key=["at"], shards=2
     )
     rows = []
     for worker in range(2):
-        with made.petastorm_reader("train", worker=worker, workers=2) as reader:
+        with dataset.petastorm_reader("train", worker=worker, workers=2) as reader:
             mine = [value for batch in reader for value in batch.x.tolist()]
         assert abs(len(mine) - 500) <= 16
         rows += mine

@@ -144,10 +144,10 @@ def test_spark_export_equals_duckdb_bytes_for_any_partitions(
     way: str, partitions: int, expected: dict[str, TrainingDataset], cluster: FeatureStore
 ) -> None:
     frame = in_partitions(cluster, table(ragged=way in WITH_LISTS), partitions)
-    made = export(cluster, frame, f"{way}_{partitions}", **WAYS[way])
-    assert hashes(made) == hashes(expected[way])
-    assert made.manifest.content_hash == expected[way].manifest.content_hash
-    assert made.manifest.layout.get("kind") == {
+    dataset = export(cluster, frame, f"{way}_{partitions}", **WAYS[way])
+    assert hashes(dataset) == hashes(expected[way])
+    assert dataset.manifest.content_hash == expected[way].manifest.content_hash
+    assert dataset.manifest.layout.get("kind") == {
         "tfrecord": "fixed",
         "lists": "fixed",
         "variable": "variable",
@@ -164,9 +164,9 @@ def test_export_bytes_independent_of_threads_and_input_order(
     rows = table(ragged=way in WITH_LISTS)
     shuffled = rows.take(pa.array(np.random.default_rng(threads).permutation(ROWS)))
     with featurestore.connect(tmp_path / "store", engine=DuckDBEngine(threads=threads)) as store:
-        made = export(store, shuffled, "d", **WAYS[way])
-    assert hashes(made) == hashes(expected[way])
-    assert made.manifest.content_hash == expected[way].manifest.content_hash
+        dataset = export(store, shuffled, "d", **WAYS[way])
+    assert hashes(dataset) == hashes(expected[way])
+    assert dataset.manifest.content_hash == expected[way].manifest.content_hash
 
 
 @pytest.mark.spark

@@ -207,13 +207,13 @@ def test_label_counts_omit_non_class_labels(duckdb_store: FeatureStore) -> None:
             "raw": pa.array([b"a", b"b", None]),
         }
     )
-    made = duckdb_store.create_training_dataset(
+    dataset = duckdb_store.create_training_dataset(
         table, "d", label=["vector", "ragged", "raw"], key="x"
     )
-    assert made.manifest.split("train").label_counts == {}
+    assert dataset.manifest.split("train").label_counts == {}
     many = pa.table({"x": pa.array(range(5000)), "price": pa.array([n / 7 for n in range(5000)])})
-    made = duckdb_store.create_training_dataset(many, "many", label="price", key="x")
-    assert made.manifest.split("train").label_counts == {}, "thousands of values are no classes"
+    dataset = duckdb_store.create_training_dataset(many, "many", label="price", key="x")
+    assert dataset.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
 @pytest.mark.parametrize(("values", "counted"), [(999, True), (1000, False)])
@@ -222,8 +222,8 @@ def test_label_counts_cover_1000_values_including_null(
 ) -> None:
     labels = [n % values / 7 for n in range(3_000)]
     table = pa.table({"x": pa.array(range(3_010)), "y": pa.array([*labels, *[None] * 10])})
-    made = duckdb_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
-    counts = made.manifest.split("train").label_counts
+    dataset = duckdb_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
+    counts = dataset.manifest.split("train").label_counts
     assert bool(counts) == counted
     if counted:
         assert (len(counts["y"]), counts["y"]["null"]) == (1000, 10)
@@ -234,11 +234,11 @@ def test_label_proportions_are_reported_per_split(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     rules = {"splits": {"train": 0.5, "test": 0.5}, "label": ["label", "word"], "key": "at"}
-    made = duckdb_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
-    for split in made.splits:
-        rows = rows_of(made, split)
+    dataset = duckdb_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
+    for split in dataset.splits:
+        rows = rows_of(dataset, split)
         for label in ("label", "word"):
-            shares = made.label_proportions[split][label]
+            shares = dataset.label_proportions[split][label]
             assert sum(shares.values()) == pytest.approx(1)
             for value in {row[label] for row in rows}:
                 expected = sum(row[label] == value for row in rows) / len(rows)
@@ -328,12 +328,12 @@ def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None
         }
     )
     for data_format in ("tfrecord", "petastorm", "parquet"):
-        made = duckdb_store.create_training_dataset(
+        dataset = duckdb_store.create_training_dataset(
             table, data_format, label="digit", key="number", data_format=data_format, shards=2
         )
-        assert made.verify().ok
-        assert made.manifest.column("image").shape == (8, 8)
-        (batch,) = made.reader(
+        assert dataset.verify().ok
+        assert dataset.manifest.column("image").shape == (8, 8)
+        (batch,) = dataset.reader(
             "train",
             global_batch_size=1797,
             shuffle=False,
@@ -352,12 +352,12 @@ def test_tensorflow_reads_dataset_with_feature_spec_alone(
 ) -> None:
     import tensorflow as tf
 
-    made = duckdb_store.create_training_dataset(
+    dataset = duckdb_store.create_training_dataset(
         example(300), "plain", key="at", label="label", shards=3
     )
     spec = duckdb_store.get_training_dataset_tf_record_schema("plain")
-    assert spec == made.tf_feature_spec()
-    files = sorted(str(each) for each in Path(made.path, "train").glob("tfrecord-*"))
+    assert spec == dataset.tf_feature_spec()
+    files = sorted(str(each) for each in Path(dataset.path, "train").glob("tfrecord-*"))
     parsed = next(
         iter(
             tf.data.TFRecordDataset(files)
@@ -365,13 +365,13 @@ def test_tensorflow_reads_dataset_with_feature_spec_alone(
             .map(lambda each: tf.io.parse_example(each, spec))
         )
     )
-    rows = made.read("train").to_arrow()
+    rows = dataset.read("train").to_arrow()
     assert parsed["user"].numpy().tolist() == rows["user"].to_pylist()
     assert parsed["label"].numpy().tolist() == rows["label"].to_pylist()
     assert parsed["x"].numpy().tolist() == rows["x"].to_pylist()
     words = tf.sparse.to_dense(parsed["word"], default_value="none").numpy()[:, 0].tolist()
     assert words == [(each or "none").encode() for each in rows["word"].to_pylist()]
-    assert 'name: "word"' in Path(made.path, "schema.pbtxt").read_text()
+    assert 'name: "word"' in Path(dataset.path, "schema.pbtxt").read_text()
 
 
 def test_manifest_matches_json_schema(duckdb_store: FeatureStore, example: Example) -> None:

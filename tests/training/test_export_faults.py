@@ -82,17 +82,17 @@ def test_export_killed_leaves_complete_dataset_or_none(
             finished.add(directory.name)
     assert len(hashes) <= 1, "all are of the same rows"
     again = featurestore.connect(tmp_path / "store")
-    made = again.create_training_dataset(
+    group = again.create_training_dataset(
         again.get_featuregroup("facts"),
         "d",
         label="label",
         splits={"train": 0.8, "test": 0.2},
         shards=3,
     )
-    assert made.verify(recompute=True).ok
-    assert hashes <= {made.manifest.content_hash}
+    assert group.verify(recompute=True).ok
+    assert hashes <= {group.manifest.content_hash}
     left = {each.name for each in place.glob("v*")}
-    assert left == finished | {f"v{made.version}"}, "what killed exports left is gone"
+    assert left == finished | {f"v{group.version}"}, "what killed exports left is gone"
     assert not os.listdir(staging)
     again.close()
 

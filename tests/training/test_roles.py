@@ -132,8 +132,8 @@ def test_roles_features_adds_and_exclude_removes_inputs(store: FeatureStore, way
         features=["amount", "division"],
         exclude=["level", "match_id", "booked_at"],
     )
-    wanted = ["amount", "division", "home_goals", "away_goals"]
-    assert sorted(dataset.roles.inputs) == sorted(wanted)
+    expected = ["amount", "division", "home_goals", "away_goals"]
+    assert sorted(dataset.roles.inputs) == sorted(expected)
     assert "level" in dataset.roles.unused
 
 

@@ -103,10 +103,12 @@ def test_array_shapes_preserved_by_petastorm_reader(duckdb_store: FeatureStore) 
 
 def test_array_nulls_masked_in_shape(duckdb_store: FeatureStore) -> None:
     images = [None if row % 5 == 0 else COLUMNS["image"][row] for row in range(ROWS)]
-    made = duckdb_store.create_training_dataset(
+    new_dataset = duckdb_store.create_training_dataset(
         {"id": range(ROWS), "image": images}, "gaps", key="id"
     )
-    reader = made.reader("train", global_batch_size=ROWS, columns=["id", "image"], nulls="mask")
+    reader = new_dataset.reader(
+        "train", global_batch_size=ROWS, columns=["id", "image"], nulls="mask"
+    )
     batch = next(iter(reader.batches()))
     present = batch["id"] % 5 != 0
     np.testing.assert_array_equal(batch["image_present"], present)

@@ -93,12 +93,12 @@ def test_split_sample_reduced_by_copies_is_short() -> None:
 
 
 def test_split_statistics_equal_rows_of_splits(store: FeatureStore, example: Example) -> None:
-    made = store.create_training_dataset(
+    dataset = store.create_training_dataset(
         example(800), "d", splits={"train": 0.7, "test": 0.3}, key="at", label="label"
     )
-    for split in made.splits:
-        rows = made.read(split).to_arrow()
-        statistics = made.statistics(split)
+    for split in dataset.splits:
+        rows = dataset.read(split).to_arrow()
+        statistics = dataset.statistics(split)
         assert statistics.rows == rows.num_rows
         column = statistics.column("n")
         assert column.missing == rows["n"].null_count
@@ -111,10 +111,10 @@ def test_split_statistics_independent_of_row_order(tmp_path: Path, example: Exam
     written = []
     for number, order in enumerate((range(3000), range(2999, -1, -1))):
         with featurestore.connect(tmp_path / str(number)) as store:
-            made = store.create_training_dataset(
+            dataset = store.create_training_dataset(
                 rows.take(list(order)), "d", splits={"train": 0.7, "test": 0.3}, key="at"
             )
-            written.append(Path(made.path))
+            written.append(Path(dataset.path))
     names = sorted(path.relative_to(written[0]) for path in written[0].rglob("*") if path.is_file())
     for name in names:
         one, other = (folder / name for folder in written)

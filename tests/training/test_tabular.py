@@ -53,7 +53,7 @@ def test_matrix_contains_inputs_in_row_order(duckdb_store: FeatureStore, data_fo
 
 def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
     words = pa.array(["a", "b", None] * 10)
-    made = duckdb_store.create_training_dataset(
+    dataset = duckdb_store.create_training_dataset(
         table(city=words),
         "coded",
         label="y",
@@ -65,10 +65,10 @@ def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
         },
         splits={"train": 0.7, "test": 0.3},
     )
-    for split in made.splits:
-        rows = made.manifest.split(split).rows
-        (batch,) = made.reader(split, global_batch_size=rows, nulls="mask").batches()
-        x, y, names = made.matrix(split)
+    for split in dataset.splits:
+        rows = dataset.manifest.split(split).rows
+        (batch,) = dataset.reader(split, global_batch_size=rows, nulls="mask").batches()
+        x, y, names = dataset.matrix(split)
         parts = [
             batch[name].reshape(rows, -1).astype(np.float32)
             for name in ("age", "member", "image", "city")
@@ -76,13 +76,13 @@ def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
         np.testing.assert_array_equal(x, np.concatenate(parts, axis=1))
         np.testing.assert_array_equal(y, batch["y"])
         assert names[-2:] == ("city_0", "city_1")
-        stored = made.matrix(split, columns=["age"], transformed=False)
-        assert np.isnan(stored.x).sum() == made.read(split).to_arrow()["age"].null_count
+        stored = dataset.matrix(split, columns=["age"], transformed=False)
+        assert np.isnan(stored.x).sum() == dataset.read(split).to_arrow()["age"].null_count
 
 
 def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore) -> None:
-    made = duckdb_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
-    x, y, names = made.matrix("train", columns=["id", "age"])
+    dataset = duckdb_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
+    x, y, names = dataset.matrix("train", columns=["id", "age"])
     assert (names, x.shape) == (("id", "age"), (30, 2))
     assert y is not None
     assert y.shape == (30, 2)
@@ -91,12 +91,12 @@ def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore
 
 def test_matrix_non_numeric_columns_raise_with_names(duckdb_store: FeatureStore) -> None:
     words = pa.array(["a", "b", "c"] * 10)
-    made = duckdb_store.create_training_dataset(table(city=words), "words", label="y", key="id")
+    dataset = duckdb_store.create_training_dataset(table(city=words), "words", label="y", key="id")
     with pytest.raises(UnsupportedType, match=r"city \(string\)") as refused:
-        made.matrix("train")
+        dataset.matrix("train")
     assert "columns=['age', 'member', 'image']" in str(refused.value)
     with pytest.raises(InvalidArgument, match="unknown column 'agee'"):
-        made.matrix("train", columns=["agee"])
+        dataset.matrix("train", columns=["agee"])
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_class_weights_are_keyed_by_transformed_values(
     duckdb_store: FeatureStore, label: pa.Array, classes: dict[Any, float]
 ) -> None:
     data = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": label})
-    made = duckdb_store.create_training_dataset(data, "classes", label="y")
-    assert made.class_weights == pytest.approx(classes)
-    assert list(map(type, made.class_weights)) == list(map(type, classes))
+    dataset = duckdb_store.create_training_dataset(data, "classes", label="y")
+    assert dataset.class_weights == pytest.approx(classes)
+    assert list(map(type, dataset.class_weights)) == list(map(type, classes))
 
 
 def test_class_weights_without_classes_raise(duckdb_store: FeatureStore) -> None:
-    made = duckdb_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
+    dataset = duckdb_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
     with pytest.raises(InvalidArgument, match="has no label"):
-        _ = made.class_weights
+        _ = dataset.class_weights

@@ -190,11 +190,11 @@ def test_reader_selected_lists_are_values_and_row_splits(dataset: Any, remainder
             assert splits[-1] == len(values)
             cells = np.split(values, splits[1:-1])
             for index in np.flatnonzero(real):
-                wanted = stored[batch["id"][index]][name] or []
+                expected_value = stored[batch["id"][index]][name] or []
                 arguments = (
                     [word.decode() for word in cells[index]] if name == "words" else cells[index]
                 )
-                assert list(arguments) == wanted
+                assert list(arguments) == expected_value
             assert all(not len(cells[index]) for index in np.flatnonzero(~real))
         prepared = dataset.preprocessor()(batch)
         for name in CHAINS:
@@ -231,11 +231,13 @@ def test_saved_preprocessor_accepts_ragged_tensors(
     served = tf.saved_model.load(str(tmp_path / "served")).serve
     again = keras.models.load_model(tmp_path / "model.keras")
     expected = dataset.reader("train", global_batch_size=20, columns=[*CHAINS, "y"]).batches()
-    for (features, _), batch, wanted in zip(reader.tf_dataset(), by_numpy, expected, strict=True):
+    for (features, _), batch, expected_value in zip(
+        reader.tf_dataset(), by_numpy, expected, strict=True
+    ):
         assert (features["ids"].values.numpy() == batch["ids"].values).all()
         for actual in (served(features), again(features)):
             for name in CHAINS:
-                np.testing.assert_array_equal(actual[name].numpy(), wanted[name])
+                np.testing.assert_array_equal(actual[name].numpy(), expected_value[name])
 
 
 def test_reader_lists_without_length_raise_with_hint(dataset: Any) -> None:

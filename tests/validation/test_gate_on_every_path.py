@@ -107,8 +107,8 @@ def test_rejected_rows_are_never_visible_to_readers(store: FeatureStore) -> None
     assert [row["id"] for row in quarantined(store)] == [100] * len(modes)
     history = store.get_featuregroup_history("people")
     landed = [(each.operation, each.rows) for each in reversed(history)]
-    wanted = [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)]
-    assert landed == wanted[: len(modes) + 1]
+    expected = [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)]
+    assert landed == expected[: len(modes) + 1]
 
 
 def test_quarantine_commits_first_in_same_transaction(

@@ -58,8 +58,8 @@ WITHOUT_TORCH = (
 )
 # Tests with these markers run in one process, by the name of their group.
 MARKED_GROUPS = {"tensorflow": "tensorflow", "postgres": "databases", "mariadb": "databases"}
-# `make check` runs these rooms. What connects the store to something else, or is built on top of
-# it, has rooms of its own, which are not named here: so the inner loop does not grow with them.
+# `make check` runs these folders. Connections to other systems, and features built on top of
+# the store, have their own folders, so that the inner loop does not grow with them.
 INNER_LOOP = (
     "tests/aggregates",
     "tests/cli",
@@ -84,9 +84,9 @@ INNER_LOOP = (
     "tests/test_house_pages.py",
     "tests/test_house_results.py",
 )
-# Of these it leaves out what kills or interrupts, damages, fills memory, starts programs, or
-# computes windows by the hundred, or imports TensorFlow or petastorm; random cases (the marker
-# ``hypothesis``) by the Makefile.
+# Excluded from these are tests that kill, interrupt, damage, fill memory, start programs, or
+# compute hundreds of windows, or import TensorFlow or petastorm; random cases (the marker
+# ``hypothesis``) are excluded by the Makefile.
 NOT_INNER_LOOP = (
     "tests/aggregates/test_kernel.py",
     "tests/cli/test_cli_hostile_text.py",
@@ -120,7 +120,7 @@ NOT_INNER_LOOP = (
     "tests/usersql/test_queries_mean_the_same.py",
     "tests/validation/test_table_expectations.py",
 )
-# What meets a library beside those of the inner loop: with it, this is the run on the newest stack.
+# Tests that use further libraries; with these, this is the run on the newest stack.
 LIBRARIES = (
     "tests/docstrings",
     "tests/lineage",
@@ -143,8 +143,8 @@ LIBRARIES = (
 )
 
 
-# Two processes share two cores with a JVM: how long an example takes says nothing, pytest-timeout
-# has the last word.
+# Two processes share two cores with a JVM, so the duration of an example is not checked; pytest-timeout
+# limits each test.
 settings.register_profile(
     "house",
     max_examples=50,
@@ -154,7 +154,7 @@ settings.register_profile(
 )
 settings.load_profile("house")
 
-# No test survives a power loss: the operating system may write when it likes.
+# Tests do not cover power loss, so files need no sync.
 os.environ.setdefault("FEATURESTORE_DURABILITY", "fast")
 
 
@@ -492,13 +492,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = {
         "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": QUICK_JAVA,
-        # Nor does it pay to compile a query for ten rows, or to plan it twice. The tests that start
-        # a Spark of their own (on a cluster, by spark-submit, from the engine) have what users
-        # have.
+        # Compiling or adaptively planning a query for ten rows costs more than it saves. Tests that start
+        # their own Spark (on a cluster, by spark-submit, by the engine) have the settings of
+        # users.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.adaptive.enabled": "false",
-        # Nor to note for each column in which line it was made.
+        # Recording the source line of each column is slow.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

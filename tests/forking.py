@@ -208,7 +208,7 @@ def serve() -> None:
         warnings.simplefilter("ignore")
         for name in IMPORTED:
             importlib.import_module(name)
-    # Threads would not survive a fork: nothing has been computed yet, so there are none.
+    # Threads would not survive a fork, but nothing has been computed yet, so there are none.
     for line in sys.stdin:
         document = json.loads(line)
         answer = _status(document["pid"]) if "pid" in document else {"pid": _fork(document)}

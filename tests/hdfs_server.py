@@ -27,7 +27,7 @@ _SETTINGS = {
     "dfs.blocksize": 4 << 20,
     "dfs.namenode.fs-limits.min-block-size": 1 << 20,
 }
-# A file is closed when the namenode expects its last block, not half a second later when it knows.
+# Closing a file does not wait half a second for the report of its last block.
 QUICK = {"dfs.namenode.file.close.num-committed-allowed": 1}
 
 
@@ -78,7 +78,7 @@ def serving(folder: Path, settings: dict[str, int] | None = None) -> Iterator[Hd
         words += ["-D", f"{name}={value}"]
     log = folder / "hdfs.log"
     with log.open("wb") as output:
-        # It ends with this process, however that ends: then there is nothing more to read.
+        # HDFS stops when its standard input closes, that is, with this process.
         server = subprocess.Popen(
             ["bash", "-c", '"$@" </dev/null & read -r; kill -9 $!', "hdfs", *words],
             stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# What no file of a store, no log and no error may hold.
+# Secrets that must not appear in store files, logs or errors.
 ACCESS_KEY = "test-access-key-7f3a"
 SECRET_KEY = "test-secret-key-91bc44de"
 _START_SECONDS = 20

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Tests are over before the second compiler and the parallel collector pay off, or verifying the
-# classes of Spark. Without the second compiler Java keeps 48 MB for compiled code; Spark fills them
-# after a hundred tests, and from then on methods are thrown out and compiled again.
+# Tests end before the C2 compiler, the parallel collector or bytecode verification pay off
+# for Spark's classes. Without C2, Java reserves 48 MB for compiled code, which Spark fills
+# after a hundred tests; from then on methods are evicted and compiled again.
 QUICK_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC -XX:-UsePerfData "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# For tests of ``store`` whose code for Spark others reach as well: on Spark they run in `make soak`.
+# For tests of ``store`` whose Spark code other tests cover: on Spark they run in `make soak`.
 spark_in_soak = pytest.mark.parametrize(
     "engine_name", ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])]
 )
@@ -54,11 +54,11 @@ def on_engines(
     return pytest.mark.parametrize(("engine_name", *arguments.split(",")), parameters)
 
 
-# What pyspark and the engine ask the JVM for by its first name. py4j looks such a name up in every
-# jar, in each package that pyspark imports, whenever it is used: a tenth of the JVM's time.
+# JVM packages and classes that pyspark and the engine use by short name. py4j searches such a name in every
+# jar and imported package at each use, which is a tenth of the JVM's time.
 _NAMES = ("PythonUtils", "PythonSQLUtils", "PythonRDD", "Thread", "java", "scala", "org")
 _NAMES += ("featurestore", "SimplePythonFunction", "ArrowIteratorServer", "JavaSparkContext")
-# And what it asks for by its whole name again and again.
+# Classes used by their full name.
 _CLASSES = ("org.apache.spark.sql.classic.SparkSession", "org.apache.spark.sql.functions")
 _CLASSES += ("org.apache.spark.util.Utils",)
 
@@ -68,7 +68,7 @@ def look_names_up_once(session: SparkSession) -> None:
     machine = session._jvm
     for name in (*_NAMES, *_CLASSES):
         setattr(machine, name, getattr(machine, name))
-    # Twelve questions of each exception are asked by it.
+    # py4j uses it twelve times per exception.
     py4j = machine.py4j
     py4j.reflection = py4j.reflection
     py4j.reflection.TypeUtil = py4j.reflection.TypeUtil
@@ -103,7 +103,7 @@ def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield fetched
 
 
-# The tables that several writers append to.
+# Tables with several concurrent writers.
 APPENDED = pa.schema([("k", pa.int64()), ("by", pa.string())])
 Append = Callable[[str, int], None]
 """Appends a row in one commit, of a writer and with a number."""

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("featurestore", "featurestore_connectors", "featurestore_schemas")
-# Indexes, mirrors and download hosts: whoever installs this decides where packages come from.
+# Indexes, mirrors and download hosts: the user decides where packages come from.
 ADDRESSES = re.compile(
     r"(pypi\.org|pythonhosted\.org|test\.pypi|repo1?\.maven|maven\.org|maven\.apache\.org/maven2|conda\.anaconda|"
     r"--(extra-)?index-url|--find-links|index-url\s*=|git\+https?:)"

@@ -22,9 +22,9 @@ METHODS = {
     "exists", "glob", "is_dir", "is_file", "iterdir", "mkdir", "read_bytes", "read_text", "rglob", "rmdir", "touch",
     "unlink", "write_bytes", "write_text",
 }  # fmt: skip
-# Names by which modules call storage, and functions of the Delta log that are called as its are.
+# Module names of the storage package, and Delta log functions with the same names.
 STORAGE = ("files", "storage", "log", "deltalog", "self")
-# What opens files by itself all the same, and why; nothing is to be added.
+# Exceptions that open files themselves, with the reason; do not add any.
 EXCEPTIONS = {
     "featurestore/cli/features.py": "a file that the user names",
     "featurestore/cli/setup.py": "featurestore.toml in the working directory; the path of java",

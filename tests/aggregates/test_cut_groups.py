@@ -85,7 +85,7 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
     label = random.random(count) < 0.4
     moment = (start + random.integers(0, draw(st.sampled_from([5, 40])), count)) * 2 + label
     key = random.integers(0, keys, count)
-    # All keys share a hash; of some labels the key or the time is missing.
+    # All keys share a hash; some labels have a null key or time.
     nothing = label & (random.random(count) < 0.1)
     timeless = label & (random.random(count) < 0.1)
     known = (moment >> 1) + random.integers(-2, 12, count)

@@ -95,7 +95,7 @@ def test_aggregate_bits_ignore_unrelated_rows_and_order(store: FeatureStore) -> 
     random = np.random.default_rng(5)
     own, given = rows(random), labels(random)
     create(store, "own", [own])
-    # Outside of every window, of keys that nobody asks for, in another order, in other files.
+    # Rows outside every window, of other keys, in another order, in other files.
     older = moved(rows(random, first=ROWS), -60)
     later = moved(rows(random, first=2 * ROWS), 60)
     others = rows(random, first=3 * ROWS)

@@ -117,7 +117,7 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
             label_time="at",
             created_time_filter=waits,
         )
-        # Code of its own looks at every row, and at when each was known; once is enough, since the
+        # check_leakage scans every row and its created time; one engine suffices, since the
         # bits are equal.
         if store.session.engine.name == "duckdb":
             assert store.check_leakage(frame).ok == waits

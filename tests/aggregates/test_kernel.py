@@ -20,7 +20,7 @@ from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import WindowOutput
 
-# Times of one case: small, so that many are equal, or so far apart that keys have to be cut.
+# Times are small, so that many are equal, or so far apart that keys are split.
 SCALES = st.sampled_from([1, 1, 1, 10**15])
 START = datetime(2024, 1, 1, tzinfo=UTC)
 FLAGS = st.booleans()
@@ -118,7 +118,7 @@ def check_case(case: dict[str, Any]) -> None:
         aggregates=request,
         conditions=conditions,
     )
-    # Values as their type holds them.
+    # Values after conversion to their type.
     kept = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
     seen = [values_of(label, case, kept) for label in labels]
     for each, answers in zip(request, result, strict=True):

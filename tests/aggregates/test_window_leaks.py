@@ -129,7 +129,7 @@ def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None
             departures(stamp=stamp), name, primary_key="carrier", event_time="hour"
         )
         frame = store.get_features(f"{name}.events|sum|6h", labels=labels, label_time="asked_at")
-        assert store.check_leakage(frame).ok  # the stored rows do not tell
+        assert store.check_leakage(frame).ok  # not detectable from stored rows
 
         def recompute(moment: datetime, stamp: timedelta = stamp) -> pd.DataFrame:
             made = departures(stamp=stamp, until=moment)

@@ -198,7 +198,7 @@ def test_window_json_round_trip(fill: object) -> None:
     data = json.loads(json.dumps(window_to_json(expected)))
     assert str(window_from_json(JsonObject(data))) == str(expected)
     again = window_from_json(JsonObject(data)).fill_value
-    assert again == fill or (fill != fill and again != again)  # NaN is not itself
+    assert again == fill or (fill != fill and again != again)  # NaN differs from itself
 
 
 def test_fill_values_are_restored_from_manifest(store: FeatureStore) -> None:

@@ -96,7 +96,7 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
         for mine, expected_value in zip(answer, expected, strict=True):
             if expected_value is not None or mine is None:
                 assert _told(mine) == _told(expected_value), name
-    # Without regard to when rows were known: corrections at once, the row that never was, too.
+    # Ignoring created times: corrections apply at once, and so does the row never known.
     moments = [("ann", at(14)), ("ann", at(12))]
     actual = sums(store, aggregates[:1], moments, created_time_filter=False)
     assert actual == [[2.0 + 64 + 8 + 128 + 32], [1.0 + 2 + 32]]

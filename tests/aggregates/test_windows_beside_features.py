@@ -124,8 +124,8 @@ def test_windows_and_features_of_several_groups_combine(
 ) -> None:
     fill(store)
     expected_value = in_order([expected(label) for label in ASKED])
-    # On Spark its own table alone: the other suites of windows have labels from memory there, and
-    # look for leaks; the embedded engine's dataset is verified by its rows.
+    # On Spark only native labels: the other window suites use labels from memory there, and
+    # check leaks; the embedded engine's dataset is verified by its rows.
     embedded = engine_name == "duckdb"
     for name in list(LABELS) if embedded else ["the engine's own table"]:
         frame = both_roles(store, LABELS[name](store))

@@ -157,7 +157,7 @@ def test_row_responses_are_bounded(served: FeatureStore, answer: int) -> None:
     assert f"The first {max(fits, 1)} rows" in page.text
 
 
-# Prints by how many times the bytes of a cell the memory of this process grew in one insert.
+# Print the memory growth of one insert as a multiple of the cell size.
 GROWTH = """
 import os, re, sys
 import pyarrow as pa

@@ -33,7 +33,7 @@ from tests.attacks.test_arrow_bodies import read, stream
 
 PACKAGES = ("featurestore", "connectors/featurestore_connectors")
 ROOT = Path(featurestore.__file__).parent.parent
-# Calls that run code of what they are given, by the files that may contain them, and why.
+# Calls that may execute their arguments, by the files that may contain them, with the reason.
 LOADERS = {
     "featurestore/experiments/worker.py": "the function that the launcher sends to standard input",
     "featurestore/experiments/models/loading.py": "models, where the caller trusts them",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import schemathesis
-import schemathesis.specs.openapi.schemas  # while no other thread parses: CPython's gh-106905
+import schemathesis.specs.openapi.schemas  # imported before other threads parse: CPython's gh-106905
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient

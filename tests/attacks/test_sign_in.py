@@ -110,7 +110,7 @@ def test_locked_account_does_not_lock_others(store: FeatureStore, clock: Clock) 
 def test_password_spraying_locks_the_address(store: FeatureStore) -> None:
     for number in range(30):
         assert outcome(store, f"name % _ {number}", "wrong") == "wrong"
-        if number % 10 == 0:  # who knows one password guesses no further for it
+        if number % 10 == 0:  # a correct password does not reset the count of others
             assert outcome(store, "user1", PASSWORD) == "in"
     assert outcome(store, "user1", PASSWORD) == "30"
     assert outcome(store, "user1", PASSWORD, ELSEWHERE) == "in"

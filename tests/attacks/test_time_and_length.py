@@ -18,7 +18,7 @@ from featurestore.store import FeatureStore
 from tests.attacks.hourly_job import JOB
 
 SECONDS = 0.5
-# Steps that cannot be interrupted, such as one call of the parser, go on beyond the limit.
+# Uninterruptible steps, such as one parser call, may exceed the limit.
 PATIENCE = 4.0
 UNBOUNDED = {"condition": 1 << 30, "windows": 1 << 40, "url": 1 << 20}
 

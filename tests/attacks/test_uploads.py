@@ -166,7 +166,7 @@ def state_of(store: FeatureStore) -> tuple[Any, ...]:
     return groups, sorted(staged.iterdir()) if staged.exists() else []
 
 
-@pytest.mark.filterwarnings("ignore")  # of values that are taken; in a server they end nothing
+@pytest.mark.filterwarnings("ignore")  # warnings about accepted values
 @pytest.mark.parametrize("user", list(ROLES))
 def test_uploads_are_atomic_or_refused(
     client: TestClient, attacked: FeatureStore, user: str

@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.on_spark import QUICK_JAVA
 
 _START_SECONDS = 240
-# Two executors, and no task before both are there: each has to get some.
+# Two executors; no task starts before both are registered, so that each gets some.
 EXECUTORS = (
     *("--conf", "spark.executor.cores=1"),
     *("--conf", "spark.cores.max=2"),
@@ -92,7 +92,7 @@ def standalone_cluster(
 def _start(
     folder: Path, name: str, java: str, kind: str, *arguments: str
 ) -> subprocess.Popen[bytes]:
-    # As spark-class does, which starts one more JVM to find this out.
+    # The command of spark-class, which would start another JVM to compute it.
     home = os.environ.get("JAVA_HOME")
     command = [
         str(Path(home, "bin", "java")) if home else "java",

@@ -25,7 +25,7 @@ from tests.cluster import barrier_runs
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-ROWS = 450_000  # too many for a plan, so that they are parked
+ROWS = 450_000  # too many for a plan, so that they are staged
 SCHEMA = pa.schema([("id", pa.int64()), ("shard", pa.int32()), ("key", pa.uint64())])
 
 

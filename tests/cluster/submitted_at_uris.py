@@ -46,7 +46,7 @@ def main(folder: str, *locations: str) -> None:
     for number, location in enumerate(locations):
         registry = f"sqlite:///{folder}/registry-{number}.db"
         arguments = {"registry": registry, "storage_options": options[number]}
-        # Not closed: that would end the session.
+        # Not closed, since that would stop the session.
         store = featurestore.connect(location, engine=engine, **arguments)
         answer[location] = write(store, frame, more)
     print(json.dumps(answer))

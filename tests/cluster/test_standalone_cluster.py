@@ -117,7 +117,7 @@ def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
         timeout=540,
         check=False,
     )
-    # Under spark-submit the program's own errors come by stdout.
+    # spark-submit writes the program's errors to stdout.
     assert result.returncode == 0, result.stderr[-2000:] + result.stdout[-4000:]
     answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
     return answer
@@ -136,7 +136,7 @@ def test_cluster_executors_process_rows(application: Application) -> None:
         (n, ROWS // 8, True) for n in range(8)
     ]
     assert len({each["process"] for each in written}) == 2
-    # Shard 3 was written twice, by two attempts of its task: one file is left, with all its rows.
+    # Two attempts wrote shard 3; one complete file remains.
     assert answer["files"] == ["failed-once", *(f"shard-{number:05d}" for number in range(8))]
     ids = np.fromfile(application.folder / "shards" / "shard-00003", dtype=np.int64)
     np.testing.assert_array_equal(ids, np.arange(3, ROWS, 8)[::-1])
@@ -233,6 +233,6 @@ def test_cluster_executors_write_s3_and_hdfs_stores(
         first, more = frame[:-100], frame[-200:].assign(fare=1.0)
         expected = submitted_at_uris.write(disk, first, more)
     assert [answer[location] for location in locations] == [expected, expected]
-    # Shards went from the executors to the bucket; what was staged on the way there is gone.
+    # Executors wrote the shards to the bucket; the staging folder is empty.
     kept = [path for path in (object_server.root / bucket[5:]).rglob("*") if path.is_file()]
     assert [path for path in kept if "_staging" in path.parts] == []

@@ -230,7 +230,7 @@ def test_damaged_checkpoint_falls_back_to_commits(
     DeltaTable(path).create_checkpoint()
     (checkpoint,) = (tmp_path / "table" / "_delta_log").glob("*.checkpoint.parquet")
     checkpoint.write_bytes(content)
-    shutil.copytree(path, tmp_path / "copy")  # of which nothing is remembered
+    shutil.copytree(path, tmp_path / "copy")  # not in the cache
     copy = str(tmp_path / "copy")
     actual = read_snapshot(copy)
     assert [file.log_path for file in actual.files] == [file.log_path for file in expected.files]

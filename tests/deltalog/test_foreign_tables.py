@@ -91,7 +91,7 @@ def test_active_deletion_vector_is_refused(engine: DuckDBEngine, tmp_path: Path)
     path = simple(tmp_path / "t", "deletionVectors")
     vector = {"storageType": "u", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
     with_vector = add(path, "part-0.parquet", IDS, deletionVector=vector)
-    # The file goes and comes in one commit, in whichever order.
+    # The file is removed and added in one commit, in either order.
     commit(path, 2, with_vector, {"remove": {"path": "part-0.parquet", "dataChange": True}})
     with pytest.raises(UnsupportedTable, match="deletion vectors"):
         read(engine, path)

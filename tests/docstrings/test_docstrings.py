@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
-# By words of their examples.
+# By strings in their examples.
 HEAVY = {"tensorflow": ("tf_", "petastorm_reader"), "torch": ("torch_",)}
 
 

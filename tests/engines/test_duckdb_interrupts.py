@@ -48,7 +48,7 @@ CALLS = {
 def interrupt():
     while not any(watch._running for watch in failures._WATCHES.values()):
         time.sleep(0.001)
-    time.sleep(0.1)  # let DuckDB begin
+    time.sleep(0.1)  # let DuckDB start
     os.kill(os.getpid(), signal.SIGINT)
 
 for name, call in CALLS.items():
@@ -98,7 +98,7 @@ def ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_does_not_end_later_queries() -> None:
     with duckdb.connect() as connection:
-        sys.setswitchinterval(10)  # the watching thread is late: it gets its turn in the next query
+        sys.setswitchinterval(10)  # the watching thread is delayed until the next query
         for _ in range(5):
             with contextlib.suppress(KeyboardInterrupt), interrupt_on_signal(connection):
                 os.kill(os.getpid(), signal.SIGINT)

@@ -383,7 +383,7 @@ def test_last_per_key_spans_batches(engine: DuckDBEngine) -> None:
 
 def test_duckdb_interrupt_becomes_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), failures.translate_errors():
-        raise RuntimeError("Query interrupted")  # what DuckDB makes of Ctrl-C
+        raise RuntimeError("Query interrupted")  # how DuckDB reports Ctrl-C
     with pytest.raises(RuntimeError, match="another"), failures.translate_errors():
         raise RuntimeError("another error")
 

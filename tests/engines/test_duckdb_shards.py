@@ -63,7 +63,7 @@ def test_shards_are_equal_for_both_sorts(
     order: list[str], mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actual = []
-    # All fit in memory; some do, until there are too many; the user's limit is DuckDB's to keep.
+    # All rows fit in memory; a part of them; or DuckDB's memory limit decides.
     for memory, limit in ((1 << 30, None), (100_000, None), (1 << 30, "1GiB")):
         monkeypatch.setattr(shards, "_max_memory", lambda _, memory=memory: memory)
         engine = DuckDBEngine(threads=2, memory_limit=limit)

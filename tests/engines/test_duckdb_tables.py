@@ -378,7 +378,7 @@ def test_transaction_committed_meanwhile_is_skipped(
 
     def outrun(*given: object) -> bool:
         puts.append(given)
-        if len(puts) == 1:  # a commit that this write has to read the table again for
+        if len(puts) == 1:  # a commit after which this write must reread the table
             other.set_properties(path, {"a": "b"})
         return put(*given)  # type: ignore[arg-type]
 

@@ -32,8 +32,8 @@ def other() -> Iterator[Engine]:
 
 
 class TestSpark(EngineConformance):
-    # Delta does these as it does others of the suite: partitions are in the suite of both engines,
-    # the end of a range is in that of relations, and what a vacuum keeps is found without Spark.
+    # These use the same Delta code as other tests: partitions are in the suite of both engines,
+    # range ends are in the relation suite, and vacuum selects files without Spark.
     in_soak = frozenset(
         {
             "test_upsert_replaces_rows_of_equal_keys[partition_by1]",

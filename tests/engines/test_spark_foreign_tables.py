@@ -42,7 +42,7 @@ def read(engine: Engine, path: Path, **how: Any) -> list[dict[str, Any]]:
 
 def make(spark: Any, path: Path, *statements: str, **properties: str) -> Path:
     """Create a table with ``ROWS``, then run statements with ``{t}`` as its name."""
-    spark = spark.newSession()  # Delta leaves marks of its commits in a session
+    spark = spark.newSession()  # Delta stores the last commit in the session
     table = f"delta.`{path}`"
     options = ", ".join(f"'delta.{name}' = '{value}'" for name, value in properties.items())
     having = f"TBLPROPERTIES ({options})" if options else ""
@@ -90,7 +90,7 @@ def test_unsupported_tables_are_refused_by_both_engines(
             ],
         ),
         ({"checkpointPolicy": "v2", "checkpointInterval": "1"}, ["DELETE FROM {t} WHERE id > 1"]),
-        # Checkpoints of the first kind are read in the suite of all engines.
+        # Classic checkpoints are covered by the conformance suite.
         pytest.param(
             {"checkpointInterval": "1"},
             ["UPDATE {t} SET id = id + 10 WHERE id = 3"],
@@ -139,7 +139,7 @@ def test_partition_folder_with_colon_is_read(engines: list[Engine], tmp_path: Pa
     added = add(path, "at=12:30/part-0.parquet", rows, partitionValues={"at": "12:30"})
     commit(path, 1, {"add": {**added["add"], "path": in_log}})
     assert [read(engine, path) for engine in engines] == [wanted, wanted]
-    # Delta wants paths to be URIs; one that is none is read here, and refused by Spark with its
+    # Delta requires URI paths; an invalid URI is read here, and refused by Spark with its
     # name.
     commit(path, 2, {"remove": {"path": in_log, "dataChange": True}}, added)
     assert read(engines[1], path) == wanted

@@ -25,7 +25,7 @@ def rows(first: int, last: int) -> pa.Table:
 
 @pytest.fixture
 def on_spark(spark: Any, tmp_path: Path) -> Iterator[FeatureStore]:
-    # As users have it: with adaptive plans each shuffle is a job.
+    # With adaptive plans, the default for users, each shuffle is a job.
     before = spark.conf.get("spark.sql.adaptive.enabled")
     spark.conf.set("spark.sql.adaptive.enabled", "true")
     with featurestore.connect(tmp_path, engine="spark") as store:

@@ -216,7 +216,7 @@ def test_jar_is_built_from_its_source() -> None:
     }
 
 
-# Commits take their names 20 ms later than their writers looked whether they are free.
+# Commits are renamed 20 ms after their writers checked that the name is free.
 DELAYED = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -313,7 +313,7 @@ def test_commit_appears_after_data_files_are_synced(spark: Any, tmp_path: Path, 
     assert len(os.listdir(log)) == 2
 
 
-# What is synced and what gets a further name is noted, in its order.
+# Syncs and links are recorded in order.
 NOTED = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -174,7 +174,7 @@ def test_parked_streams_are_removed_after_write(
     assert store.get_featuregroup("wide").count() == 10
     kept = engine.from_arrow(rows.to_reader())
     group.insert(rows.slice(0, 1), mode="upsert")
-    assert engine.count(kept) == 10  # released by nobody, so it is there as long as the engine
+    assert engine.count(kept) == 10  # never released, so it lives as long as the engine
 
 
 def test_interrupted_stream_leaves_nothing_parked(
@@ -244,7 +244,7 @@ class Tally(Accumulator[list[int], list[int]]):
 def test_states_of_partitions_are_merged(
     engine: SparkEngine, monkeypatch: pytest.MonkeyPatch, local: bool
 ) -> None:
-    # Away from this machine there may be thousands of them, and executors merge most.
+    # A cluster may have thousands of states, most of which executors merge.
     monkeypatch.setattr(streams, "is_local", lambda session: local)
     monkeypatch.setattr(streams, "_STATES_AT_ONCE", 2)
     assert engine.aggregate(numbers(engine, 1000, partitions=9), Tally()) == [1000, 499500]

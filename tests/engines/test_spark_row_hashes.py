@@ -207,7 +207,7 @@ def test_many_hash_boundaries_give_equal_bytes(
         assert written[how, name] == written["embedded", name], (how, name)
     assert jobs["jvm", "plain"] == 3
     assert jobs["refined_jvm", "plain"] == 4
-    # Python counts so few rows here: only ranges are counted and shards written by jobs.
+    # Python counts these few rows; only range counts and shard writes are Spark jobs.
     assert jobs["refined_python", "plain"] == 2
 
 

@@ -83,7 +83,7 @@ def test_missing_java_is_reported_before_start(
 def test_missing_library_error_has_install_command(
     monkeypatch: pytest.MonkeyPatch, module: str, library: str
 ) -> None:
-    # What is not asked for counts as there, also where no Spark is installed.
+    # Libraries that are not requested count as installed, also without Spark.
     there = importlib.machinery.ModuleSpec("there", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else there)
     with pytest.raises(
@@ -120,8 +120,7 @@ def test_own_session_is_configured_for_delta() -> None:
         "FEATURESTORE_SPARK_DRIVER_MEMORY": "700m",
         "JDK_JAVA_OPTIONS": QUICK_JAVA,
     }
-    # A python3 on the PATH that is not ours: workers must run the interpreter of the driver all the
-    # same.
+    # Another python3 on the PATH; workers must still run the interpreter of the driver.
     program = str(HERE / "spark_sessions.py")
     result = subprocess.run(
         [sys.executable, program], env=env, capture_output=True, text=True, timeout=540, check=False

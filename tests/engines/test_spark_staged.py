@@ -119,7 +119,7 @@ EDGES = {
     "day": pa.array([0, 0, -40_000, -40_000, 1, 2, None, 3], pa.date32()),
     "at": pa.array([1, 1, -1, -1, 7, 8, None, 2**53], pa.timestamp("us", tz="UTC")),
     "flag": pa.array([True, True, False, None, None, None, None, None]),
-    # Left to Spark, which takes all NaN for one, and both zeros.
+    # Computed by Spark, which treats all NaN as equal, and both zeros.
     "x": pa.array([float("nan"), float("nan"), 0.0, -0.0, 1.0, 2.0, None, 1.0]),
     "tags": pa.array([["a"], ["a"], [], [], None, None, ["b"], ["c"]]),
     "point": pa.array([{"n": 1}, {"n": 1}, {"n": None}, None, None, {"n": 2}, None, {"n": 3}]),

@@ -91,7 +91,7 @@ def test_truncated_metrics_file_keeps_complete_lines() -> None:
     ends = [end for end, letter in enumerate(text, 1) if letter == "}" and text[end:][:1] == "\n"]
     for length in range(len(text)):
         if text[max(0, length - 2) : length] == "\n\n":
-            continue  # no single write ends there
+            continue  # no write ends at this offset
         complete = sum(end <= length for end in ends)
         assert len(parse_metrics(text[:length])) == 2 * complete
         values = parse_metrics(text[:length] + again)

@@ -133,7 +133,7 @@ def test_evolution_beats_random_sampling() -> None:
             made = evolve(space, finished, seed=f"{seed}/{number}")
             finished.append((made, (made["a"] - 0.7) ** 2 + abs(made["b"] - 3)))
         nearest.append(min(value for _, value in finished))
-    # Sixty points by chance: fifteen with b=3, the nearest about 1/32 away, 0.001 squared.
+    # Of sixty random points, fifteen have b=3; the nearest is about 1/32 away, 0.001 squared.
     assert sorted(nearest)[5] < 1e-4
 
 

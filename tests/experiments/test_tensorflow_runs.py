@@ -15,7 +15,7 @@ from featurestore.errors import ReaderConfigError, RunFailed
 from featurestore.storage.files import sha256
 from featurestore.training import TrainingDataset
 
-if find_spec("tensorflow") is None:  # this process does without it
+if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -82,7 +82,7 @@ def test_killed_all_reduce_equals_uninterrupted_run(
     assert list(whole.history("loss")) == steps
     assert killed.history("loss") == whole.history("loss")
     assert killed.metrics == whole.metrics
-    # The history of the last epoch has the loss over all its rows, of which reports have parts.
+    # The loss of the last epoch is over all its rows, the reports over parts of them.
     losses = list(whole.history("loss").values())
     total = sums.num_rows("train")
     counts = [2 * BATCH, 6 * BATCH, 6 * BATCH, total - 14 * BATCH]

@@ -21,7 +21,7 @@ def sums_of(store: FeatureStore) -> TrainingDataset:
     """Create a dataset of 2,000 rows with label 1 x0 + 2 x1 + 3 x2 and little of x3."""
     numbers = np.random.default_rng(10).random((2000, 4)).astype(np.float32)
     columns = {f"x{index}": numbers[:, index] for index in range(4)}
-    # Added in a fixed order: bits of a matrix product depend on the processor, and splits on bits.
+    # Summed in a fixed order, since the bits of a matrix product depend on the processor.
     weights = np.array([1, 2, 3, 0.01], dtype=np.float32)
     label = sum(weights[index] * numbers[:, index] for index in range(4))
     return store.create_training_dataset(

@@ -33,7 +33,7 @@ def serve() -> None:
 
     import featurestore_connectors.duckdb_delta  # noqa: F401
 
-    # Threads of the libraries would not survive a fork: nothing has been opened yet, so there are
+    # Library threads would not survive a fork, but nothing has been opened yet, so there are
     # none.
     warnings.simplefilter("ignore")
     for line in sys.stdin:

@@ -48,7 +48,7 @@ def noise(rows: int) -> pa.Table:
     return pa.table({"id": np.arange(rows), **{f"x{i}": random.random(rows) for i in range(4)}})
 
 
-# Each way of writing, and rows that are staged first as well as rows that are not.
+# Each write mode, with staged and unstaged rows.
 @pytest.mark.parametrize(
     ("mode", "policy"), [("append", "strict"), ("overwrite", "off"), ("upsert", "strict")]
 )

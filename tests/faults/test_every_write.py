@@ -103,7 +103,7 @@ def meet(
     state = writes.visible(store)
     assert state in (outcome.old, outcome.new)
     if outcome_report["status"] == 0 and outcome_report["error"] == "":
-        assert state == outcome.new  # what was acknowledged is there
+        assert state == outcome.new  # an acknowledged write must be visible
     return state
 
 
@@ -121,7 +121,7 @@ def test_public_writes_are_all_listed() -> None:
     assert set(featurestore.__all__) >= writes.READS
 
 
-# Their files change by the same code as those of another write; the long run has them all.
+# Their files change by the same code as those of another write; the soak test has them all.
 SAME_PATH = {
     "create with partitions", "get or create", "overwrite", "untag", "export to petastorm",
     "tag a dataset", "untag a dataset", "describe a dataset", "backfill", "unpause",
@@ -156,7 +156,9 @@ def stopped(
     store = copied(template, folder)
     outcome_report = ask(store, write, at=at, action=int(signal.SIGSTOP))
     if outcome_report.get("stopped"):
-        with contextlib.suppress(RegistryError):  # stopped in a transaction, it holds the registry
+        with contextlib.suppress(
+            RegistryError
+        ):  # a process stopped in a transaction locks the registry
             assert writes.visible(store, at_work=True) in (outcome.old, outcome.new)
         outcome_report = ask.go_on()
     assert (outcome_report["status"], outcome_report["error"]) == (0, "")

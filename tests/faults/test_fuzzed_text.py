@@ -68,7 +68,7 @@ CHAINS = {
     "s": t.text_tokens(2),
     "t": t.clip(0) | t.cast("int64"),
 }
-# Of each feature kind, what a changed chain is applied to.
+# The values to which a changed chain is applied, by feature kind.
 VALUES = {"number": [1.5, None], "whole": [3, None], "text": ["text 3", None], "binary": [b"a"]}
 JOBS = """
 import featurestore
@@ -319,7 +319,7 @@ def fuzz_definition(world: World, data: st.DataObject) -> None:
                     text = text[: data.draw(st.integers(0, len(text)))]
                 configuration[name] = text
     log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
-    if data.draw(st.booleans()):  # what the table says is also read where the registry knows it
+    if data.draw(st.booleans()):  # table definitions are also read if the registry has them
         (world.location / "registry.db").unlink()
     world.use()
 
@@ -548,7 +548,7 @@ def fuzz_job_file(world: World, data: st.DataObject) -> None:
         store.register_jobs(path)
 
 
-# Parsers alone are quick; where a store is opened for each text there are fewer.
+# Parsers are fast; targets that open a store for each text have fewer examples.
 TARGETS: dict[str, tuple[Callable[[World, st.DataObject], None], int]] = {
     "sql": (fuzz_sql, 325),
     "bytes of a manifest": (fuzz_manifest_bytes, 250),

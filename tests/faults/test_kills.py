@@ -53,7 +53,7 @@ def check(location: Path, write: str) -> str:
                 assert group.delta_version == latest_version(path)
         staging = location / "_staging"
         assert not staging.exists() or not list(staging.iterdir())
-        # Everything goes on as if nothing had happened.
+        # The store is usable afterwards.
         store.insert_into_featuregroup(trials.rows(10**6, 1, value=0), "g")
         assert store.featuregroup("g").statistics().rows == store.get_featuregroup("g").count()
     return outcome
@@ -134,8 +134,8 @@ SETTINGS = {
 }
 
 
-# Where a write is when it is killed: a write on Spark takes as long as the machine likes, so
-# moments would say little.
+# The points at which writes are killed: the duration of a Spark write varies, so
+# fixed times would not reach them.
 POINTS = ("begun", "staged", "written", "committed")
 
 

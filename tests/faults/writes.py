@@ -39,7 +39,7 @@ featurestore.monitor_job("shift_watch", featuregroup="shifted", schedule="0 * 14
                          start="2023-11-14T23:00:00Z", confirm=1, drift={"psi": 0.2},
                          baseline=featurestore.baseline(as_of=1))
 """
-# Calls of the module that change nothing in a store.
+# Module-level calls that change nothing in a store.
 READS = frozenset(
     [
         "__version__",

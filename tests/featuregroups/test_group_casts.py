@@ -49,7 +49,7 @@ def test_insert_next_csv_chunk_appends(duckdb_store: FeatureStore) -> None:
     kinds = []
     for each in chunks:
         names = list(map(str, each.dtypes[["seats", "price", "note"]]))
-        # pandas 3 has a type of its own for texts.
+        # pandas 3 has its own string type.
         kinds.append(tuple("object" if name == "str" else name for name in names))
         group.insert(each)
     assert set(kinds) == {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Ten times DuckDB's limit, in batches that are gone once they are written.
+# Ten times DuckDB's limit, in batches that are released once they are written.
 PROGRAM = """
     import re, sys
     import numpy as np, pyarrow as pa, duckdb

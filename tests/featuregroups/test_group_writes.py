@@ -41,7 +41,7 @@ def test_insert_modes_append_upsert_and_overwrite(store: FeatureStore) -> None:
     group.insert(rows([1], 2, x=2.0))
     assert values(store) == {(1, 1): 1.0, (2, 1): 1.0, (1, 2): 2.0}
 
-    # Key and event time decide: one row is corrected, one is new.
+    # Rows are matched by key and event time: one is corrected, one is new.
     corrected = pa.concat_tables([rows([1], 1, x=9.0), rows([3], 3, x=3.0)])
     group.insert(corrected, mode="upsert")
     assert values(store) == {(1, 1): 9.0, (2, 1): 1.0, (1, 2): 2.0, (3, 3): 3.0}
@@ -204,7 +204,7 @@ def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> Non
     kept = pa.table(DeltaTable(group.path + "_quarantine").to_pyarrow_table())
     assert kept["id"].to_pylist() == [None]
     assert "null" in kept["reasons"].to_pylist()[0][0]
-    # A repeat of the write repeats neither commit.
+    # Repeating the write adds neither commit again.
     assert group.insert(batch, validation="quarantine", transaction=("app", 1)).applied is False
     assert DeltaTable(group.path + "_quarantine").to_pyarrow_table().num_rows == 1
 
@@ -307,7 +307,7 @@ def test_engines_read_and_extend_tables_of_each_other(tmp_path: Any, spark: Any)
     embedded.insert_into_featuregroup(rows([4], 4), "h")
     assert [c.operation for c in other.history() if c.rows_in] == ["append", "upsert", "create"]
 
-    # Plain readers of Delta read both.
+    # Other Delta readers can read both tables.
     from deltalake import DeltaTable
 
     for path, expected in ((group.path, 3), (other.path, 3)):

@@ -134,7 +134,7 @@ def test_unclosed_quote_is_refused(lake: Lake) -> None:
         lake({"a.csv": 'id,x\n1,a\n2,"b\n3,c\n4,d\n'})
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 2: text follows a closing quote"):
         lake({"a.csv": 'id,x\n1,"b\n2,"c"\n'})
-    # Inches: a quote within a field is a sign like any other.
+    # A quote within a field, as for inches, is an ordinary character.
     assert rows(lake({"a.csv": 'id,x\n1,5"\n2,a"b\n'}))[0] == {"id": 1, "x": '5"'}
     assert rows(lake({"a.csv": 'id,x\n1,"b\n'}, quote=""))[0]["x"] == '"b'
 
@@ -227,7 +227,7 @@ def test_ignored_files_are_named_and_counted(duckdb_store: FeatureStore, tmp_pat
     assert duckdb_store.check_source("lake").unread == ("b.txt", "c.xlsx")
     with pytest.warns(UserWarning, match=r"ignores 2 files.*'b\.txt', 'c\.xlsx'"):
         assert duckdb_store.read_source("lake").count() == 1
-    # A file that is named may have any ending.
+    # An explicitly named file may have any extension.
     assert duckdb_store.read_source("lake", path="b.txt", format="csv").count() == 1
 
 

@@ -19,7 +19,7 @@ from featurestore_connectors.sources.sqlalchemy_rows import QueryColumn, describ
 Lake = Callable[..., SourceFrame]
 NANOS = "2024-01-01T00:00:00.123456789Z"
 
-# Files and options that are refused with a call to paste.
+# Refused files and options whose error contains a call to paste.
 REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
     ({"a.csv": "id,x\n1,2\n3\n"}, {}),
     ({"a.csv": "id;x\n1;2;3\n"}, {"delimiter": ";"}),

@@ -27,7 +27,7 @@ pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
 NOON = datetime.datetime(2024, 1, 31, 12, tzinfo=datetime.UTC)
 DAY = datetime.date(2024, 1, 31)
 LIBRARIES = ("pandas", "polars", "pyarrow", "duckdb", "rows", "columns", "tuples", "named tuples")
-# Cells of a label key, the keys of the group, and which of these each label meets.
+# Label keys, group keys, and the group key that each label matches.
 KEYS: dict[str, tuple[pa.Array, pa.Array, list[int | None]]] = {
     "floats": (
         pa.array([1.0, 2.0, 1.5, None, float("inf"), 1e300]),

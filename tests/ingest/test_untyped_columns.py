@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DAY = datetime(2024, 1, 1, tzinfo=UTC)
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
-# Of each type: a value, and those that say nothing of the type.
+# For each type: a value, and values without a type.
 COLUMNS: dict[str, tuple[pa.DataType, Any, list[Any]]] = {
     "text": (pa.string(), "x", [None]),
     "number": (pa.int32(), 1, [None]),
@@ -84,7 +84,7 @@ def native(store: FeatureStore, rows: list[dict[str, Any]]) -> Any:
 
 def test_batches_without_values_take_group_types(store: FeatureStore, group: FeatureGroup) -> None:
     rows = blank_rows()
-    for row in rows:  # each alone: none of them knows what the others are
+    for row in rows:  # one by one, so that no batch has the types of the others
         group.insert([row], mode="upsert")
     expected = sorted(rows, key=lambda row: row["user"])
     condition = "starts_with(user, 'blank')"

@@ -36,7 +36,7 @@ UTC_DAY = dt.datetime(2024, 1, 31, tzinfo=dt.UTC)
 FINE = pd.Timestamp("2024-01-31 12:00:00.000000800")
 DIGEST = bytes([1, 0, 2, 255])
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-# What a hint calls the dataframe, by the name that detect_language returns.
+# The variable name of the dataframe in hints, by the result of detect_language.
 NAMES = {"pandas": "df", "polars": "df", "pyarrow": "table", "duckdb": "rows", "numpy": "array"}
 NAMES |= dict.fromkeys(("rows", "tuples", "named tuples"), "rows") | {"columns": "columns"}
 
@@ -379,7 +379,7 @@ def _line(title: str, type_name: str, df: Any) -> str:
     try:
         to_reader(df).read_all()
     except FeatureStoreError as error:
-        # A column of the table may not hold the sign that divides columns.
+        # A Markdown cell must not contain the column separator.
         hint = str(error.hint).replace("|", "\\|")
         return f"| {title} | `{hint}` |"
     raise AssertionError(f"{title} is taken, though the table says that it is refused")

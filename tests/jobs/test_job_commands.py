@@ -121,7 +121,7 @@ def test_job_backfill_on_terminal_draws_progress_bar(city: FeatureStore, define:
         while True:
             try:
                 part = terminal.read(4096)
-            except OSError:  # Linux says so that the other side is closed
+            except OSError:  # how Linux reports a closed peer
                 break
             if not part:
                 break

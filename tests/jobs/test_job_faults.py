@@ -140,7 +140,7 @@ def test_lease_of_other_machine_expires_without_heartbeat(
     clock.now += timedelta(seconds=59)
     with pytest.raises(JobLeased, match="another-host"):
         city.run_job("demand", window=START)
-    clock.now += timedelta(seconds=2)  # nobody can look whether a process of another machine lives
+    clock.now += timedelta(seconds=2)  # liveness of processes on other machines is unknown
     assert city.run_job("demand", window=START)[0].state == "done"
 
 

@@ -107,7 +107,7 @@ def test_run_inputs_are_cut_to_window_and_lookback(city: FeatureStore, define: D
     city.register_jobs(define(python_job(rules='lookback="1h", closed="right"', body=body)))
     with pytest.raises(
         JobFailed, match="outside the window"
-    ):  # the hour before is seen, and may not be written
+    ):  # the previous hour is visible but must not be written
         city.run_job("demand", window=START + HOUR)
 
 
@@ -264,7 +264,7 @@ def test_parquet_folder_as_job_input(city: FeatureStore, define: Define, tmp_pat
     (run,) = city.run_job("demand", stale=True)
     assert (run.window.start, run.windows) == (START + 47 * HOUR, 1)
     assert [row["trips"] for row in rows(city) if row["hour"] == START + 48 * HOUR] == [4, 2]
-    (folder / "a.parquet").unlink()  # nobody knows any more what was in it
+    (folder / "a.parquet").unlink()  # its content is lost
     assert sum(run.windows for run in city.run_job("demand", stale=True)) == HOURS
 
 

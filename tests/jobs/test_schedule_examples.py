@@ -59,7 +59,7 @@ def test_example_commands_exist(example: object) -> None:
     assert actual
     for program, *words in actual:
         assert program == "featurestore"
-        # Words that are no options or commands are refused before any help is shown.
+        # Unknown options and commands are refused before help is shown.
         shown = CliRunner().invoke(app, [*words, "--help"])
         assert shown.exit_code == 0, shown.output
 

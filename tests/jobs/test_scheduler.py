@@ -51,7 +51,7 @@ def test_retry_delay_grows_with_failures() -> None:
 
         assert not due(START + timedelta(seconds=wait - 1))
         assert due(START + timedelta(seconds=wait))
-        assert due(START, failed_at=START + 9 * HOUR)  # the clock was set back since
+        assert due(START, failed_at=START + 9 * HOUR)  # the clock has been set back
 
     for complete_at, tried in ((START - HOUR, False), (START + HOUR, True)):
         assert tried == is_retry_due(
@@ -112,7 +112,7 @@ def test_two_scheduler_processes_compute_100_windows_once(
     city.delete_featuregroup("trips", version=1)
     city.create_featuregroup(trips(100), "trips", primary_key=["id"], event_time="left_at")
     city.register_jobs(define(*(sql_job(name, rules="catchup=7") for name in names)))
-    # Twelve hours pass in a second, once both are at work: so windows come due for either.
+    # Twelve hours pass per second once both run, so that windows become due for both.
     go = Path(city.location, "go")
     clock = (go, 43_200.0, START + 40 * HOUR)
     schedulers = [start(killing.schedule, city.location, *clock) for _ in range(2)]

@@ -32,7 +32,7 @@ NULLS = [
     {"note": None, "x": 3.0, "late": None},
     {"note": None, "x": 4.0, "late": 5},
 ]
-# Values that say nothing of the type that their column has in the second window.
+# Values without a type, and the values of the second window.
 EMPTY: dict[str, tuple[Any, Any]] = {
     "list": ([], ["x"]),
     "list of nulls": ([None], ["x"]),
@@ -103,7 +103,7 @@ tags = featurestore.sql_job(
     except JobFailed as refused:
         cast = str(refused.hint).split("job's query: ")[1].split("; log: ")[0]
         assert cast == 'cast("tags" as DOUBLE[]) as "tags"'
-    else:  # DuckDB gives lists of nothing the type of numbers
+    else:  # DuckDB types empty lists as numbers
         assert duckdb_store.get_featuregroup("tags").to_arrow()["tags"].to_pylist() == [[]]
 
 

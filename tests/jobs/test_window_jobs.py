@@ -130,7 +130,7 @@ def test_window_job_rows_equal_retrieval_at_window_ends(
 ) -> None:
     actual = daily(store, tmp_path, keep_empty=False)
     assert "c4" not in keys_at_the_end(actual)
-    # Again: the same bits.
+    # A repeated run gives the same bits.
     store.backfill_job("spend", START, START + timedelta(days=DAYS), resume=False)
     assert bits(table(store)) == bits(actual)
 
@@ -172,7 +172,7 @@ def test_window_job_late_rows_make_affected_windows_stale(
     check_rows(store, ends=DAYS)
     assert store.run_job("spend", stale=True) == []
     late = purchases(seed=1, count=1).drop(columns="known_at")
-    late["at"] = START + timedelta(days=2)  # counts at its own instant, and for three days
+    late["at"] = START + timedelta(days=2)  # included at its own time, and for three days
     late["customer"] = "new"
     store.insert_into_featuregroup(late, "purchases")
     (run,) = store.run_job("spend", stale=True)

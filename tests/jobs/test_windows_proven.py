@@ -94,7 +94,7 @@ def test_proven_windows_hold_for_random_moments(text: str, closed: str, offset: 
         ("date_trunc('minute', left_at) + interval 1 minute", {}, True),
         ("date_trunc('hour', left_at)", {"closed": "left"}, True),
         ("left_at", {"closed": "left"}, True),
-        ("left_at", {}, False),  # a row at the start of its window lies in the window before
+        ("left_at", {}, False),  # a row at the start of its window belongs to the window before
         ("date_trunc('hour', left_at)", {}, False),
         ("date_trunc('day', left_at) + interval 1 day", {}, False),
         ("date_trunc('hour', left_at) + interval 61 minutes", {}, False),

@@ -52,7 +52,7 @@ def lineage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lineage
             yield Lineage(received)
         finally:
             emitter.stop()
-            # What it logs of its attempts is not to fall into other tests.
+            # Keep the log messages of retries out of other tests.
             for thread in threading.enumerate():
                 if thread.name == "lineage":
                     thread.join(30)

@@ -24,7 +24,7 @@ _FORMATS = {
     "_schemaURL": "uri",
     "schemaURL": "uri",
 }
-# By the names that the specification gives them.
+# Facets by their names in the specification.
 FACETS: dict[str, type] = {
     "columnLineage": facets.column_lineage_dataset.ColumnLineageDatasetFacet,
     "dataQualityAssertions": (
@@ -69,7 +69,7 @@ def schema_of(cls: type) -> dict[str, Any]:
     for each in attr.fields(cls):
         name = each.name
         properties[name] = _schema_of_type(hints[name], name)
-        # What the package fills by itself is asked for, too.
+        # Fields that the package fills itself are required, too.
         if each.default is attr.NOTHING or name in ("_producer", "_schemaURL"):
             required.append(name)
     return {

@@ -268,7 +268,7 @@ def test_unreachable_receiver_does_not_fail_or_delay_writes(
         assert store.get_featuregroup_history("weather")[0].delta_version == 4
     emitter.stop()
     lineage.received.behavior = "well"
-    lineage.received.stop.set()  # let go what hangs
+    lineage.received.stop.set()  # release the hanging requests
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -18,7 +18,7 @@ featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $win
                      featuregroup="daily", primary_key="origin",
                      event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
 """
-# What differs by nature: when, which run, how many bytes and how long.
+# Fields that always differ: times, run ids, sizes and durations.
 _OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "bytes", "fileCount")
 
 

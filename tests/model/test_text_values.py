@@ -21,7 +21,7 @@ from featurestore.arrow.text_values import (
 )
 from featurestore.arrow.types import TIMESTAMP
 
-# A text, and the type that it is of by itself.
+# A string and its inferred type.
 MEANINGS = {
     "0": "int64",
     "-12": "int64",

@@ -35,7 +35,7 @@ KINDS = (
 )
 SIZES = (200, 2_000, 20_000)
 UNCHANGED = ("none", "seasonal")
-# Judged from the first full baseline on; the change comes later, so that false alarms are counted
+# Evaluated from the first full baseline on; the change comes later, so that false alarms are counted
 # in the same series before it.
 JUDGED, CHANGE, END = 56, 70, 110
 BURST_DAYS = 3

@@ -52,7 +52,7 @@ def test_alert_sent_at_begin_and_end_with_reminders(
         define("alert='ops', remind='2d'")
         shop.backfill_job("watch", NOW - 3 * DAY, NOW)
         assert received.messages == []
-        for day in range(1, 6):  # the source is silent for five days, looked at twice a day
+        for day in range(1, 6):  # no rows for five days, checked twice a day
             clock.now = NOW + day * DAY
             shop.check_monitor("watch")
             clock.now += timedelta(hours=12)
@@ -231,7 +231,7 @@ def test_mail_alert_is_encrypted_and_retried_after_refusal(
         assert (mails.encrypted, mails.envelopes[0].rcpt_tos) == ([True], ["ops@example.com"])
         assert "Subject: watch: drift began" in text
         assert f"Message-ID: <{quiet.get_alerts()[0].id}@featurestore>" in text
-        quiet.add_alert_channel("ops", uri)  # a certificate that nobody vouches for
+        quiet.add_alert_channel("ops", uri)  # an untrusted certificate
         put(quiet)
         assert quiet.send_alerts() == 0
     assert len(mails.envelopes) == 1
@@ -346,7 +346,7 @@ def test_alert_is_delivered_once_after_sender_kill(quiet: FeatureStore) -> None:
             assert child.stdin is not None
             assert child.stdout is not None
             child.stdout.readline()
-            if attempt:  # killed with the message in its hands, or before it has taken it
+            if attempt:  # killed while sending the message, or before claiming it
                 child.stdin.write("go\n")
                 child.stdin.flush()
                 until = time.monotonic() + 20

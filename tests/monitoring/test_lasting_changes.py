@@ -138,7 +138,7 @@ def test_monitor_without_baseline_left_keeps_its_incident(
         shop.add_alert_channel("ops", received.uri)
         define(f"{LAST_14}, alert='ops', volume=None")
         shop.insert_into_featuregroup(sales(DAYS, 2, shift=1.5), "sales")
-        day_by_day(shop, clock, 5)  # three more days without rows cannot be judged
+        day_by_day(shop, clock, 5)  # three more days without rows cannot be evaluated
         events = [each["event"] for each in received.messages]
         assert (events[0], set(events[1:])) == ("begin", {"reminder"})
 

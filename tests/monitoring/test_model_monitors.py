@@ -154,8 +154,8 @@ def test_labels_count_as_known_at_check_time(
     report = town.check_monitor("late_watch")
     labelled = report.finding("metric", "labelled")
     assert labelled is not None
-    assert labelled.value == pytest.approx(73 / 144)  # asked by noon: known by midnight
-    clock.now += 10 * DAY  # however late it is computed, a window is what it was then
+    assert labelled.value == pytest.approx(73 / 144)  # requested by noon, known by midnight
+    clock.now += 10 * DAY  # a window does not depend on when it is computed
     again = town.check_monitor("late_watch", window=report.window)
     assert again.finding("metric", "labelled") == labelled
     watch('metric="accuracy", allowed_lateness="12h"')
@@ -190,7 +190,7 @@ def test_predictions_after_known_label_are_excluded(
     town.register_jobs(tmp_path / "late_watch.py")
     report = town.check_monitor("late_watch")
     findings = {each.subject: each.value for each in report.findings if each.kind == "metric"}
-    # 1 is wrong; 2 came after its label; of 3 the label that was known last counts; 4 came later.
+    # 1 is wrong; 2 was predicted after its label; the last known label of 3 counts; 4 came later.
     assert findings == {"accuracy": 0.5, "labelled": 1.0}
 
 

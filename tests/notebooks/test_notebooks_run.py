@@ -11,7 +11,7 @@ import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
-# What its libraries say while they are loaded, whatever is asked of them.
+# Warnings that its libraries raise on import.
 SAID_BY_TENSORFLOW = re.compile(r"^(WARNING: All log messages before absl|[IWE]0000 ).*$", re.M)
 
 

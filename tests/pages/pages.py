@@ -18,8 +18,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<text>.*?)^ *```$", re.S | re.M
 )
 FILE = re.compile(r'^# ([\w/]+\.\w+)$|title="([^"]+)"', re.M)
-# Words of a shell that start something else than this package; what they start is tested where it
-# is: `make` by its targets, pip by `make test-wheel`, spark-submit by tests/cluster.
+# Shell commands of other programs, which are tested elsewhere:
+# `make` by its targets, pip by `make test-wheel`, spark-submit by tests/cluster.
 FOREIGN = {"cd", "pip", "spark-submit", "export", "python"}
 
 
@@ -128,7 +128,7 @@ def run_command(words: list[str], block: Block) -> None:
     from featurestore.cli.main import main
 
     if "scheduler" in words and "start" in words:
-        words = [*words, "--help"]  # it would go on for ever
+        words = [*words, "--help"]  # it would run forever
     before = sys.argv
     sys.argv = ["featurestore", *words]
     actual = io.StringIO()
@@ -145,5 +145,5 @@ def run_command(words: list[str], block: Block) -> None:
 RUNNERS = {"python": run_python, "bash": run_shell, "console": run_shell}
 
 
-if __name__ == "__main__":  # a page whose libraries want a process of their own
+if __name__ == "__main__":  # a page whose libraries need their own process
     run_page(Path(sys.argv[1]))

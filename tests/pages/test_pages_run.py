@@ -21,7 +21,7 @@ from tests.forking import ForkServer
 from tests.hdfs_server import HdfsServer
 from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
 
-# Pages that want TensorFlow or petastorm: each runs in a process of its own, a fork.
+# Pages that need TensorFlow or petastorm run in a forked process each.
 HEAVY = {
     "README.md",
     "docs/coming-from/petastorm.md",
@@ -32,15 +32,15 @@ HEAVY = {
 SPARK = {"docs/how-to/spark.md"}
 S3 = {"docs/how-to/s3.md"}
 HDFS = {"docs/how-to/hdfs.md"}
-# Run where a broker is (tests/streams).
+# Run by tests/streams, which have a broker.
 BROKER = {"docs/how-to/streams.md"}
-# Pages that want libraries which one of the environments of CI lacks.
+# Pages that need libraries that one of the CI environments lacks.
 ELSEWHERE = {
     "docs/how-to/experiments.md": ("optuna", "tensorboard"),
     "docs/how-to/jax.md": ("jax", "grain"),
     "docs/how-to/pytorch.md": ("torch",),
 }
-# Pages that say how their libraries are loaded: each runs in a process of its own.
+# Pages that configure the import of their libraries run in a new process each.
 APART = {"docs/how-to/model-parallel.md": ("jax", "keras")}
 ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *HDFS, *BROKER, *ELSEWHERE, *APART}
 
@@ -66,7 +66,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", light_pages())
 def test_page_code_runs(name: str, empty_folder: Path) -> None:
     del empty_folder
-    # The jobs of the pages run hourly from March 2019: soon after it little is due.
+    # The jobs of the pages run hourly from March 2019; a clock soon after it keeps few windows due.
     with time_machine.travel("2019-04-01T02:00Z"):
         run_page(ROOT / name)
 
@@ -94,7 +94,9 @@ def test_training_page_code_runs(
     assert running.wait(300) == 0, running.output.read_text()[-6000:]
 
 
-@pytest.mark.filterwarnings("ignore")  # of libraries that are newer than what they run on
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # deprecations of libraries that are newer than their dependencies
 @pytest.mark.parametrize("name", sorted(ELSEWHERE))
 def test_page_code_with_optional_libraries_runs(name: str, empty_folder: Path) -> None:
     del empty_folder

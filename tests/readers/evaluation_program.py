@@ -40,7 +40,7 @@ def strategy_with_servers() -> Any:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec, rpc_layer="grpc", task_type="chief", task_id=0
     )
-    # Parts of a few bytes, so that layers have a part on each server.
+    # Partitions of a few bytes, so that each server has a part of each layer.
     partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(8, max_shards=2)
     return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
 
@@ -139,7 +139,7 @@ if kind == "servers":
     out.write_text(json.dumps(result))
     os._exit(0)  # servers run until their process ends
 
-# No learning, so that the figures of each epoch are those of the first weights.
+# A learning rate of 0, so that all epochs have the figures of the first weights.
 dataset = TrainingDataset.open(str(folder / "plain" / "v1"))
 model = model_of("plain", rate=0.0)
 reader = dataset.reader("train", global_batch_size=48, seed=1, remainder="pad")
@@ -202,7 +202,7 @@ result["outputs"] = {
     ),
 }
 
-# A loop of one's own: metrics that take the weights, over batches of one shape.
+# A custom loop: weighted metrics over batches of one shape.
 with strategy.scope():
     loss = tf_keras.metrics.Mean(name="loss")
     accuracy = tf_keras.metrics.BinaryAccuracy(name="accuracy")

@@ -17,7 +17,7 @@ import featurestore
 from tests.forking import ForkServer
 from tests.readers.test_distributed_training import free_ports
 
-if find_spec("tensorflow") is None:  # this process does without it
+if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 

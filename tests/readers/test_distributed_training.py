@@ -25,7 +25,7 @@ from featurestore.readers.heartbeat import EXIT_STALLED
 from tests.forking import ForkServer
 from tests.readers.conftest import Example
 
-if find_spec("tensorflow") is None:  # this process does without it
+if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -158,7 +158,7 @@ def assert_close(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-3, atol=1e-5)
 
 
-# What one and two workers see is seen by the tests of Keras, too.
+# The Keras tests cover one and two workers.
 @pytest.mark.parametrize(
     "workers", [3, pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak)]
 )

@@ -46,7 +46,7 @@ def test_prefetched_blocks_use_few_requests_within_room() -> None:
         for key, actual in zip(window, blocks.get(window), strict=True):
             assert actual.result().tolist() == [[key >> ROW_BITS, key & 0xFF]]
         assert len(blocks._blocks) <= room.unread_blocks + room.read_blocks
-    # Most of what was fetched between others was kept until it was read.
+    # Most prefetched blocks were kept until they were read.
     assert len(server.requests) < BLOCKS / 2
     assert max(len(request) for request in server.requests) <= room.request_blocks + room.gap_blocks
     assert sum(len(request) for request in server.requests) < 3 * BLOCKS

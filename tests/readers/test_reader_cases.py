@@ -57,7 +57,7 @@ def read(reader: Reader, epoch: int, *, workers: int, start: int, stop: int) -> 
             assert batch["value"].dtype == np.float32
             weights = batch.get(SAMPLE_WEIGHT, np.ones(len(batch[ROW]), np.float32))
             result = np.where(weights == 1, batch[ROW], PADDING)
-            # A value belongs to its row, wherever the row stands.
+            # Values must stay with their row in any order.
             assert batch["value"].tolist() == np.where(result == PADDING, 0, result / 2).tolist()
             rows += result.tolist()
         yield rows

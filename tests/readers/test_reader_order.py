@@ -123,7 +123,7 @@ def test_order_global_batches_independent_of_worker_count(
     expected = all_batches(order, epoch)
     for workers in order.worker_counts():
         assert all_batches(order, epoch, workers) == expected
-    # The count may change in mid-epoch: each step stands for itself.
+    # The number of workers may change within an epoch, since steps are independent.
     for step in range(order.steps_per_epoch):
         workers = data.draw(st.sampled_from(order.worker_counts()))
         parts = [

@@ -105,7 +105,7 @@ def test_training_page_script_runs(training_page: Start, tmp_path: Path) -> None
     assert finish(training_page("whole.txt", 1), tmp_path / "whole.txt") == (0, 0)
 
 
-# A run of two workers that is killed goes on in test_distributed_training.py, from one checkpoint.
+# test_distributed_training.py covers the resume of two killed workers from one checkpoint.
 @pytest.mark.tensorflow
 @pytest.mark.soak
 def test_training_page_script_resumes_after_kill(training_page: Start, tmp_path: Path) -> None:

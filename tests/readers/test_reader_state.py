@@ -38,7 +38,7 @@ def test_dataset_resumes_state_of_another_process(tfrecord: Example) -> None:
         json.loads(json.dumps(reader.state(1, 7)))
     )
     assert (epoch, step) == (1, 7)
-    # Another number of workers may go on.
+    # Another number of workers may resume.
     parts = [
         next(again.batches(epoch, worker=worker, workers=3, start_step=step))["row_id"]
         for worker in range(3)

@@ -26,7 +26,7 @@ from tests.readers.datasets import make_dataset
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-if find_spec("tensorflow") is None:  # collecting tests does without it
+if find_spec("tensorflow") is None:  # test collection does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
 pytestmark = pytest.mark.tensorflow
 

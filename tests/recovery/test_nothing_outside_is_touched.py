@@ -84,7 +84,7 @@ def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
             files.remove(str(path), below=str(root))
     with pytest.raises(StorageError, match="Cannot remove"):
         files.remove(str(root / "link" / "precious"), below=str(root))
-    files.remove(str(root / "link"), below=str(root))  # the link goes, not what it points to
+    files.remove(str(root / "link"), below=str(root))  # the link is removed, not its target
     files.remove(str(root / "absent" / "file"), below=str(root))
     files.remove(str(root / "inner"), below=str(root))
     assert os.listdir(root) == []

@@ -218,7 +218,7 @@ def test_recovery_releases_names_of_killed_container(
         assert len(left_over(store)) == 2
         with pytest.raises(FeatureGroupExists, match="is being created by another process"):
             store.create_featuregroup(TABLE, "g", version=1)
-        end_container(container)  # its input closes after that, else it could end in good order
+        end_container(container)  # its input closes afterwards, or it could exit normally
     if not same_kernel:
         featurestore.connect(store.location)
         assert len(left_over(store)) == 2, "nobody here can tell, so the heartbeat decides"
@@ -268,7 +268,7 @@ def test_write_presumed_dead_publishes_nothing(
 
     def taken_over(run: InFlight) -> None:
         monkeypatch.setattr(liveness, "is_alive", lambda *_: False)
-        recover(store.session)  # as another machine does that heard nothing
+        recover(store.session)  # as on another machine without this information
         monkeypatch.undo()
         check_intent(run)
 

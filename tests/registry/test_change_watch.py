@@ -61,7 +61,7 @@ def test_hidden_objects_are_cached_until_commit(
     names_in(views)
     names_in(views, granted=("pay",))
     with statements_of(served) as statements:
-        for _ in range(3):  # people in turns, over the same connections
+        for _ in range(3):  # users in turns, over the same connections
             assert names_in(views) == ["visits"]
             assert names_in(views, granted=("pay",)) == ["pay", "visits"]
     assert statements == []

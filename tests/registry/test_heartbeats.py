@@ -72,7 +72,7 @@ def test_heartbeat_of_host_with_wrong_clock_expires(
         assert is_leased(store)
         move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
         assert is_leased(store)
-        # Neither does the clock of the host that judges matter.
+        # The clock of the checking host does not matter either.
         monkeypatch.setattr(times, "clock", lambda: right() + days * DAY)
         assert is_leased(store)
         move(store, -11 * SECOND)

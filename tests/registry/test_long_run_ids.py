@@ -12,7 +12,7 @@ from featurestore.model.run_record import RunRecord, check_run_id
 from featurestore.registry import access, experiments, tables
 from featurestore.registry.hidden import find_hidden_objects
 
-# As ids may end in the same letters, one that is cut is not that of another run either.
+# Truncated ids must not match another run, since ids may have equal endings.
 IDS = ["r" * 63 + "a", "r" * 63 + "b", "r" * 63, "runs"]
 
 

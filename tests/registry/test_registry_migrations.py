@@ -50,7 +50,7 @@ def test_migrations_equal_new_registry_tables(tmp_path: Path, registry_url: str 
 def _described(connection: sa.Connection) -> dict[str, dict[str, Any]]:
     """Return the definition and row count of each table of a registry."""
     looked = sa.inspect(connection)
-    # A database that may serve several stores has one table more.
+    # A database for several stores has one additional table.
     names = set(looked.get_table_names()) - {"featurestore_stores"}
     return {name: _described_table(connection, looked, name) for name in names}
 

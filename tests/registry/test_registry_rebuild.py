@@ -26,7 +26,7 @@ from featurestore.registry import artifacts, featuregroups, lineage, training_da
 from featurestore.store import FeatureStore
 
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-# What DESIGN.md lists: what a rebuild brings back, compared value by value.
+# The objects that a rebuild restores, compared value by value.
 RESTORED = ("groups", "features", "tags", "lineage", "datasets")
 
 

@@ -16,7 +16,7 @@ from featurestore.store import FeatureStore
 
 NAMES = ["salaries", "visits", "trips", "unknown"]
 WORDS = st.sampled_from([*NAMES, *map(repr, NAMES), "'visits.pay'", "there are", "and", ","])
-# A text, or a group whose privacy changes, or a group to create.
+# A string, a group whose privacy changes, or a group to create.
 STEPS = st.lists(
     st.one_of(
         st.lists(WORDS, max_size=6).map(lambda words: ("text", " ".join(words))),

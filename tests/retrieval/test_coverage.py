@@ -246,7 +246,7 @@ def test_group_without_key_requires_unique_columns(store: FeatureStore) -> None:
     store.insert_into_featuregroup([{"team": 2, "x": 5.0}], "teams")
     with pytest.raises(NoJoinKey, match=r"1 values of team .* team=2(.|\n)*primary_key=\['team'\]"):
         store.get_features("teams.x", labels=labels, join_key={"teams": "team"})
-    # The other way round there is a row for each pair, as the hint says.
+    # Joining in the other direction returns a row per pair, as the hint says.
     store.create_featuregroup([{"team": 1, "name": "a"}, {"team": 2, "name": "b"}], "names",
                               primary_key="team")  # fmt: skip
     pairs = store.get_features("names.name", labels="teams").to_arrow()

@@ -52,7 +52,7 @@ def test_inner_join_reports_dropped_labels(
         assert frame.to_arrow()["y"].to_pylist() == [0, 1, 4]
     assert caplog.messages == [SAID]
     assert (frame.drops, frame.dropped(), frame.dropped(3)) == (True, 2, 2)
-    assert frame.filter("y > 0").dropped() == 2  # what the filter leaves out does not count
+    assert frame.filter("y > 0").dropped() == 2  # filtered labels are not counted
     phases: list[str] = []
     dataset = store.create_training_dataset(
         frame,

@@ -34,7 +34,7 @@ SHAPES = st.builds(
     key=st.sampled_from(["int", "text", "pair", "bytes", "decimal", "unsigned"]),
     time=st.sampled_from(["timestamp", "date"]),
     ttl=st.sampled_from([None, 0, 1, 2, 4]),
-    unique=st.just(True),  # by place no ties are decided
+    unique=st.just(True),  # late materialization resolves no ties
     how=st.sampled_from(["left", "inner"]),
     label_time=st.sampled_from(["timestamp", "date"]),
 )
@@ -168,7 +168,7 @@ def test_late_materialization_exports_equal_bytes(
         (2_000_000, 10, "4GB", False),  # they fit
         (2_000_000, 1, "20MB", False),  # a place weighs as much as the feature
         (200_000, 10, "10MB", False),  # so few are sorted at once whatever the limit is
-        (None, 10, "200MB", False),  # nobody knows
+        (None, 10, "200MB", False),  # unknown
     ],
 )
 def test_late_materialization_is_used_beyond_memory(

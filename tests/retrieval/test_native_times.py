@@ -14,7 +14,7 @@ from tests.on_spark import on_engines
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-# SQL of a time or date, and what a refusal shows.
+# SQL of a time or date, and a pattern of the error.
 OUTSIDE = {
     "duckdb": {
         "timestamp after": ("TIMESTAMPTZ '12000-01-31 00:00:00+00'", "12000-01-31"),

@@ -54,8 +54,8 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
 
 
 _ROWS = 150
-# Values whose bytes are short and long, equal at their beginnings, and hold the bytes that sort
-# keys end with.
+# Short and long values with equal prefixes that contain the bytes with which sort
+# keys end.
 _KEY_VALUES: dict[pa.DataType, list[object]] = {
     pa.bool_(): [True, False],
     pa.int8(): [-128, 0, 127],

@@ -32,7 +32,7 @@ class TestSparkByRule(OnSpark, RuleConformance):
     """Each rule alone; the random cases of the other suite combine them."""
 
 
-# One shape for each plan that Spark makes; on the embedded engine each run draws from all of them,
+# One shape per Spark plan; on the embedded engine each run draws from all shapes,
 # on Spark `make soak` does.
 PLANS = {
     "plain",
@@ -56,8 +56,8 @@ def shapes_on_spark() -> list[Any]:
 
 
 class TestSpark(OnSpark, ResultConformance):
-    # Names, and the order in which features are asked for, are settled before Spark compiles; the
-    # random cases have keys of several texts.
+    # Names and the order of features are resolved before Spark compiles; the
+    # random cases have composite string keys.
     in_soak = frozenset(
         {
             "test_composite_keys_never_meet_by_their_text",
@@ -71,7 +71,7 @@ class TestSpark(OnSpark, ResultConformance):
         }
     )
 
-    # The rules are the same whether Spark compiles a query or not; the random cases run as users do.
+    # Compiled and interpreted queries follow the same rules; the random cases are compiled.
     @pytest.mark.usefixtures("compiled_queries")
     @pytest.mark.parametrize("shape", shapes_on_spark())
     def test_random_cases_equal_the_oracle(

@@ -19,9 +19,9 @@ from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-# Files to download, and what is no page.
+# Downloads and other responses that are not pages.
 _NO_PAGES = ("/static", "/api", "/metrics", "/healthz")
-# Links of pictures have their address as an attribute only.
+# SVG links have their address as an attribute only.
 _LINKS = """Array.from(document.querySelectorAll("a[href]"), (link) => {
   const url = new URL(link.getAttribute("href"), location.href);
   return url.pathname + url.search;

@@ -22,7 +22,7 @@ from tests.server.trained import train
 ROOT = Actor("root", "test")
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 PRIVATE = "canary_pay"
-# In values, texts and tags of what is private.
+# Used in values, descriptions and tags of private objects.
 SECRETS = ("canary", "7717177")
 # User: role on the store, groups with a role, and whether requests carry a browser's cookie.
 USERS = {
@@ -42,7 +42,7 @@ doubled = featurestore.sql_job(
 )
 watch = featurestore.monitor_job("watch", featuregroup="visits", volume=(0.5, 2.0), {_SCHEDULE})
 """
-# It names nothing that is private; its error lists every group of the store.
+# The job names no private object, but its error lists all groups of the store.
 LOST_JOB = f"""
 import featurestore
 

@@ -18,7 +18,7 @@ from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 from tests.server.guarded import PASSWORD, ROOT, USERS, client_of, field_of, fill, sign_in, token_of
 
-# Routes that answer whoever asks, and those that change something, with the role it takes.
+# Public routes, and changing routes with the required role.
 OPEN = {
     "/healthz",
     "/sign-in",
@@ -36,14 +36,14 @@ CHANGES = {
 }  # fmt: skip
 READERS = {"ann", "wil", "rea", "mia"}
 WRITERS = {"ann", "wil"}
-# Empty requests: which writes land is in test_remote_writes.
+# Empty requests; test_remote_writes covers the committed writes.
 WRITES = {
     ("POST", "/api/v1/featuregroups/{name}"),
     ("POST", "/api/v1/featuregroups/{name}/{version}/rows"),
     ("POST", "/api/v1/featuregroups/{name}/{version}/deletions"),
     ("POST", "/api/v1/featuregroups/{name}/{version}/tags"),
 }
-# What people do to a job that they see; an empty form runs nothing.
+# Changes of visible jobs; an empty form runs nothing.
 JOB_CHANGES = {"pause": 303, "resume": 303, "run": 400, "backfill": 400}
 ADMINS = {("GET", "/audit")}
 VALUES = {
@@ -171,7 +171,7 @@ def test_private_group_without_role_is_absent_from_responses(
     for method, path in routes_of(client):
         if is_of_one(path):
             answer = client.request(method, address_of(path, "salaries"), headers=headers)
-            # Making a group takes a role, whether there is one of the name or not.
+            # Creating a group requires a role whether or not its name exists.
             makes = (method, path) == ("POST", "/api/v1/featuregroups/{name}")
             expected = 403 if makes and name not in WRITERS else 404
             assert answer.status_code == expected, path
@@ -248,7 +248,7 @@ def test_sign_in_and_sign_out_change_session(client: TestClient) -> None:
     page = client.get("/account").text
     signed_in = dict(client.cookies)
     assert client.post("/sign-out", data={"form_token": field_of(page)}).status_code == 303
-    client.cookies.update(signed_in)  # a copy of the cookie is worth nothing after that
+    client.cookies.update(signed_in)  # a copy of the cookie is invalid afterwards
     assert client.get("/groups").status_code == 303
 
 

@@ -149,7 +149,7 @@ def barriers_of(page: Any) -> list[tuple[str, Any]]:
     return result
 
 
-# User, and what the page of a job that reads a private group, and the log of who changed what, say.
+# User, and the expected text of a private job's page and of the audit log.
 ROLES = [("ann", 200, 200), ("wil", 404, 403), ("mia", 200, 403), ("non", 404, 403)]
 
 

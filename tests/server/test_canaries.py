@@ -29,7 +29,7 @@ from tests.server.canaries import PRIVATE, SECRETS, SEES, USERS, headers_of, nam
 from tests.server.guarded import client_of
 
 _RUN = "20240301-120000-canary-model"
-# What comes into the store in between, by the noun of its routes.
+# Objects added between the two passes, by the noun of their routes.
 HIDDEN = {
     "featuregroups": [
         PRIVATE, "canary_twice", "canary_third", "canary_copy", "canary_split", "canary_refused",
@@ -76,7 +76,7 @@ READS: list[dict[str, Any]] = [
     {"kind": "features", "features": ["visits.pay"], "labels": PRIVATE},
     {"kind": "split", "name": "canary_set", "version": 1, "split": "train"},
 ]
-# The time that has passed between two answers.
+# Elapsed times, which differ between two responses.
 _PASSING = re.compile(
     r"(\d+ (second|minute|hour|day)s? ago|just now"
     r"|featurestore_job_watermark_lag_seconds\{.*|_created\{.*"
@@ -84,11 +84,11 @@ _PASSING = re.compile(
 )
 
 
-# They would end the session that the requests are made in.
+# These routes would end the session of the test.
 _OF_THE_ACCOUNT = ("/sign-out", "/sign-in", "/account")
-_REQUESTS = 4  # of a user on a route, unless all are made
+_REQUESTS = 4  # requests per user and route, unless all are sent
 _CREATE = ("POST", "/api/v1/featuregroups/{name}")
-# The body of changes: each is refused before it is read.
+# Bodies of changes; each request is refused before its body is read.
 _CHANGE = b'{"where": "true", "key": "a"}'
 
 
@@ -210,7 +210,7 @@ def addresses_of(path: str, method: str) -> Iterator[str]:
         hidden = HIDDEN.get(kind) or [name for names in HIDDEN.values() for name in names]
         if kind == "jobs" and parameter == "run_id":
             hidden = [_RUN]
-        # A change of something public would be another one the second time.
+        # Repeating a change of a public object has another result.
         public = PUBLIC.get(kind, []) if method == "GET" else []
         choices.append([*hidden, _TYPO, *public])
     for values in product(*choices):
@@ -235,7 +235,7 @@ def test_responses_are_independent_of_hidden_objects(guarded: Guarded) -> None:
             different.append((request, leaks(request, after)))
         is_hidden = request.address.rpartition("/")[2] in HIDDEN["featuregroups"]
         if (request.method, request.route) == _CREATE and request.user == "wil" and is_hidden:
-            assert after.status in (400, 404)  # a writer cannot make what is there
+            assert after.status in (400, 404)  # a writer cannot create an existing group
             continue
         if after.lasting != before.lasting:
             different.append((request, [before.status, after.status]))

@@ -61,7 +61,7 @@ def test_reading_routes_refuse_huge_arguments(
     for address in requests_of(client):
         answer = client.get(address)
         tried += 1
-        # Pages name the store to people whom they know.
+        # Pages show the store's location to signed-in users.
         names_place = "/api/" in address and served_store.location in answer.text
         if answer.status_code >= 500 or names_place:
             wrong.append((address[:120], answer.status_code, answer.text[:200]))

@@ -29,7 +29,7 @@ FORMS: list[tuple[str, dict[str, str], str]] = [
     ("/jobs/raise_pay/run", {"what": "latest"}, "text/plain"),
     ("/monitors/watch_pay/accept", {"until": "2024-03-01T13:00Z"}, "multipart/form-data"),
     ("/datasets/of_visits/1/verify", {}, "application/x-www-form-urlencoded"),
-    # A form of plain text whose content is JSON.
+    # A plain-text form with JSON content.
     ("/api/v1/featuregroups/visits/1/deletions", {'{"where": "true", "x": "': '"}'}, "text/plain"),
     ("/api/v1/featuregroups/visits/1/tags", {'{"key": "evil", "value": "': '"}'}, "text/plain"),
 ]  # fmt: skip

@@ -305,7 +305,7 @@ def test_client_disconnect_removes_temporary_files(
 def test_remote_labels_and_rows_are_streamed(local: FeatureStore, remote: FeatureStore) -> None:
     rows = iter(remote.get_featuregroup("numbers", version=1).to_batches(rows=100))
     assert next(rows).num_rows == 100
-    del rows  # the rest is never asked for
+    del rows  # the rest is not requested
     many = labels(5_000)
     frame = remote.get_features(["numbers@v1.x"], labels=many).to_arrow()
     assert frame.column("k").equals(many.column("k"))

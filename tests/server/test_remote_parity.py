@@ -23,7 +23,7 @@ import featurestore
 def job(window):
     return None
 """
-# Calls that look at what they are given first; of all others a group's name will do.
+# Calls that validate these arguments first; for all others the name of a group suffices.
 GIVEN: dict[str, tuple[Any, ...]] = {
     "add_alert_channel": ("ops", "log"),
     "backfill_job": ("job", "2024-03-01T00:00Z", "2024-03-02T00:00Z"),
@@ -35,7 +35,7 @@ NAMED = {
     "score": {"labels": [{"k": 1}]},
 }
 _VALUES: dict[str, Any] = {"key": {"k": 1}, "version": 1}
-# What is there without the server, looks at frames alone, or is answered by calls of the client.
+# Calls that need no server, only inspect frames, or use other calls of the client.
 OF_ITSELF = {
     "close",
     "engine",

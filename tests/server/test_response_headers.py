@@ -17,7 +17,7 @@ HOSTILE = [
     "\u00e9\u4e16",
     "../../x\x00",
 ]
-# The texts that could be filtered, and values with which a route answers.
+# Strings that could be filtered, and values that a route accepts.
 _VALUES = {
     "name": {
         "groups": "visits", "featuregroups": "visits", "datasets": "sells", "views": "selling",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import schemathesis
-import schemathesis.specs.openapi.schemas  # while no other thread parses: CPython's gh-106905
+import schemathesis.specs.openapi.schemas  # imported before other threads parse: CPython's gh-106905
 from hypothesis import given, settings
 from starlette.testclient import TestClient
 
@@ -94,7 +94,7 @@ def test_rest_matches_openapi_description(served_store: FeatureStore) -> None:
     schema = schemathesis.openapi.from_asgi(
         "/api/v1/openapi.json", app, headers={"Host": "localhost"}
     )
-    # A stream has no description that requests could be made from: see test_remote_client.
+    # Streamed bodies are not described in OpenAPI; see test_remote_client.
     schema = schema.exclude(path=["/api/v1/rows"]).exclude(tag="writes")
     operations = 0
     for found in schema.get_all_operations():
@@ -104,7 +104,7 @@ def test_rest_matches_openapi_description(served_store: FeatureStore) -> None:
         @settings(max_examples=15, deadline=None)
         @given(case=operation.as_strategy())
         def check(case: schemathesis.Case) -> None:
-            # A busy machine is no error of the interface: 10 seconds without the last word.
+            # Response times are not checked, since the machine may be busy.
             case.call_and_validate(headers={"Host": "localhost"}, timeout=300)
 
         check()

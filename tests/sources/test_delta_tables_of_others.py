@@ -17,7 +17,7 @@ from tests.hdfs_server import HdfsServer
 pytestmark = pytest.mark.spark
 
 ROWS = "select id, cast(id % 3 as int) as part, concat('n', id) as name from range(20)"
-# What each table is made with, and what is done to it; every statement is a version.
+# The table properties and statements of each table; every statement creates a version.
 TABLES = {
     "deletion_vectors": (
         "'delta.enableDeletionVectors' = 'true'",

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from featurestore.errors import UnsupportedType
 from featurestore.store import FeatureStore
 
-# What a file has of a variant: https://github.com/apache/parquet-format, VariantEncoding.
+# The file structure of a variant: https://github.com/apache/parquet-format, VariantEncoding.
 PARTS = pa.struct(
     [
         pa.field("metadata", pa.binary(), nullable=False),

@@ -117,7 +117,7 @@ def test_query_read_keeps_values(database: Any, begin: Begin) -> None:
     kept_table(database)
     names = []
     for number, (declared, *_) in enumerate(KEPT):
-        if declared != "bigint unsigned":  # whether there is a sign is not said of a query
+        if declared != "bigint unsigned":  # query metadata does not include the sign
             names.append(f"c{number}")
     query = SourceQuery(sql=f"select {', '.join(names)}, '50%' as `a``b%%c` from kept -- all")
     snapshot = begin()
@@ -146,7 +146,7 @@ def test_unsupported_types_are_refused_with_working_sql(
         way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
         inputs = SourceQuery(sql=f"select {way_out} from odd")
         assert snapshot.read(inputs).read_all().num_rows == 1
-        # What is not asked for is not in the way.
+        # Columns that are not selected cause no error.
         assert snapshot.read(replace(query, columns=("id",))).read_all().to_pylist() == [{"id": 1}]
 
 
@@ -164,7 +164,7 @@ def test_snapshot_hides_concurrent_changes(database: Any, begin: Begin) -> None:
     snapshot = begin()
     database.execute("insert into busy values (1)")
     assert snapshot.read(SourceQuery(table="busy")).read_all().num_rows == 0
-    # One that was read could not be altered before the snapshot is closed.
+    # A table that was read cannot be altered before the snapshot is closed.
     database.execute("alter table altered modify column id bigint")
     with pytest.raises(SourceChanged, match="definition"):
         snapshot.read(SourceQuery(table="altered")).read_all()

@@ -98,7 +98,7 @@ def test_unsupported_types_are_refused_with_working_sql(snapshot: SourceSnapshot
     way_out = str(error.value).split("Hint: sql='select ")[1].split(", ...'")[0]
     inputs = SourceQuery(sql=f"select {way_out} from (select {sql} as odd) as t")
     assert snapshot.read(inputs).read_all().num_rows == 1
-    # What is not asked for is not in the way.
+    # Columns that are not selected cause no error.
     kept = SourceQuery(sql=f"select 1 as id, {sql} as odd", columns=("id",))
     assert snapshot.read(kept).read_all().to_pylist() == [{"id": 1}]
 

@@ -27,8 +27,8 @@ def test_read_in_background_keeps_order() -> None:
 
     ahead = read_in_background(items)
     assert next(ahead) == 0
-    assert third.wait(60)  # nobody has asked for it
-    assert len(made) <= 5  # what waits is bounded: two in the queue, one in hand
+    assert third.wait(60)  # not requested yet
+    assert len(made) <= 5  # bounded: two in the queue, one being read
     assert list(ahead) == list(range(1, 100))
     assert not readers()
 

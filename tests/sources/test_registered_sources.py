@@ -209,7 +209,7 @@ def test_secret_appears_nowhere_in_plain_text(
         with pytest.raises(FeatureStoreError) as error:
             store.read_source("shop", **query).to_arrow()
         said += [str(error.value), repr(error.value.__cause__), repr(error.value.__context__)]
-    # A wrong password, and a server that is not there.
+    # A wrong password, and an unreachable server.
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD[::-1])
     store.add_source("gone", "postgresql://me@127.0.0.1:1/shop", secret="env:SHOP_PASSWORD")
     for name in ("shop", "gone"):

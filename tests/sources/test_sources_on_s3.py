@@ -282,7 +282,7 @@ def test_delta_source_reads_versions_from_hdfs(
     write_deltalake(path, pa.table({"id": [4], "city": ["x"]}), mode="append")
     DeltaTable(path).delete("id = 2")
     put_table(path, place)
-    # A file of another version is not fetched: it may be as large as it likes, or gone.
+    # Files of other versions are not downloaded; they may be large or missing.
     gone = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
     storage, name = object_store_for(f"{place}/{gone.removeprefix(f'{path}/')}")
     assert storage.remove(name)

@@ -77,7 +77,7 @@ def test_count_sum_mean_and_extremes_cover_all_rows(
 def test_std_and_quantiles_equal_pandas(table: pa.Table, found: Statistics, name: str) -> None:
     column = found.column(name)
     values = pd.Series(finite(table, name).astype(np.float64))
-    # pandas itself loses digits beside a large mean, so it gets centred values.
+    # pandas loses digits with a large mean, so it gets centred values.
     deviation = float((values - values.mean()).std()) if name != "constant" else 0.0
     assert column.std == pytest.approx(deviation, rel=1e-9)
     np.testing.assert_allclose(

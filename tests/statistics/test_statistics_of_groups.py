@@ -70,7 +70,7 @@ def test_group_statistics_on_spark_run_in_one_job(
         written.append(f"statistics of write {len(written)}")
         context.setJobGroup(written[-1], "counting")
         with monkeypatch.context() as patch:
-            # Executors are other processes: what is broken here is whole there.
+            # Executors are other processes, in which the patched function is intact.
             patch.setattr(StatisticsAccumulator, "update", None)
             patch.setattr(streams, "_TASK_BYTES", 1_000)  # else so few rows are counted here
             counted(*arguments, **named)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from tests.http_server import serve
 
-# What may happen to a request. "lost" and "late 500" have done what was asked, and nobody says so.
+# Faults of a request. With "lost" and "late 500" the request has succeeded on the server.
 FAULTS = ("500", "503", "cut", "lost", "late 500", "half", "slow")
-# A list is answered as it was answered before; S3 itself does not do that any more.
+# "stale" repeats an earlier list response, which S3 itself no longer does.
 STALE = "stale"
 _SLOW_SECONDS = 0.05
 

@@ -55,7 +55,7 @@ with featurestore.connect(location, registry=registry) as store:
     store.backfill_job("tips", "2024-01-01T00:00Z", "2024-01-01T08:00Z")
 """
 
-# Appends a row in a commit for each number that it reads.
+# Append a row per commit for each number on standard input.
 APPENDER = """
 import os, sys
 import pyarrow as pa

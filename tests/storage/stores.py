@@ -18,11 +18,11 @@ from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.hdfs import HdfsStorage
 
 Connect = Callable[..., FeatureStore]
-# For tests of ``place`` that show nothing on HDFS which others do not: there they run in `make soak`.
+# For tests of ``place`` that other tests cover on HDFS: there they run in `make soak`.
 hdfs_in_soak = pytest.mark.parametrize(
     "place", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True
 )
-# What the suite of tables finds in values, wherever the files lie.
+# Table tests about values, which do not depend on the storage.
 ABOUT_VALUES = frozenset(
     {
         "test_append_matches_columns_by_name",

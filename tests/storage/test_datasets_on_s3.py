@@ -349,7 +349,7 @@ def test_shard_cache_stays_within_max_bytes(
     dataset = export(store, data_format="parquet")
     shards = dataset.manifest.split("train").shards
     cache = ShardCache(str(tmp_path / "small"), max_bytes=shards[0].bytes + shards[1].bytes)
-    # A folder that somebody named may hold what is theirs.
+    # A user-defined cache folder may contain other files.
     (tmp_path / "small" / "photos").mkdir(parents=True)
     (tmp_path / "small" / "thesis.tex").write_bytes(b"mine" * shards[0].bytes)
     os.utime(tmp_path / "small" / "thesis.tex", (0, 0))

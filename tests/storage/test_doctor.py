@@ -102,7 +102,7 @@ def test_doctor_hdfs_reports_problems(
         assert found[check]["state"] == "problem"
         return f"{found[check]['detail']} {found[check]['hint']}"
 
-    # Another name of the same namenode, so that nobody has connected to it before.
+    # Another name of the same namenode, to avoid an existing connection.
     denied = problem("hdfs://of-others/folder-of-root", "location: write")
     assert "AccessControlException" in denied
     assert "HADOOP_USER_NAME" in denied

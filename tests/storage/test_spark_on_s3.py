@@ -105,7 +105,7 @@ def test_spark_on_s3_equals_local_embedded_engine(
     assert epoch_of(there.path) == epoch_of(here.path)
     spark.compact_featuregroup("weather")
     assert embedded.get_featuregroup("weather").count() == len(expected[0])
-    # Folders are no objects: nothing may be left of them for others to stumble on.
+    # Folders are not objects, so no folder markers may be left.
     storage, name = object_store_for(spark.location)
     assert [each.name for each in storage.list(name) if each.size == 0] == []
     spark.delete_training_dataset("d", version=1)

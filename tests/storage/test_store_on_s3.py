@@ -244,7 +244,7 @@ def test_s3_request_count_is_independent_of_commits(
 
         appends = [append(number) for number in range(1, 25)]
         totals = [each.total() for each in appends]
-        # Data, commit and statistics are written, and the commit is read again. The log is listed
+        # Writes of data, commit and statistics, and a read of the commit. The log is listed
         # when the group is opened, when the rows are there and when they are committed, and the
         # statistics once. Small files are compacted and checkpoints written at times.
         assert median(totals[:8]) <= 8

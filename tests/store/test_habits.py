@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from featurestore.training import TrainingDataset
 
 NOW = datetime(2024, 1, 1, tzinfo=UTC)
-# (call, the word of others, what has to be in the answer)
+# (call, the name in other stores, expected text of the error)
 WORDS = [
     ("get_featuregroup", "featuregroup_version", "version="),
     ("get_training_dataset", "training_dataset_version", "version="),

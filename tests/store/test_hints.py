@@ -30,12 +30,12 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-# What hints call that is not of this package.
+# Names of other packages in hints.
 FOREIGN = {"open", "read_text", "compile", "predict", "argmax", "join", "TFRecordDataset", "set"}
 FOREIGN |= {"rename_axis", "collect", "to_frame", "toDF", "reshape", "select", "index", "get"}
 FOREIGN |= {"pd", "DataFrame", "stop", "append", "hole", "dumps", "toArrow", "value_counts"}
 FOREIGN |= {"replace", "Path"}
-# Arguments of other libraries' functions, and keys of settings that stand before a sign of equality.
+# Arguments of other libraries' functions, and setting names before an equals sign.
 OTHER_ARGUMENTS = {
     "column_list",
     "compression_type",
@@ -196,7 +196,7 @@ def read(store: FeatureStore, **arguments: Any) -> Any:
 
 
 Call = Callable[..., Any]
-# A call, and the argument that is refused; the same call with what the hint says is taken.
+# A call and its refused argument; the call with the suggested argument succeeds.
 MISTAKES: list[tuple[Call, dict[str, Any]]] = [
     (create, {"primary_key": "kk"}),
     (create, {"event_time": "tt"}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Sends itself SIGINT at the end of the import of a module, and tries again.
+# Send SIGINT to this process at the end of a module import, then retry.
 PROGRAM = """
 import importlib.abc, importlib.util, signal, sys
 target, location = sys.argv[1:]

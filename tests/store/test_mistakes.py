@@ -51,7 +51,7 @@ from featurestore.store import FeatureStore
 pd = pytest.importorskip("pandas")
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
-# What no user should have to read.
+# Strings that error messages must not contain.
 INTERNAL = ("Traceback", "ArrowInvalid", "pyarrow.lib", "Conversion failed", "did not recognize",
             "psycopg", "sqlite3.", "sqlalchemy", "pydantic", "validation error", "NoneType has")  # fmt: skip
 
@@ -298,7 +298,7 @@ def rows() -> list[Any]:
     return result
 
 
-@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # said beside the error
+@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # printed with the error
 @pytest.mark.parametrize(("mistake", "kind", "words"), rows())
 def test_invalid_call_raises_with_hint_and_changes_nothing(
     world: World, mistake: Callable[[World], object], kind: type[Exception], words: tuple[str, ...]

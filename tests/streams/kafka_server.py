@@ -76,7 +76,7 @@ def running(folder: Path, *, secured: int | None = None) -> Iterator[str]:
         actual |= _passwords(secured, actual)
     settings.write_text("".join(f"{name}={value}\n" for name, value in actual.items()))
     (folder / "data").mkdir()
-    # What Kafka's own tool for formatting writes, without a second JVM.
+    # The files that Kafka's format tool writes, without another JVM.
     actual = f"version=1\ncluster.id={_CLUSTER}\nnode.id=1\ndirectory.id={_CLUSTER}\n"
     (folder / "data" / "meta.properties").write_text(actual)
     java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*"]

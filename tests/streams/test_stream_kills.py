@@ -51,7 +51,7 @@ def killed_in_turns(
         runners.append(start(store, file.parent))
     for process, _ in runners:
         kill(process)
-    time.sleep(7)  # until the group knows that they are dead
+    time.sleep(7)  # until the consumer group has removed the dead members
     while store.run_job("clicks"):
         pass
     result = where_ids_are(store)

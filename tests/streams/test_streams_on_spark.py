@@ -257,7 +257,7 @@ def kill_runners(
     assert after_commits == kills
     assert at_work > kills // 2
     if shared:
-        time.sleep(7)  # until the group of readers knows that they are dead
+        time.sleep(7)  # until the consumer group has removed the dead members
     while store.run_job("clicks"):
         pass
     assert where_ids_are(store) == dict.fromkeys(range(records), 1)

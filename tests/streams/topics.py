@@ -29,7 +29,7 @@ class Broker:
 
         name = name or f"clicks-{uuid.uuid4().hex[:8]}"
         new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
-        client = self._admin()  # ends its calls when it goes
+        client = self._admin()  # completes its calls on deletion
         client.create_topics([new])[name].result()
         return name
 
@@ -39,17 +39,17 @@ class Broker:
 
         kind = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4096)
         made = admin.UserScramCredentialUpsertion(name, kind, password.encode())
-        client = self._admin()  # ends its calls when it goes
+        client = self._admin()  # completes its calls on deletion
         client.alter_user_scram_credentials([made])[name].result()
 
     def delete(self, topic: str) -> None:
-        client = self._admin()  # ends its calls when it goes
+        client = self._admin()  # completes its calls on deletion
         client.delete_topics([topic])[topic].result()
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         from confluent_kafka.admin import NewPartitions
 
-        client = self._admin()  # ends its calls when it goes
+        client = self._admin()  # completes its calls on deletion
         client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
 
     def cut(self, topic: str, partition: int, before: int) -> None:
@@ -57,7 +57,7 @@ class Broker:
         from confluent_kafka import TopicPartition
 
         expected = TopicPartition(topic, partition, before)
-        client = self._admin()  # ends its calls when it goes
+        client = self._admin()  # completes its calls on deletion
         client.delete_records([expected])[expected].result()
 
     def send(

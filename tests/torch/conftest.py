@@ -7,7 +7,7 @@ import pytest
 from tests.readers.conftest import Example, make_example
 
 KINDS = ("tfrecord", "variable", "parquet")
-# Numbers, lists and times; texts have tests of their own.
+# Numbers, lists and times; strings have other tests.
 NUMBERS = ["row_id", "count", "small", "flag", "ratio", "vector", "moment", "label"]
 
 

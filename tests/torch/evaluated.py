@@ -16,7 +16,7 @@ def normalized_model() -> torch.nn.Module:
     model = torch.nn.Sequential(
         torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
     )
-    model(torch.randn(64, 1))  # moving averages that are not those of the start
+    model(torch.randn(64, 1))  # moving averages that differ from their initial values
     return model
 
 

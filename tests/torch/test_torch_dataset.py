@@ -140,7 +140,7 @@ def test_torch_dataset_worker_batches_own_only_their_memory(tfrecord: Example) -
     loader = DataLoader(reader.torch_dataset(), batch_size=None, num_workers=1)
     for features, label in loader:
         assert label.untyped_storage().nbytes() == label.nbytes
-        # Columns of one type and shape are together.
+        # Columns of one type and shape are stored together.
         assert features["vector"].untyped_storage().nbytes() == features["vector"].nbytes
 
 

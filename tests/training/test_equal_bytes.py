@@ -22,7 +22,7 @@ from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 ROWS = 1500
-# Each stands for a way of writing: one width, room for lists in it, offsets beside it, compressed,
+# Layouts: fixed width, with room for lists, with an offset index, compressed,
 # row groups, row groups by number, text.
 WAYS = {
     "tfrecord": {"data_format": "tfrecord"},
@@ -34,7 +34,7 @@ WAYS = {
     "csv": {"data_format": "csv"},
 }
 PARTITIONS = (1, 2, 7)
-# Every way that puts rows into files by itself from most partitions, one of them from few, too; the
+# Every format from most partition counts, and one format from few partitions; the
 # other pairs take minutes.
 SHORT = {
     ("tfrecord", 2),

@@ -42,7 +42,7 @@ while True:
 """
 
 
-# Where a kill meets an export is up to the machine: so kills go on until they met enough.
+# The point of a kill depends on the machine, so kills repeat until enough exports were hit.
 @pytest.mark.parametrize("met", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_export_killed_leaves_complete_dataset_or_none(
     tmp_path: Path, example: Example, met: int

@@ -49,7 +49,7 @@ def test_petastorm_opens_url_of_split_but_not_parent_directory(duckdb_store: Fea
         dataset.url_of("train"), reader_pool_type="dummy", num_epochs=1
     ) as reader:
         assert sorted(row.id for row in reader) == list(range(100))
-    # Its rule: no files in a directory above those with rows.
+    # DuckDB and Spark expect no files above the directories with rows.
     with pytest.raises(ValueError, match="intermediate directory"):
         petastorm.make_reader(Path(dataset.path).as_uri(), reader_pool_type="dummy")
 

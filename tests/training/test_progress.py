@@ -40,7 +40,7 @@ def test_progress_rows_estimated_from_bytes_on_disk(
 
     def listen(phase: str, done: int, total: int) -> None:
         heard.append(done)
-        if done < 30:  # what a writer elsewhere does
+        if done < 30:  # as a writer in another process does
             (tmp_path / "shard").write_bytes(bytes(100 * (done + 10)))
 
     with ExportProgress(listen).report_writing(str(tmp_path), rows=100, bytes_per_row=100):

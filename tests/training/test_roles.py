@@ -269,7 +269,7 @@ def test_label_time_not_inferred_when_no_group_needs_time(store: FeatureStore) -
     frame = store.get_features("divisions.level", labels=labels)
     assert frame.plan is not None
     assert frame.plan.time is None
-    # ... and becomes it for a later retrieval that needs one.
+    # A later retrieval that needs a label time uses this column.
     later = store.get_features(
         "teams.goals", labels=frame, join_key={"teams": {"division": "team"}}
     )

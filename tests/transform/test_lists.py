@@ -49,7 +49,7 @@ def lists(rows: int) -> pa.Table:
     )
 
 
-# Ways to store lists: records with an index beside them, records of one width, row groups.
+# Layouts of lists: records with an index, fixed-width records, row groups.
 WAYS: dict[str, dict[str, Any]] = {
     "variable": {},
     "fixed": {"max_lengths": {"words": 5, "numbers": 9, "ids": 3, "whole": 2}},

@@ -191,7 +191,7 @@ def test_quarantine_table_level_failure_raises(duckdb_store: FeatureStore) -> No
         )
     assert len(rows(duckdb_store)) == 100
     assert quarantined(duckdb_store) == []
-    # The mean is that of the rows that would land.
+    # The mean is over the rows to be committed.
     duckdb_store.insert_into_featuregroup(
         people([200, 201], [34, 999]), "people", validation="quarantine"
     )
@@ -371,9 +371,9 @@ def test_validation_reads_needed_columns_in_chunks(
     )
     duckdb_store.insert_into_featuregroup(stream, "people", validation="warn")
     assert sum(rows for rows, _ in looked_at) == 200_000
-    # What waits is checked as soon as it fills a chunk; a batch of the engine comes whole.
+    # Buffered rows are checked once they fill a chunk; an engine batch is checked as one.
     assert max(rows for rows, _ in looked_at) < 100_000
-    # Keys and times are there for the samples of failing rows.
+    # Keys and times are loaded for the samples of failing rows.
     assert {tuple(sorted(names)) for _, names in looked_at} == {("age", "at", "id")}
 
 

@@ -65,7 +65,7 @@ def watched(store: FeatureStore) -> Iterator[set[int]]:
     seen: set[int] = set()
     problems: list[BaseException] = []
     stop = threading.Event()
-    # A Spark session that only reads leaves the writer little.
+    # A Spark session that reads continuously would starve the writer.
     pause = 0.0 if store.engine == "duckdb" else 0.5
 
     def watch() -> None:
@@ -88,7 +88,7 @@ def watched(store: FeatureStore) -> Iterator[set[int]]:
 
 @spark_in_soak
 def test_rejected_rows_are_never_visible_to_readers(store: FeatureStore) -> None:
-    # One Spark session reads and writes in turns: seconds a commit.
+    # One Spark session alternates reads and writes, which takes seconds per commit.
     modes = ("append", "upsert", "overwrite") if store.engine == "duckdb" else ("append", "upsert")
     create(store)
     bad = people([1, 100], [40, REJECTED])

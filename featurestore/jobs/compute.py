@@ -97,7 +97,7 @@ def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -
         alone_digest = engine.aggregate(query.run(window_inputs, window), DigestAccumulator())
         if not alone_digest.agrees(sample_digest):
             _log.info(
-                "windows are computed one by one: %s alone has other rows than in one query",
+                "computing windows one by one: a separate query for %s returned different rows",
                 window,
             )
             return None
@@ -187,7 +187,8 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
         return new
     if sorted(new.names) != sorted(previous.names):
         raise SchemaMismatch(
-            f"Job {spec.name!r} returned the columns {previous.names}, and later {new.names}."
+            f"Job {spec.name!r} returned the columns {previous.names} in one window and "
+            f"{new.names} in a later one."
         )
     fields = []
     previous, new = adopt_types(previous, new), adopt_types(new, previous)
@@ -322,7 +323,7 @@ def _add_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
     if run.spec.closed == "left":
         raise InvalidJob(
             f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",
-            hint="with closed='left' the rows must say when they were true",
+            hint="with closed='left', the rows need a column with the time of their values",
         )
     stamp = AddConstantTime(str(run.spec.event_time), to_micros(window.end))
     schema = rows.schema.append(pa.field(stamp.column, TIMESTAMP))

@@ -51,7 +51,7 @@ class JobDefinition:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
             raise InvalidJob(
-                f"Job {self.spec.name!r} has no function that could be called.",
+                f"Job {self.spec.name!r} has no function to call.",
                 hint="run_job(name)",
             )
         return self.function(*args, **kwargs)
@@ -242,7 +242,8 @@ def read_source_code(function: Callable[..., Any]) -> str:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise InvalidJob(
-            f"The source of {function!r} cannot be read, so changes could not be detected.",
+            f"The source code of {function!r} cannot be read, so changes to it would not be "
+            "detected.",
             hint="define jobs in a file",
         ) from error
 
@@ -311,8 +312,9 @@ def _split_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str,
             inputs[name] = source
         else:
             raise InvalidJob(
-                f"Job {request.name!r}: its input {name!r} is {source!r}.",
-                hint="a group, a path, or featurestore.source('shop', table='orders')",
+                f"Job {request.name!r}: the input {name!r} is {source!r}, not a group, a path or a "
+                "source.",
+                hint=f"inputs={{{name!r}: featurestore.source('shop', table='orders')}}",
             )
     return inputs, sources
 
@@ -354,7 +356,8 @@ def check_options(spec: JobSpec) -> None:
     ):
         if value not in allowed:
             raise InvalidJob(
-                f"Job {spec.name!r}: {argument}={value!r}.", hint=f"one of {', '.join(allowed)}"
+                f"Job {spec.name!r}: invalid {argument}={value!r}. Available: {listing(allowed)}.",
+                hint=f"{argument}={allowed[0]!r}",
             )
 
 
@@ -376,31 +379,36 @@ def check_keys_and_times(spec: JobSpec) -> None:
         raise InvalidJob(f"Job {spec.name!r}: mode='upsert' needs primary_key=.")
     if (spec.tombstone is not None or spec.delete_missing) and spec.mode != "upsert":
         raise InvalidJob(
-            f"Job {spec.name!r}: tombstone= and delete_missing= delete keys of upserts.",
+            f"Job {spec.name!r}: tombstone= and delete_missing= need mode='upsert'.",
             hint="mode='upsert'",
         )
     if spec.delete_missing and len(spec.sources) != 1:
         raise InvalidJob(
-            f"Job {spec.name!r}: delete_missing= compares keys with one source, and it has "
+            f"Job {spec.name!r}: delete_missing= needs exactly one source among the inputs, not "
             f"{len(spec.sources)}.",
             hint="inputs={'orders': featurestore.source('shop', table='orders', time='updated_at')}",
         )
     if spec.tombstone in (*spec.primary_key, spec.event_time):
-        raise InvalidJob(f"Job {spec.name!r}: tombstone={spec.tombstone!r} is its key or time.")
+        raise InvalidJob(
+            f"Job {spec.name!r}: tombstone={spec.tombstone!r} is a key or the event time of the job."
+        )
 
 
 def _check_inputs(spec: JobSpec) -> None:
     for name, source in spec.inputs.items():
         if not _INPUT_NAME.fullmatch(name) or name == "window":
             raise InvalidJob(
-                f"Job {spec.name!r}: {name!r} is not a valid name of an input.",
-                hint="use a plain name",
+                f"Job {spec.name!r}: {name!r} is not a valid input name.",
+                hint="use letters, digits and underscores, such as 'trips'; 'window' is reserved",
             )
         if "/" not in source and name not in spec.sources:
             parse_group_reference(source)
     unknown = [name for name in spec.input_times if name not in spec.inputs]
     if unknown:
-        raise InvalidJob(f"Job {spec.name!r}: input_times= has unknown inputs: {listing(unknown)}.")
+        raise InvalidJob(
+            f"Job {spec.name!r}: unknown inputs {listing(unknown)} in input_times=. Available: "
+            f"{listing(spec.inputs)}."
+        )
 
 
 def _check_overlap(spec: JobSpec) -> None:
@@ -408,8 +416,7 @@ def _check_overlap(spec: JobSpec) -> None:
     if spec.mode == "replace_window" and has_overlapping_windows(schedule):
         raise InvalidJob(
             f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
-            f"{spec.schedule!r}, "
-            "and each would replace rows of the one before.",
+            f"{spec.schedule!r}, so each window would replace rows of the previous one.",
             hint=(
                 "make the window as wide as the schedule interval, and read earlier rows with "
                 "lookback="
@@ -424,6 +431,7 @@ def _check_query(spec: JobSpec) -> None:
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
     if unknown:
         raise InvalidJob(
-            f"Job {spec.name!r}: unknown parameters {listing(sorted(unknown))}.",
-            hint="$window_start and $window_end are bound",
+            f"Job {spec.name!r}: unknown parameters {listing(sorted(unknown))}. Available: "
+            f"{listing(sorted(_BOUND))}.",
+            hint="where left_at >= $window_start and left_at < $window_end",
         )

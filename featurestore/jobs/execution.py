@@ -279,7 +279,7 @@ def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> Ru
         return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
     commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
     if not commit.applied:
-        _log.info("the table has these windows from an earlier run")
+        _log.info("the table already contains these windows from an earlier run")
         return RunOutput(0, commit.delta_version, group.spec.version)
     return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
 
@@ -354,10 +354,12 @@ def _run_failure_command(command: str, run: Run) -> None:
             command, shell=True, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        _log.error("on_failure of %s: %s", run.job, error)
+        _log.error("the on_failure command of job %s failed: %s", run.job, error)
         return
     if process.returncode:
-        _log.error("on_failure of %s: exit %d", run.job, process.returncode)
+        _log.error(
+            "the on_failure command of job %s exited with code %d", run.job, process.returncode
+        )
 
 
 class _ProgressCounter:

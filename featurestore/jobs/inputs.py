@@ -102,8 +102,8 @@ def _pin_group(session: Session, name: str, reference: str, time_column: str | N
     spec = group.spec
     if spec.external is not None:
         raise ExternalRowsError(
-            f"Feature group {spec.name!r} is external: jobs and monitors read the versions of a "
-            f"group, and its rows are those of {spec.external}.",
+            f"Feature group {spec.name!r} is external, with the rows of {spec.external}. Jobs and "
+            "monitors read only groups whose versions are in the store.",
             hint=f"inputs={{{name!r}: featurestore.source({spec.external.source!r}, ...)}}",
         )
     return PinnedInput(
@@ -126,9 +126,9 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
     file_paths = list(parquet_files(path))
     if not file_paths:
         raise InvalidJob(
-            f"Job {job!r}: its input {name!r} is {path}, "
-            "which contains neither a Delta table nor Parquet files.",
-            hint="a group reference has no '/' in it",
+            f"Job {job!r}: the path {path} of input {name!r} contains neither a Delta table nor "
+            "Parquet files.",
+            hint="a group reference contains no '/'",
         )
     return PinnedInput(
         name, "parquet", path, path, time_column, fingerprint=fingerprint_files(file_paths)
@@ -205,7 +205,9 @@ def _readable_columns(pinned: PinnedInput) -> list[str]:
             readable.append(column.name)
     if unreadable:
         _log.warning(
-            "input %r has no columns %s: they have no feature type", pinned.name, unreadable
+            "the columns %s of input %r are omitted, because features cannot have these types",
+            unreadable,
+            pinned.name,
         )
     return readable
 

@@ -146,11 +146,11 @@ class _StoreGauges:
 
     def _jobs(self) -> None:
         success = self._gauge(
-            "job_last_success_timestamp_seconds", "When a run of the job was last done", "job"
+            "job_last_success_timestamp_seconds", "Time of the last successful run", "job"
         )
-        duration = self._gauge("job_last_run_seconds", "How long the last run took", "job")
+        duration = self._gauge("job_last_run_seconds", "Duration of the last run", "job")
         watermark = self._gauge(
-            "job_watermark_lag_seconds", "How far the computed windows are behind the clock", "job"
+            "job_watermark_lag_seconds", "Time since the end of the last computed window", "job"
         )
         failed = self._gauge("job_failed_windows", "Windows that failed and are due", "job")
         now = times.utc_now()
@@ -171,9 +171,9 @@ class _StoreGauges:
     def _streams(self) -> None:
         lag = self._gauge("stream_lag_records", "Records of the topic not in the group yet", "job")
         rate = self._gauge("stream_rows_per_second", "Rows per second of the last run", "job")
-        bad = self._gauge("stream_bad_records", "Records that could not be read so far", "job")
+        bad = self._gauge("stream_bad_records", "Unreadable records so far", "job")
         commit = self._gauge(
-            "stream_last_commit_timestamp_seconds", "When records were committed last", "job"
+            "stream_last_commit_timestamp_seconds", "Time of the last commit of records", "job"
         )
         with self._session.registry.reading() as connection:
             for job in jobs.list_all(connection, limit=MOST_LABELS):
@@ -197,12 +197,12 @@ class _StoreGauges:
         )
         excess = self._gauge(
             "monitor_worst_excess",
-            "The value that is farthest from its bound, 1 on it, by kind",
+            "Largest ratio of a value to its bound, by kind",
             "monitor",
             "kind",
         )
         metric = self._gauge(
-            "monitor_metric", "Custom metrics, and those of models", "monitor", "metric"
+            "monitor_metric", "Custom metrics and model metrics", "monitor", "metric"
         )
         metrics_left = MOST_LABELS  # a monitor may have many metrics
         with self._session.registry.reading() as connection:

@@ -193,7 +193,8 @@ def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
     commits = [each for each in stream_commits(session, spec) if each.run == run.run_id]
     rows = sum(each.commit.rows_in for each in commits)
     last_version = commits[0].commit.version if commits else None
-    error, hint = "The process died.", "its micro-batches stay; the next run continues after them"
+    error = "The process died."
+    hint = "its committed micro-batches remain; the next run continues after them"
     with session.registry.transaction() as connection:
         runs.end(
             connection,
@@ -254,18 +255,19 @@ def replay_stream(session: Session, name: str) -> Replayed:
 
     Raises:
         JobNotFound: The job does not exist.
-        InvalidJob: It reads no topic, or its group does not have its columns yet.
+        InvalidJob: It does not read a topic, or its group does not have its columns yet.
         JobLeased: The job is running.
     """
     with session.registry.reading() as connection:
         spec = jobs.get(connection, name).spec
     if spec.stream is None:
-        raise InvalidJob(f"Job {name!r} reads no topic.", hint="featurestore job list")
+        raise InvalidJob(f"Job {name!r} does not read a topic.", hint="featurestore job list")
     with hold_job_lease(session, name):
         group = find_target(session, spec)
         if group is None:
             raise InvalidJob(
-                f"Job {name!r} has no group with its columns yet, and so no quarantine.",
+                f"Job {name!r} has no feature group with its current columns yet, so there is no "
+                "quarantine.",
                 hint=f"featurestore job run {name}",
             )
         return replay(session, spec, group)

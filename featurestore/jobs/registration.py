@@ -102,7 +102,7 @@ def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
         unknown = [name for name in spec.alert if name not in channel_names]
         if unknown:
             raise InvalidJob(
-                f"Job {spec.name!r}: alert= names {listing(unknown)}. Available channels: "
+                f"Job {spec.name!r}: unknown alert channels {listing(unknown)}. Available: "
                 f"{listing(channel_names)}.",
                 hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
                 command=f"featurestore alert add {unknown[0]} log",
@@ -193,16 +193,16 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     receipt = find_grant(_GRANTS, location, origin)
     if receipt is None:
         raise InvalidJob(
-            f"Job {name!r} comes from {origin}, which was not registered on this machine for "
+            f"Job {name!r} is defined in {origin}, which was not registered on this machine for "
             f"{location}.",
-            hint=f"read it, then: featurestore job register {origin}",
+            hint=f"review the file, then: featurestore job register {origin}",
         )
     file, expected = receipt.get("file"), receipt.get("sha256")
     if file is None:
         return _module_in_memory(name, origin)
     if not files.is_file(file):
         raise InvalidJob(
-            f"Job {name!r} comes from {file}, which does not exist.",
+            f"Job {name!r} is defined in {file}, which does not exist.",
             hint="featurestore job register path/to/jobs.py",
         )
     if file == origin:
@@ -214,7 +214,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
 def _check_unchanged(actual: str, expected: str | None, origin: str) -> None:
     if expected is not None and actual != expected:
         raise InvalidJob(
-            f"{origin} changed since it was registered on this machine.",
+            f"{origin} has changed since it was registered on this machine.",
             hint=f"featurestore job register {origin}",
         )
 
@@ -223,8 +223,8 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
     module = sys.modules.get(origin)
     if module is None:
         raise InvalidJob(
-            f"Job {name!r} was defined in {origin} of an earlier process.",
-            hint="save it in a file, and: featurestore job register jobs.py",
+            f"Job {name!r} was defined in the module {origin} of an earlier process.",
+            hint="save it in a file, then: featurestore job register jobs.py",
         )
     return module
 
@@ -271,10 +271,11 @@ def _import_module(name: str) -> ModuleType:
         missing = getattr(error, "name", None)
         if missing is not None and not name.startswith(missing):
             raise InvalidJob(
-                f"{name!r} cannot be loaded: {error}.", hint="install what it imports"
+                f"{name!r} cannot be loaded: {error}.",
+                hint=f"pip install {missing.split('.')[0]}",
             ) from error
         raise InvalidJob(
-            f"{name!r} is neither a file, a folder nor a module.", hint="jobs/traffic.py"
+            f"{name!r} is not a file, a folder or a module.", hint="jobs/traffic.py"
         ) from error
 
 

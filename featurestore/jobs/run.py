@@ -183,9 +183,7 @@ def check_lease(run: JobRun) -> None:
     with run.session.registry.reading() as connection:
         lease_owner = jobs.lease_owner(connection, run.spec.name)
     if lease_owner != run.owner:
-        raise JobLeased(
-            f"Job {run.spec.name!r} was taken over by {lease_owner} while this run computed."
-        )
+        raise JobLeased(f"Job {run.spec.name!r} was taken over by {lease_owner} during this run.")
 
 
 def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
@@ -208,7 +206,9 @@ def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
             _update_alerts(connection, run.spec, record.run_id)
             record = runs.get(connection, record.run_id)
     except RegistryError as error:
-        _log.warning("done; the next run of the job records it: %s", error.message)
+        _log.warning(
+            "done, but not recorded; the next run of the job will record it: %s", error.message
+        )
         return replace(record, state=runs.DONE, **figures)
     seconds = record.seconds or 0
     _log.info("done: %d rows, version %s, %.3f s", output.rows, output.delta_version, seconds)

@@ -339,7 +339,8 @@ def _check_schedule(schedule: Schedule) -> None:
         ZoneInfo(schedule.timezone)
     except (ZoneInfoNotFoundError, ValueError) as error:
         raise InvalidJob(
-            f"timezone={schedule.timezone!r} is not a time zone.", hint="such as 'Europe/Stockholm'"
+            f"timezone={schedule.timezone!r} is not a time zone.",
+            hint="timezone='Europe/Stockholm'",
         ) from error
     if schedule.width is not None and schedule.width <= timedelta(0):
         raise InvalidJob("window= must be longer than zero.")

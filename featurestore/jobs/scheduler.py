@@ -127,7 +127,7 @@ class Scheduler:
             if self._options.stale and job.spec.mode != "append":
                 self._attempt(name, find_all_stale)
         except JobLeased:
-            _log.debug("%s is run by another process", name)
+            _log.debug("another process is running job %s", name)
         except FeatureStoreError as error:
             _log.error("%s: %s", name, error)
         except Exception:  # errors in the code of one job must not stop the others

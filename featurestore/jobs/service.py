@@ -82,7 +82,7 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
         try:
             statuses.append(load_status(session, job))
         except InvalidJob as error:  # an imported registry may contain invalid schedules
-            warn_caller(f"The job {job.spec.name!r} is left out: {error.message}")
+            warn_caller(f"Skipping the job {job.spec.name!r}: {error.message}")
     return Listing(statuses)
 
 
@@ -127,7 +127,7 @@ def run_job(
     """Run a job now and return its runs; see ``FeatureStore.run_job``."""
     if sum((window is not None, due, stale)) > 1:
         raise InvalidArgument(
-            "window=, due= and stale= exclude each other.", hint="give one of them"
+            "window=, due= and stale= exclude each other.", hint="pass one of them"
         )
 
     def choose_window(session: Session, job: RegisteredJob) -> list[Window]:
@@ -293,7 +293,7 @@ class JobPlan:
         if not self.windows:
             return f"{name}: nothing to do"
         if self.seconds is None:
-            duration = "no run to estimate the time from"
+            duration = "no earlier run to estimate the duration from"
         else:
             duration = f"about {self.seconds:.1f} s"
         first, last = self.windows[0], self.windows[-1]
@@ -352,7 +352,7 @@ def _parse_range(
         return window.start, window.end
     if isinstance(window, str) or len(window) != 2:
         raise InvalidArgument(
-            f"window={window!r} is not a range of time.",
+            f"window={window!r} is not a time range.",
             hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
         )
     start, end = window

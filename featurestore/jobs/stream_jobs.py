@@ -236,7 +236,7 @@ def _rename_columns(
     missing = [name for name in names if name not in columns.names]
     if missing:
         raise InvalidJob(
-            f"Job {job!r}: rename= has unknown columns {listing(missing)}; schema= has "
+            f"Job {job!r}: unknown columns {listing(missing)} in rename=. Available: "
             f"{listing(columns.names)}.",
             hint=did_you_mean(missing[0], columns.names, write="rename={{{!r}: '...'}}"),
         )
@@ -389,7 +389,7 @@ def _check_registered(run: JobRun) -> None:
         job = jobs.get(connection, run.spec.name)
     if job.version != run.job.version:
         raise InvalidJob(
-            f"Job {run.spec.name!r} was registered again while this run read for version "
+            f"Job {run.spec.name!r} was registered again during this run of version "
             f"{run.job.version}.",
             hint="run it again",
         )

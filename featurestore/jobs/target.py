@@ -16,7 +16,7 @@ from featurestore import usersql
 from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_untyped
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
-from featurestore.errors import InvalidJob, SourceChanged
+from featurestore.errors import InvalidJob, SourceChanged, listing
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.maintenance import delete_rows
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
@@ -225,7 +225,8 @@ def split_tombstones(
     engine, column = session.engine, spec.tombstone
     if column not in rows.schema.names:
         raise InvalidJob(
-            f"Job {spec.name!r}: its rows have no column {column!r}, which tombstone= names."
+            f"Job {spec.name!r}: unknown column {column!r} in tombstone=. Available: "
+            f"{listing(rows.schema.names)}."
         )
     is_set = f'"{column}" IS NOT NULL'
     if pat.is_boolean(rows.schema.field(column).type):
@@ -274,8 +275,9 @@ def delete_missing(
     engine = session.engine
     if engine.count(source_keys) == 0:
         raise SourceChanged(
-            f"Job {spec.name!r}: its source has no rows at all, so nothing was deleted.",
-            hint="if that is correct: delete_from_featuregroup(name, 'true')",
+            f"Job {spec.name!r}: the source has no rows, so nothing was deleted.",
+            hint="if this is correct: "
+            f"store.delete_from_featuregroup({spec.target!r}, where='true')",
         )
     group = open_group(session, spec.target, version)
     columns = _key_aliases(spec.primary_key)
@@ -336,4 +338,4 @@ def _to_literal(value: object) -> str:
         return f"'{value.isoformat()}'"
     if isinstance(value, Decimal):
         return f"{value:f}"
-    raise InvalidJob(f"A key of type {type(value).__name__} cannot be deleted by a job.")
+    raise InvalidJob(f"A job cannot delete keys of type {type(value).__name__}.")

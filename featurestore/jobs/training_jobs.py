@@ -100,7 +100,7 @@ def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
     ``code`` is the source code of its function.
     """
     if request.keep is not None and request.keep < 1:
-        raise InvalidJob(f"keep={request.keep!r} would keep no version.", hint="keep=3")
+        raise InvalidJob(f"keep= must be at least 1, not {request.keep!r}.", hint="keep=3")
     spec = JobSpec(
         name=check_name(request.name, noun="job"),
         kind="training",
@@ -201,4 +201,4 @@ def _delete_old_versions(session: Session, name: str, keep: int) -> None:
         versions: list[int] = training_datasets.versions(connection, name)
     for version in sorted(versions)[:-keep]:
         catalog.remove(session, name, version)
-        _log.info("%s version %d retired", name, version)
+        _log.info("deleted %s version %d", name, version)

@@ -199,8 +199,7 @@ def _to_cron(every: timedelta, *, job: str) -> str:
         hours = every // _HOUR
         return "0 * * * *" if hours == 1 else f"0 */{hours} * * *"
     raise InvalidJob(
-        f"Job {job!r}: no schedule has constant intervals of {format_duration(every)} through the "
-        "year.",
+        f"Job {job!r}: no cron schedule has constant intervals of {format_duration(every)}.",
         hint="an every= that divides an hour, a day or a week: '15min', '6h', '1d', '7d'; or "
         "schedule= with an interval that every= divides",
     )
@@ -220,8 +219,8 @@ def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...
     keys = {window.key: None for window in windows if window.key is not None}
     if len(keys) > 1:
         raise InvalidJob(
-            f"Job {job!r}: its aggregates have different keys {listing(map(str, keys))}; the rows of "
-            "a group have one.",
+            f"Job {job!r}: its aggregates have different keys {listing(map(str, keys))}, but a "
+            "feature group has one key.",
             hint="define a job for each key",
         )
     for key in keys:
@@ -237,7 +236,8 @@ def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
         lower_name = window.name.lower()
         if lower_name in owner_by_name:
             raise ColumnConflict(
-                f"Job {spec.name!r}: {window} would have the name {window.name!r} of {owner_by_name[lower_name]}.",
+                f"Job {spec.name!r}: {window} has the same name {window.name!r} as "
+                f"{owner_by_name[lower_name]}.",
                 hint="name='...' in window(...)",
             )
         owner_by_name[lower_name] = str(window)
@@ -420,9 +420,9 @@ def _label_schema(spec: JobSpec, groups: Sequence[FeatureGroupSpec]) -> pa.Schem
             return pa.schema([*fields, pa.field(str(spec.event_time), TIMESTAMP)])
     names = [group.name for group in groups]
     raise NoJoinKey(
-        f"Job {spec.name!r}: no group of {listing(dict.fromkeys(names))} has the columns "
-        f"{listing(spec.primary_key)}, which identify its rows.",
-        hint="primary_key= names columns that the aggregates' groups have",
+        f"Job {spec.name!r}: none of its groups {listing(dict.fromkeys(names))} has the primary key "
+        f"columns {listing(spec.primary_key)}.",
+        hint="pass columns of these groups to primary_key=",
     )
 
 

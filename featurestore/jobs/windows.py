@@ -60,7 +60,7 @@ def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -
     if matching_window != window:
         raise InvalidArgument(
             f"window={window} is not a window of the job.",
-            hint=f"the window from that start ends at {matching_window.end}",
+            hint=f"the window that starts then ends at {matching_window.end}",
         )
     return window
 
@@ -107,9 +107,9 @@ def refuse_repeated_appends(
     repeated = [window for window in windows if window in computed]
     if repeated:
         raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already has its window from "
-            f"{repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}: its rows would be "
-            "duplicated.",
+            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already contains the window "
+            f"from {repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}, so its rows "
+            "would be duplicated.",
             hint=(
                 "mode='replace_window' replaces the rows of a window; due=True and resume=True "
                 "compute only missing windows"

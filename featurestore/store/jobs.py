@@ -70,7 +70,7 @@ class JobCalls(StoreBase):
         >>> registered = store.register_jobs("jobs.py")
         >>> print(store.plan_job("mean_temp", window=("2013-01-01T00:00Z", "2013-01-03T00:00Z")))
         mean_temp: 2 windows from 2013-01-01T00:00:00+00:00 to 2013-01-03T00:00:00+00:00
-        reads about 4 rows, ... bytes; no run to estimate the time from
+        reads about 4 rows, ... bytes; no earlier run to estimate the duration from
           weather: weather at Delta version 1, rows: about 4
         """
         from featurestore.jobs.service import plan_job
@@ -215,13 +215,13 @@ class JobCalls(StoreBase):
 
         Raises:
             JobNotFound: The job does not exist.
-            InvalidJob: The job reads no topic, or has not run with its current columns.
+            InvalidJob: The job does not read a topic, or has not run with its current columns.
             JobLeased: Another process is running the job.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> store.replay_stream("mean_temp")
         Traceback (most recent call last):
-        featurestore.errors.InvalidJob: Job 'mean_temp' reads no topic.
+        featurestore.errors.InvalidJob: Job 'mean_temp' does not read a topic.
         Hint: featurestore job list
         """
         from featurestore.jobs.recovery import replay_stream
@@ -274,7 +274,7 @@ class MonitorCalls(JobCalls):
         >>> registered = store.register_jobs("monitors.py")
         >>> print(store.check_monitor("weather_watch", window="2013-01-01T06:00Z"))
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
-          there are too few windows before this one to check everything
+          too few earlier windows to evaluate all rules
         """
         from featurestore.jobs.monitors import service as monitors
 
@@ -360,7 +360,7 @@ class MonitorCalls(JobCalls):
         >>> report = store.check_monitor("weather_watch", window="2013-01-01T06:00Z")
         >>> print(store.visualize_monitor("weather_watch"))
         weather_watch: learning, 2013-01-01T06:00:00+00:00 to 2013-01-01T07:00:00+00:00, 2 rows
-          there are too few windows before this one to check everything
+          too few earlier windows to evaluate all rules
         """
         from featurestore.jobs.monitors import service as monitors
 

@@ -75,7 +75,7 @@ def test_accepted_window_joins_baseline(shop: FeatureStore, define: Define, cloc
     assert states(shop) == ["suspect", "ok"]
     accepted = shop.accept_monitor("watch", window=NOW)
     assert accepted.subjects == {("feature", "amount"): None}
-    with pytest.raises(InvalidArgument, match="no window out of bounds"):
+    with pytest.raises(InvalidArgument, match="no out-of-bounds window"):
         shop.accept_monitor("watch", window=NOW + DAY)
 
 
@@ -84,7 +84,7 @@ def test_acceptance_without_findings_or_with_invalid_note_raises(
 ) -> None:
     define(LAST_14)
     shop.backfill_job("watch", NOW - 3 * DAY, NOW)
-    with pytest.raises(InvalidArgument, match="no window out of bounds"):
+    with pytest.raises(InvalidArgument, match="no out-of-bounds window"):
         shop.accept_monitor("watch")
     with pytest.raises(InvalidArgument, match="exclude each other"):
         shop.accept_monitor("watch", window=NOW - DAY, until=NOW)

@@ -245,7 +245,7 @@ def test_missing_keys_are_deleted_unless_all_missing(
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("delete from customers")
     clock.now = START + timedelta(hours=3)
-    with pytest.raises(JobFailed, match="no rows at all"):
+    with pytest.raises(JobFailed, match="the source has no rows"):
         store.run_job("customers", due=True)
     assert held(store) == [(1, "ada"), (4, "joe")]
 

@@ -147,7 +147,7 @@ def test_replay_without_group_is_refused(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
-    with pytest.raises(InvalidJob, match="no group with its columns yet"):
+    with pytest.raises(InvalidJob, match="no feature group with its current columns yet"):
         duckdb_store.replay_stream("g")
 
 

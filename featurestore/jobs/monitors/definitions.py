@@ -66,7 +66,7 @@ def baseline(
     has_version_only = version is not None and training_dataset is None
     if sum(has_source) + has_version_only > 1:
         raise InvalidJob(
-            "A baseline has one source: a training dataset, a version, as_of= or last=.",
+            "A baseline has only one source: a training dataset, a version, as_of= or last=.",
             hint='baseline(training_dataset="late_flights", split="train")',
         )
     if split is not None and training_dataset is None:
@@ -266,7 +266,7 @@ def model_monitor_job(
     """
     if baseline is not None and not baseline.is_moving:
         raise InvalidJob(
-            f"The baseline of predictions must be rolling, and it is {baseline}.",
+            f"The baseline of predictions must be rolling, not {baseline}.",
             hint="baseline(last='56d'), or limits={'auc': (0.7, None)} for fixed bounds",
         )
     max_ages = parse_freshness(freshness)
@@ -349,8 +349,9 @@ def build_quality(
         spec = directories.read(session.paths.model(*model_version), *model_version)
         if len(spec.label) != 1:
             raise InvalidJob(
-                f"Model {watched.model!r} has {len(spec.label)} labels.",
-                hint='label="late" names the column that predictions are compared with',
+                f"Model {watched.model!r} has {len(spec.label)} labels, so label= must name the "
+                "column to compare with its predictions.",
+                hint='label="late"',
             )
         (label,) = spec.label
     return Quality(session.engine, watched, predictions, labels, label, wait)
@@ -439,7 +440,7 @@ def parse_freshness(freshness: Duration | Mapping[str, Duration] | None) -> _Fre
     for name, each in freshness.items():
         if name not in ("event_time", "commit"):
             raise InvalidJob(
-                f"freshness={{{name!r}: ...}}: unknown time {name!r}.",
+                f"freshness=: unknown time {name!r}. Available: 'event_time', 'commit'.",
                 hint='freshness={"event_time": "2h", "commit": "1d"}',
             )
         max_ages[name] = parse_duration(each, argument="freshness")

@@ -93,7 +93,7 @@ def _update_incidents(
         alarms_by_kind,
         families=_FAMILIES,
         lasting=suspects_by_kind,
-        reason=f"the values are back within bounds for {confirm} windows",
+        reason=f"the values have been back within bounds for {confirm} windows",
     )
 
 
@@ -160,9 +160,9 @@ class MonitorEvaluation:
         self._baselines.history.record(window, findings)
         notes = []
         if result.learning:
-            notes.append("there are too few windows before this one to check everything")
+            notes.append("too few earlier windows to evaluate all rules")
         if self._has_future_rows(window):
-            notes.append(f"rows are dated ahead of the clock, up to {self._latest_event_time}")
+            notes.append(f"rows have event times in the future, up to {self._latest_event_time}")
         if self.watched.model is not None and profile.rows and not profile.metrics.get(LABELLED):
             notes.append("no label of these predictions was known when the window was complete")
         return MonitorReport(
@@ -292,9 +292,9 @@ class MonitorEvaluation:
         common = set(profile.columns) & set(self._profiler.features)
         if not common or not statistics.rows:
             raise StatisticsNotFound(
-                f"Monitor {self._spec.name!r}: {baseline} has no feature of "
-                f"{self._group.spec.name!r} to compare with.",
-                hint="the columns of a training dataset are compared by their names",
+                f"Monitor {self._spec.name!r}: {baseline} has no rows with features of "
+                f"{self._group.spec.name!r}.",
+                hint="columns of a training dataset are matched with features by name",
             )
         return FixedBaseline(profile, until)
 
@@ -403,7 +403,7 @@ class MonitorEvaluation:
             return []
         previous_group = open_group(self._session, spec.name, last_report.version)
         finding = rules.schema(_column_types(previous_group), self._profiler.types)
-        text = f"version {spec.version} came after version {last_report.version}"
+        text = f"version {spec.version} follows version {last_report.version}"
         if finding.out:
             text = f"{text}; {finding.text}"
         return [replace(finding, subject=f"version {spec.version}", text=text)]

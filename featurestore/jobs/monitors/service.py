@@ -136,11 +136,11 @@ def accept(
     job = get_monitor(session, name)
     spec = job.spec
     if window is not None and until is not None:
-        raise InvalidArgument("window= and until= exclude each other.", hint="give one of them")
+        raise InvalidArgument("window= and until= exclude each other.", hint="pass one of them")
     if len(note) > _MAX_NOTE_LENGTH:
         raise InvalidArgument(
             f"note= has {len(note):,} characters; the limit is {_MAX_NOTE_LENGTH:,}.",
-            hint="put the details into a document, and its address into note=",
+            hint="write the details in a document, and link to it in note=",
         )
     accepted_window = None if window is None else resolve_window(job, window)
     end = None if until is None else parse_moment(until, argument="until")
@@ -161,7 +161,7 @@ def accept(
         )
         if not subjects or end is None:
             raise InvalidArgument(
-                f"Monitor {name!r} has no window out of bounds that could be accepted"
+                f"Monitor {name!r} has no out-of-bounds window to accept"
                 f"{_range_text(accepted_window, end)}.",
                 hint=f"store.get_monitor_history({name!r}) lists its windows",
                 command=f"featurestore monitor history {name}",

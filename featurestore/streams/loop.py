@@ -182,8 +182,9 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
         except StreamOvertaken as error:
             _log.info("%s", error.message)
     raise StreamOvertaken(
-        f"Other processes were faster {_MAX_OVERTAKEN} times; job {run.spec.name!r} stops.",
-        hint="one runner is enough for a job",
+        f"Job {run.spec.name!r} stopped, because other processes committed the same records first "
+        f"{_MAX_OVERTAKEN} times.",
+        hint="use one runner for the job, or set consumer_group=",
     )
 
 
@@ -262,7 +263,7 @@ def _check_bad_records(run: _Run) -> None:
     kind, count = progress.reasons.most_common(1)[0]
     raise BadRecord(
         f"Job {run.spec.name!r}: {progress.bad:,} of {progress.records:,} records are unreadable, "
-        f"more than most_bad={run.stream.most_bad}; {count:,} of them like this: "
+        f"more than most_bad={run.stream.most_bad}. The most frequent reason ({count:,} records): "
         f"{progress.examples[kind]}.",
         hint=f"after a change of schema=: featurestore stream replay {run.spec.name}",
     )

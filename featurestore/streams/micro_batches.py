@@ -209,8 +209,8 @@ def _handle_bad_records(
     if spec.stream.on_bad_record == "fail":
         first = bad.slice(0, 1).to_pylist()[0]
         raise BadRecord(
-            f"Job {spec.name!r}: {bad.num_rows} records are unreadable; the first one, of partition "
-            f"{first['record_partition']} at offset {first['record_offset']}: "
+            f"Job {spec.name!r}: {bad.num_rows} records are unreadable. The first one is in "
+            f"partition {first['record_partition']} at offset {first['record_offset']}: "
             f"{str(first[RECORD_ERROR])[:_SHOWN_CHARACTERS]}.",
             hint="on_bad_record='quarantine' stores them in a quarantine table and continues",
         )

@@ -185,7 +185,7 @@ def check_topic_identity(
     if last_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return
     if last_identity != topic.identity:
-        raise _recreated_error(stream, "its id differs from the one that was read before")
+        raise _recreated_error(stream, "its topic id has changed")
 
 
 def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None:
@@ -194,7 +194,7 @@ def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None
         partition_count += 1
     if partition_count > len(topic.partitions):
         raise _recreated_error(
-            stream, f"it has {len(topic.partitions)} partitions, and {partition_count} were read"
+            stream, f"it has {len(topic.partitions)} partitions, but {partition_count} were read"
         )
 
 
@@ -202,7 +202,7 @@ def _check_offset(stream: StreamSpec, number: int, committed: int, offsets: Offs
     if committed > offsets.end:
         raise _recreated_error(
             stream,
-            f"partition {number} ends at offset {offsets.end}, and was read up to {committed}",
+            f"partition {number} ends at offset {offsets.end}, but was read up to {committed}",
         )
     if committed >= offsets.first:
         return committed
@@ -211,7 +211,7 @@ def _check_offset(stream: StreamSpec, number: int, committed: int, offsets: Offs
     raise OffsetsLost(
         f"Topic {stream.topic!r}: the records {committed} to {offsets.first - 1} of partition {number} "
         "were removed before they were read.",
-        hint="keep them longer (retention.ms of the topic); on_lost='skip' skips them",
+        hint="increase retention.ms of the topic; or on_lost='skip' to continue without them",
     )
 
 

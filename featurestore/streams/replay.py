@@ -37,7 +37,7 @@ from featurestore.streams.opening import make_decoder, open_streams
 
 _TOPIC = "record_topic"
 _DELETED = "deletes are not replayed: the row may have been written again since"
-_NOT_WRITTEN = "the row fails checks, or the group has a row of its key and times"
+_NOT_WRITTEN = "the row fails validation, or the group already has a row with its key and times"
 
 
 @dataclass(frozen=True)

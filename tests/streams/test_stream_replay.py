@@ -76,7 +76,7 @@ def test_replay_writes_readable_records_and_keeps_others(
     assert actual.rows == 1
     assert dict(actual.reasons) == {
         "id is a string ('three'), which is not int64": 1,
-        "the row fails checks, or the group has a row of its key and times": 1,
+        "the row fails validation, or the group already has a row with its key and times": 1,
     }
     assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 2]
     assert [row["record_offset"] for row in quarantined(duckdb_store, "g")] == [2, 3]

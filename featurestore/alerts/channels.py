@@ -93,7 +93,7 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     """
     send = _SENDERS.get(channel.scheme)
     if send is None:
-        raise NotDelivered(f"unknown scheme {channel.scheme!r} of a channel")
+        raise NotDelivered(f"unknown channel scheme {channel.scheme!r}")
     try:
         secret = None
         if channel.secret is not None:
@@ -116,11 +116,11 @@ def secret_grant_name(channel: Channel) -> str:
 
 def _error_text(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"the server answered {error.code}"
+        return f"the server responded with status {error.code}"
     if isinstance(error, smtplib.SMTPResponseException):
-        return f"the mail server answered {error.smtp_code}"
+        return f"the mail server responded with code {error.smtp_code}"
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return "timed out"
     return type(error).__name__
 
 
@@ -191,7 +191,7 @@ def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: fl
     except subprocess.TimeoutExpired as error:
         raise TimeoutError from error
     if process.returncode:
-        raise NotDelivered(f"the command ended with {process.returncode}")
+        raise NotDelivered(f"the command exited with code {process.returncode}")
 
 
 def _write_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:

@@ -113,7 +113,7 @@ def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
     try:
         return _send_waiting(session, time.monotonic() + seconds)
     except (RegistryError, StorageError) as error:
-        _log.warning("alerts wait: %s", error.message)
+        _log.warning("alerts could not be sent, and remain queued: %s", error.message)
         return 0
 
 
@@ -123,7 +123,9 @@ def _send_waiting(session: Session, deadline: float) -> int:
         untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
         messages = alerts.due_messages(connection, limit=_BATCH_SIZE, besides=untrusted)
     if untrusted:
-        _log.info("channels that were not added on this machine: %s", ", ".join(untrusted))
+        _log.info(
+            "skipping alert channels that were not added on this machine: %s", ", ".join(untrusted)
+        )
     if not messages:
         return 0
     delivered = 0

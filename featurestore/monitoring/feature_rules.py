@@ -126,7 +126,10 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
     text = ""
     if share > high:
         names = sorted(lost_shares, key=lambda value: -lost_shares[value])[:5]
-        text = f"{profiles.now.name}: lost values {', '.join(map(str, names))}, before in {share:.1%} of rows"
+        text = (
+            f"{profiles.now.name}: lost values {', '.join(map(str, names))}, previously in up to "
+            f"{share:.1%} of rows"
+        )
     name = profiles.now.name
     return [
         Finding("values", name, "gone_values", round(share, 6), None, high, share > high, text=text)

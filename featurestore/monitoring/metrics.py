@@ -100,7 +100,7 @@ def _as_number(name: str, value: object) -> float | None:
     except (TypeError, ValueError) as error:
         raise InvalidSql(
             f"The metric {name!r} returned {value!r}, which is not a number.",
-            hint="avg, sum, count, max",
+            hint="use a numeric aggregate such as avg, sum, count or max",
         ) from error
     return number if math.isfinite(number) else None
 
@@ -283,13 +283,13 @@ class Quality:
         _check_column_exists(predictions, self.watched.prediction, "prediction=")
         _check_column_exists(labels, self.label, "label=")
         if self.watched.version is not None:
-            _check_column_exists(predictions, _VERSION, "the version of a model")
+            _check_column_exists(predictions, _VERSION, "model=")
         missing_keys = [name for name in labels.primary_key if name not in predictions.schema.names]
         if missing_keys or not labels.primary_key:
             raise InvalidJob(
                 f"Labels of {labels.name!r} have the primary key {list(labels.primary_key)}, but "
                 f"the predictions of {predictions.name!r} have no {listing(missing_keys)}.",
-                hint="labels are joined by their primary key, on the same names",
+                hint="labels are joined by primary key, on columns with the same names",
             )
         if not self._is_number and any(name != "accuracy" for name in self.watched.measures):
             raise InvalidJob(
@@ -299,8 +299,8 @@ class Quality:
             )
         if self._is_number != _is_number(labels, self.label):
             raise InvalidJob(
-                f"Only one of {self.watched.prediction!r} of {predictions.name!r} and {self.label!r} of "
-                f"{labels.name!r} is a number.",
+                f"The prediction {self.watched.prediction!r} of {predictions.name!r} and the label "
+                f"{self.label!r} of {labels.name!r} are not both numbers.",
                 hint="prediction= and label= must have comparable types",
             )
 

@@ -306,7 +306,7 @@ class Estimate:
         """Parse an estimate from JSON; raise ValueError or TypeError for invalid data."""
         merge, rows, total, squares = data
         if merge not in ("mean", "sum", "min", "max"):
-            raise ValueError(f"{merge!r} is not a kind of merge")
+            raise ValueError(f"{merge!r} is not a merge method")
         return cls(merge, float(rows), float(total), float(squares))
 
 

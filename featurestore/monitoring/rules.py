@@ -129,7 +129,7 @@ def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding |
             return None
         chain.append(result.missing[finding.subject])
     if len(chain) > 1 and is_jointly_out_of_bounds(chain):
-        text = f"{finding} alone, but out of bounds in {len(chain)} windows together"
+        text = f"{finding} in this window, but out of bounds over {len(chain)} windows combined"
         return replace(finding, out=True, text=text)
     return None
 

@@ -144,7 +144,7 @@ class Profiler:
             raise FeatureNotFound(
                 f"{spec.name!r} version {spec.version} has no features {listing(unknown)}. "
                 f"Available: {listing(feature_names)}.",
-                hint="features=None watches all",
+                hint="features=None monitors all features",
             )
         return [name for name in feature_names if name in self.watched.features]
 
@@ -272,7 +272,7 @@ class Profiler:
             data = json.loads(zlib.decompress(files.read_bytes(path)))
             profile = Profile.from_json(data)
         except (MalformedJson, StorageError, ValueError, zlib.error):
-            _log.warning("%s is damaged; the profile is computed again", path)
+            _log.warning("%s is damaged; recomputing the profile", path)
             return None
         is_same_window = profile.window == window and profile.version == self.group.spec.version
         return profile if is_same_window and self.is_current(profile) else None
@@ -286,7 +286,7 @@ class Profiler:
             files.make_directory(os.path.dirname(path))
             files.write_atomically(path, zlib.compress(data.encode(), 1))
         except (OSError, StorageError) as error:  # read-only stores can be monitored, too
-            _log.info("the profile of a window is not stored: %s", error)
+            _log.info("could not store the profile of a window: %s", error)
 
     def _path(self, window: Window) -> str:
         settings: dict[str, Any] = {"format": _FORMAT, "features": self.features}

@@ -351,7 +351,7 @@ def test_check_model_monitor_missing_inputs_raise_with_alternatives(
     for arguments, words in (
         ('metric="auc", label="lat"', "no column 'lat'.*late"),
         ('metric="auc", prediction="score"', "score.*prediction"),
-        ('metric="auc", label="at"', "is a number"),
+        ('metric="auc", label="at"', "not both numbers"),
         ('metric="auc", label="id"', "neither 0 nor 1"),
         ('metric="auc", metrics={"x": "avg(fare)"}', "fare"),
     ):

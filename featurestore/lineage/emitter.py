@@ -52,7 +52,9 @@ def start() -> None:
     if not settings:
         return
     if find_spec("openlineage") is None:
-        _log.warning("no lineage is sent: %s", missing_extra("openlineage", "lineage").hint)
+        _log.warning(
+            "lineage events are not sent: %s", missing_extra("openlineage", "lineage").hint
+        )
         return
     _Active.emitter = Emitter()
     observers.add_observer(_Active.emitter)
@@ -143,7 +145,7 @@ class Emitter:
             self._queue.put_nowait((_copy_work(work), timestamp, ended))
         except queue.Full:
             self._pending -= 1
-            self._warn("more events wait than can be sent")
+            self._warn("the queue is full")
 
     def _start_thread(self) -> None:
         with self._starting:

@@ -293,7 +293,7 @@ def test_emitter_full_queue_drops_events_and_warns_once(caplog: pytest.LogCaptur
             emitter.began(work)
         emitter.close(5)
     assert len(arrived) <= 4
-    assert _said(caplog) == ["lineage events are dropped: more events wait than can be sent"]
+    assert _said(caplog) == ["lineage events are dropped: the queue is full"]
 
 
 def test_emitter_close_drops_waiting_events() -> None:

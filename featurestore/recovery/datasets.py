@@ -152,7 +152,7 @@ def remove_abandoned_exports(connection: Connection, location: str, name: str) -
         try:
             existed = files.remove(directory, below=location)
         except StorageError as error:
-            _log.warning("the files of an ended export were not removed: %s", error.message)
+            _log.warning("could not remove the files of an interrupted export: %s", error.message)
         else:
             if existed:
                 removed.append(directory)

@@ -98,7 +98,7 @@ class InFlight:
             raise WriteConflict(
                 "Another process considered this write dead and cleaned up after it: "
                 f"no heartbeat was recorded for {liveness.HEARTBEAT_TIMEOUT.total_seconds():.0f} seconds.",
-                hint="write again",
+                hint="repeat the write",
             )
         self.publishing = True
 

@@ -160,7 +160,7 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
             try:
                 files.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # a remaining unlocked file is harmless
-                _log.debug("the lock file of a dead owner was not removed: %s", error)
+                _log.debug("could not remove the lock file of a dead owner: %s", error)
     for name in intents.owner_names(connection):
         if not is_alive(connection, location, name):
             intents.remove_owner(connection, name)
@@ -215,7 +215,7 @@ def _remove_lock_file(owner: _Owner) -> None:
     try:
         files.remove(_owner_lock_file(owner), below=_lock_folder(owner.location))
     except StorageError as error:
-        _log.debug("the lock file of %s was not removed: %s", owner.name, error)
+        _log.debug("could not remove the lock file of %s: %s", owner.name, error)
 
 
 def _send_heartbeats(registry: Registry, name: str, stop: threading.Event) -> None:
@@ -352,4 +352,4 @@ def _renew_lease(path: str, stop: threading.Event, has_renewed: threading.Event)
             files.write_atomically(path, b"renewed")
             has_renewed.set()
         except StorageError as error:
-            _log.warning("the lease of a write was not renewed: %s", error.message)
+            _log.warning("could not renew the lease of a write: %s", error.message)

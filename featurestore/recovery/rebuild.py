@@ -196,7 +196,7 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
         raise RegistryError(
             f"The registry of {location!r} is damaged, and processes are using it: "
             f"{', '.join(writers)}.",
-            hint="end them first: their registrations would go into the moved file",
+            hint="end these processes first, or their registrations would be lost",
         )
     file = os.path.join(location, REGISTRY_FILE)
     moved_to = f"{file}.damaged-{utc_now():%Y%m%dT%H%M%S}"

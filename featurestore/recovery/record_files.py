@@ -62,7 +62,7 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     try:
         content = JsonObject.from_value(files.read_json(path))
         if content.number("format") != _ACCESS_FORMAT:
-            raise content.wrong_type_error("format", f"{_ACCESS_FORMAT}, which this release knows")
+            raise content.wrong_type_error("format", str(_ACCESS_FORMAT))
         rows_by_table = {}
         for table in _ACCESS_TABLES:
             rows_by_table[table.name] = [
@@ -121,11 +121,13 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
         spec = SourceSpec.from_text(files.read_text(path))
     except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
         raise RegistryError(
-            f"{path} is not a definition of a source: {type(error).__name__}.",
-            hint=f"remove it, and featurestore.add_source({name!r}, uri) writes it again",
+            f"{path} is not a source definition: {type(error).__name__}.",
+            hint=f"remove it, then: featurestore.add_source({name!r}, uri)",
         ) from error
     if spec.name != name:
-        raise RegistryError(f"{path} defines the source {spec.name!r}.", hint="rename it")
+        raise RegistryError(
+            f"{path} defines the source {spec.name!r}, not {name!r}.", hint="rename it"
+        )
     if name not in sources.names(connection):
         sources.add(connection, spec)
     return spec
@@ -150,13 +152,13 @@ def read_run(directory: str) -> RunRecord:
         record = RunRecord.from_bytes(files.read_bytes(path))
     except (MalformedJson, FeatureStoreError) as error:
         raise RunDamaged(
-            f"The record {path!r} of a run is damaged: {error}",
+            f"The run record {path!r} is damaged: {error}",
             hint="restore the file from a copy; other runs are not affected",
         ) from error
     if record.id != os.path.basename(directory):
-        raise RunDamaged(f"The record {path!r} belongs to another run, {record.id!r}.")
+        raise RunDamaged(f"The run record {path!r} belongs to another run, {record.id!r}.")
     if record.name != os.path.basename(os.path.dirname(directory)):
-        raise RunDamaged(f"The record {path!r} belongs to another experiment, {record.name!r}.")
+        raise RunDamaged(f"The run record {path!r} belongs to another experiment, {record.name!r}.")
     return record
 
 

@@ -75,7 +75,7 @@ GROUPS = VersionKind(
     remove_files=groups.remove_files,
     registered_from="table",
     content="rows",
-    unpublished="it is not a Delta table with a commit of data",
+    unpublished="it is not a Delta table with a data commit",
 )
 DATASETS = VersionKind(
     intents=(datasets.EXPORT,),
@@ -173,11 +173,11 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
     except (InvalidName, InvalidArgument) as error:
         # An invalid row was not written by this library and must never cause the removal of files.
         intents.end(connection, intent.run_id)
-        return f"an intent was dropped: {error.message}"
+        return f"dropped an invalid intent: {error.message}"
     try:
         files.remove(stage, below=location)
     except StorageError as error:  # published data is registered anyway
-        return f"{description}: {outcome}; retried at the next connect: {error.message}"
+        return f"{description}: {outcome}; will be retried at the next connect: {error.message}"
     intents.end(connection, intent.run_id)
     return f"{description}: {outcome}"
 
@@ -201,9 +201,9 @@ def _resolve_version(
     if kind.is_revocable:
         is_local = liveness.is_on_this_machine(paths.location, intent.owner)
         if not claims.revoke(directory, is_certainly_dead=is_local):
-            return "kept for a day, it was about to be published"
+            return "kept for a day, because it was about to be published"
     kind.remove_files(paths, name, version)
-    return f"removed, it had no {kind.content} yet"
+    return f"removed, because it had no {kind.content} yet"
 
 
 def remove_unclaimed_stages(store: Store) -> list[str]:

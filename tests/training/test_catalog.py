@@ -71,7 +71,7 @@ def test_clean_removes_only_leftovers_of_killed_exports(
         unknown.mkdir(exist_ok=True)
         dead.mkdir(exist_ok=True)
         assert clean_all(session) == [
-            "export of d version 7: removed, it had no manifest yet",
+            "export of d version 7: removed, because it had no manifest yet",
             str(unknown),
         ]
         assert Path(session.training_dataset_path("d", running.version)).is_dir()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from typing import Any, Self
 
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import OpenGroup
@@ -152,6 +153,7 @@ def monitor_job(
     >>> (watch.spec.kind, watch.spec.watched.freshness)
     ('monitor', datetime.timedelta(seconds=7200))
     """
+    arguments = dict(locals())
     max_ages = parse_freshness(freshness)
     watched = check_monitor_spec(
         MonitorSpec(
@@ -170,21 +172,7 @@ def monitor_job(
     )
     check_metrics(watched.metrics)
     inputs = {WATCHED_INPUT: normalize_reference(featuregroup)}
-    spec = monitor_spec(
-        name,
-        inputs,
-        watched,
-        Timing(
-            schedule=schedule,
-            window=window,
-            start=start,
-            allowed_lateness=allowed_lateness,
-            timezone=timezone,
-            retries=retries,
-            catchup=catchup,
-        ),
-        NotificationOptions(alert=alert, remind=remind, description=description, tags=tags),
-    )
+    spec = monitor_spec(name, inputs, watched, MonitorOptions.from_arguments(arguments))
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -264,6 +252,7 @@ def model_monitor_job(
     >>> (watch.spec.inputs, watch.spec.watched.metric_names)
     ({'rows': 'late_scores', 'labels': 'questions'}, ('auc', 'labelled'))
     """
+    arguments = dict(locals())
     if baseline is not None and not baseline.is_moving:
         raise InvalidJob(
             f"The baseline of predictions must be rolling, not {baseline}.",
@@ -300,24 +289,11 @@ def model_monitor_job(
         )
     )
     check_metrics(watched_model.metrics)
-    spec = monitor_spec(
-        name,
-        {
-            WATCHED_INPUT: normalize_reference(predictions),
-            LABELS_INPUT: normalize_reference(labels),
-        },
-        watched,
-        Timing(
-            schedule=schedule,
-            window=window,
-            start=start,
-            allowed_lateness=allowed_lateness,
-            timezone=timezone,
-            retries=retries,
-            catchup=catchup,
-        ),
-        NotificationOptions(alert=alert, remind=remind, description=description, tags=tags),
-    )
+    inputs = {
+        WATCHED_INPUT: normalize_reference(predictions),
+        LABELS_INPUT: normalize_reference(labels),
+    }
+    spec = monitor_spec(name, inputs, watched, MonitorOptions.from_arguments(arguments))
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -366,8 +342,8 @@ class _Freshness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timing:
-    """The schedule and windows of a monitor, as the caller specified them."""
+class MonitorOptions:
+    """The schedule, windows, alerts and description of a monitor, as the caller specified them."""
 
     schedule: str
     window: Duration | None
@@ -376,47 +352,42 @@ class Timing:
     timezone: str
     retries: int
     catchup: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotificationOptions:
-    """Alert channels, reminders, and the description of a monitor."""
-
     alert: str | Sequence[str]
     remind: Duration | None
     description: str
     tags: Mapping[str, str] | None
 
+    @classmethod
+    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
+        """Select the options from the arguments of a monitor definition."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
+
 
 def monitor_spec(
-    name: str,
-    inputs: Mapping[str, str],
-    watched: MonitorSpec,
-    timing: Timing,
-    notification: NotificationOptions,
+    name: str, inputs: Mapping[str, str], watched: MonitorSpec, options: MonitorOptions
 ) -> JobSpec:
     """Build the specification of a monitor with a validated schedule."""
-    width = timing.window
+    width = options.window
     spec = JobSpec(
         name=check_name(name, noun="monitor"),
         kind="monitor",
         target=name,
-        schedule=timing.schedule,
+        schedule=options.schedule,
         inputs=inputs,
         code="",
         window=None if width is None else parse_duration(width, argument="window"),
-        start=None if timing.start is None else parse_moment(timing.start, argument="start"),
-        allowed_lateness=parse_duration(timing.allowed_lateness, argument="allowed_lateness"),
-        timezone=timing.timezone,
+        start=None if options.start is None else parse_moment(options.start, argument="start"),
+        allowed_lateness=parse_duration(options.allowed_lateness, argument="allowed_lateness"),
+        timezone=options.timezone,
         closed="left",
-        description=notification.description,
-        tags=dict(notification.tags or {}),
-        retries=timing.retries,
-        catchup=timing.catchup,
-        alert=check_channel_names(notification.alert),
+        description=options.description,
+        tags=dict(options.tags or {}),
+        retries=options.retries,
+        catchup=options.catchup,
+        alert=check_channel_names(options.alert),
         remind=None
-        if notification.remind is None
-        else parse_duration(notification.remind, argument="remind"),
+        if options.remind is None
+        else parse_duration(options.remind, argument="remind"),
         watched=watched,
     )
     build_schedule(spec)  # the constructor of a schedule validates it

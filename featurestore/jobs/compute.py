@@ -59,6 +59,8 @@ def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
     if run.spec.kind == "window":
         rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
         return _stage_and_check(run, run.window, rows, name="rows")[0]
+    # One query binds the outer bounds of the chunk. With a gap between two windows, it would also
+    # compute the rows of the gap.
     if (
         run.spec.kind == "sql"
         and len(windows) > 1
@@ -87,6 +89,8 @@ def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -
     staged, bounds = _stage_and_check(run, full_range, computed_rows, name="rows")
     if proven:
         return staged
+    # The form of the query does not prove that each row is in the window of its input rows, so the
+    # batched rows are compared with separate queries.
     samples = _sample_windows(windows, bounds, spec.closed)
     ranges = [
         TimeRange(str(spec.event_time), window.start, window.end, spec.closed) for window in samples
@@ -109,6 +113,8 @@ def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) 
     if bounds.times is None:
         return [windows[0], windows[-1]]
     starts = [to_micros(window.start) for window in windows]
+    # A window that is closed on the right contains its end, so a row exactly between two windows
+    # belongs to the earlier one.
     bisect = bisect_left if closed == "right" else bisect_right
     first = windows[max(bisect(starts, bounds.low) - 1, 0)]
     last = windows[max(bisect(starts, bounds.high) - 1, 0)]
@@ -121,6 +127,7 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
     """Compute each window separately, from inputs that are read once."""
     engine, windows = run.session.engine, run.windows
     inputs = _filter_chunk_inputs(run, sources, run.window)
+    # A single window reads its inputs only once, so staging them would be an additional pass.
     if len(windows) > 1:
         inputs = _stage_inputs(run, inputs)
     schema_by_path: dict[str, pa.Schema] = {}
@@ -131,6 +138,9 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
             continue
         name = f"w{number:06d}"
         with open_relation(rows, engine=engine, like=schema) as window_rows:
+            # With a lookback, the window of an upsert also returns late rows from before its start.
+            # Only the first window of a chunk writes them, because the rows before the start of any
+            # other window were computed by the windows before it.
             if number == 0:
                 allowed_range = Window(window.start - run.spec.row_lookback, window.end)
             else:
@@ -141,6 +151,7 @@ def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
         schema = _merge_schema(staged.schema, schema if schema_by_path else None, run.spec)
         if bounds.rows:
             schema_by_path[os.path.join(run.staging, name)] = staged.schema
+    # If no window has rows, the empty result still needs a schema.
     if first_rows is None or schema is None or not schema_by_path:
         return first_rows
     if len(windows) == 1:
@@ -207,10 +218,12 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
 
 
 def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
+    """Run the query or call the function of a job for one window; None if there are no rows."""
     if run.spec.kind == "sql":
         return JobQuery(run.spec, run.session.engine).run(visible, window).native
     native_inputs = {name: relation.native for name, relation in visible.items()}
     returned = run.definition(window=window, **native_inputs)
+    # An empty list has no schema and could not be staged.
     if isinstance(returned, list) and not returned:
         return None
     return returned
@@ -266,6 +279,8 @@ def _stage_and_check(
     column = str(spec.event_time)
     if column not in rows.schema.names:
         rows = _add_window_end(run, window, rows)
+    # An event time column without values has no type, for example in an empty window. It must not
+    # fail the type check below.
     rows = _cast_untyped_columns(engine, rows, {column: TIMESTAMP})
     kind = rows.schema.field(column).type
     if not (pat.is_timestamp(kind) or pat.is_date(kind)):
@@ -274,6 +289,8 @@ def _stage_and_check(
             "a time."
         )
     folder = os.path.join(run.staging, name)
+    # The rows are staged before they are checked: a job may return a stream, which can be read only
+    # once, and the footers of the staged files already contain the time bounds.
     staged = engine.stage(rows, folder)
     if any(each.kind == "source" for each in run.inputs):
         # A group without rows may be the result of an empty window: its schema proves nothing.
@@ -320,11 +337,14 @@ def _read_time_bounds(run: JobRun, staged: Relation, folder: str) -> TimeBounds:
 
 
 def _add_window_end(run: JobRun, window: Window, rows: Relation) -> Relation:
+    """Add the event time column to rows that lack it: the end of their window."""
     if run.spec.closed == "left":
         raise InvalidJob(
             f"Job {run.spec.name!r}: its rows have no column {run.spec.event_time!r}.",
             hint="with closed='left', the rows need a column with the time of their values",
         )
+    # The rows of a window are known at its end. An earlier event time would leak them into labels
+    # of the window itself.
     stamp = AddConstantTime(str(run.spec.event_time), to_micros(window.end))
     schema = rows.schema.append(pa.field(stamp.column, TIMESTAMP))
     return run.session.engine.map_batches(rows, stamp, schema=schema)

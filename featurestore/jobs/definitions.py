@@ -143,6 +143,7 @@ def job(
     >>> (warm_hours.spec.name, warm_hours.spec.lookback)
     ('warm_hours', datetime.timedelta(seconds=7200))
     """
+    # This must be the first statement: any local variable before it would become an argument.
     arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
@@ -206,15 +207,20 @@ def sql_job(
     >>> definition.spec.target
     'mean_temp'
     """
+    # This must be the first statement: any local variable before it would become an argument.
     arguments = dict(locals())
     del arguments["sql"]
     request = FeatureJobRequest(**{**arguments, "featuregroup": featuregroup or name})
     spec = feature_job_spec(request, kind="sql", code=textwrap.dedent(sql).strip())
+    # A query has no function whose module could be used, so the job is added to the module of the
+    # caller.
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
 def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefinition:
     """Add a job to the job list of its module, so that unnamed jobs are also registered."""
+    # A module variable, so that the list has the lifetime of the module: a reloaded file starts
+    # with an empty one.
     definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
     if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
         definitions[:] = [each for each in definitions if each.spec.name != definition.spec.name]
@@ -238,6 +244,7 @@ def check_arguments(function: Callable[..., Any], names: Sequence[str], spec: Jo
 
 def read_source_code(function: Callable[..., Any]) -> str:
     """Return the source code of a job's function; raise InvalidJob if it cannot be read."""
+    # The source code is part of the job's hash, by which a changed function is detected.
     try:
         return textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
@@ -306,6 +313,8 @@ def _split_inputs(request: FeatureJobRequest) -> tuple[dict[str, str], dict[str,
     inputs, sources = {}, {}
     for name, source in (request.inputs or {}).items():
         if isinstance(source, SourceInput):
+            # The prefix distinguishes a source from groups and paths in stored definitions and in
+            # lineage.
             sources[name] = source
             inputs[name] = f"source:{source.source}"
         elif isinstance(source, str):
@@ -368,6 +377,8 @@ def check_keys_and_times(spec: JobSpec) -> None:
             f"Job {spec.name!r} has no event_time=.",
             hint="name the column with the time of the rows",
         )
+    # Joins compare keys by equality, and event times as of the label time. With the event time in
+    # the key, a label would only match rows of exactly its own time.
     if spec.event_time in spec.primary_key:
         entity = [name for name in spec.primary_key if name != spec.event_time]
         raise InvalidJob(
@@ -382,6 +393,7 @@ def check_keys_and_times(spec: JobSpec) -> None:
             f"Job {spec.name!r}: tombstone= and delete_missing= need mode='upsert'.",
             hint="mode='upsert'",
         )
+    # With several sources, a key that is missing in one of them may exist in another.
     if spec.delete_missing and len(spec.sources) != 1:
         raise InvalidJob(
             f"Job {spec.name!r}: delete_missing= needs exactly one source among the inputs, not "
@@ -396,11 +408,13 @@ def check_keys_and_times(spec: JobSpec) -> None:
 
 def _check_inputs(spec: JobSpec) -> None:
     for name, source in spec.inputs.items():
+        # The first parameter of a job's function is named "window".
         if not _INPUT_NAME.fullmatch(name) or name == "window":
             raise InvalidJob(
                 f"Job {spec.name!r}: {name!r} is not a valid input name.",
                 hint="use letters, digits and underscores, such as 'trips'; 'window' is reserved",
             )
+        # Names of groups cannot contain a "/", so a reference with one is a path.
         if "/" not in source and name not in spec.sources:
             parse_group_reference(source)
     unknown = [name for name in spec.input_times if name not in spec.inputs]
@@ -428,6 +442,7 @@ def _check_query(spec: JobSpec) -> None:
     """Raise an error for SQL that cannot be parsed or does more than read its tables."""
     # SQL that cannot be transpiled to Spark is rejected when the job runs on Spark.
     usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
+    # An unknown parameter would only fail when the query runs.
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND
     if unknown:
         raise InvalidJob(

@@ -50,8 +50,9 @@ from featurestore.storage import files
 WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
 
 _log = logging.getLogger("featurestore.jobs")
-# A query computes many windows nearly as fast as one; a function is called once per window. A
-# killed chunk starts again from its first window.
+# Maximum number of windows per commit. A query computes many windows nearly as fast as one; a
+# function is called once per window. A killed chunk starts again from its first window. A training
+# job writes one version for all due windows.
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
 # After this many consecutive failures of single windows, the windows are not the cause, and the
 # remaining windows are left for later.
@@ -102,12 +103,17 @@ def run_attempt(
     """
     watch = watch or Watch()
     job = _get_job(session, name)
+    # The file is loaded before the lease is acquired, so that a missing or changed file is reported
+    # even while another process runs the job.
     definition = load_definition(session, job)
     if job.spec.stream is not None:
         if due and not is_due(session, job):
             return Outcome()
         return _read_stream(session, job, definition, watch)
     with hold_job_lease(session, name) as owner:
+        # The windows are selected after the recovery, because a dead run may have committed windows
+        # that are not recorded yet. The job is read again, because it may have been registered
+        # again since it was read without the lease.
         recover_dead_runs(session, name)
         job = _get_job(session, name)
         definition = load_definition(session, job)
@@ -173,6 +179,8 @@ def _compute_windows(all_windows: JobRun, watch: Watch, parallel: int) -> Outcom
 
 def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Window, ...]]:
     """Yield chunks of consecutive windows, one chunk per commit."""
+    # The transaction of an append identifies exactly one window, by which the table rejects it the
+    # second time. In a commit of several windows, one repeated window could not be rejected alone.
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = build_schedule(spec), list[Window]()
     following: Iterator[Window] = iter(())
@@ -190,8 +198,11 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
 def are_windows_independent(spec: JobSpec) -> bool:
     """Return whether the windows may be computed in any order."""
     sources = [source.partition("@")[0] for source in spec.inputs.values()]
+    # A job that reads its own target depends on the rows of its earlier windows.
     if not spec.fills_group or spec.target in sources:
         return False
+    # Upserts of the same key must be committed in the order of their windows, and on_error="wait"
+    # stops at the first window that fails.
     return spec.mode == "replace_window" and spec.on_error == "continue"
 
 
@@ -210,6 +221,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
     outcome.runs.append(record)
     if record.state == runs.DONE:
         return
+    # Another process owns the job now; to split and retry the chunk would compete with it.
     if _has_lost_lease(chunk):
         outcome.failed += windows
         outcome.stopped = True
@@ -241,6 +253,9 @@ def _compute_and_write(run: JobRun) -> RunOutput:
             assert group is not None
             no_rows = run.session.engine.from_arrow(group.spec.schema.empty_table().to_reader())
             rows = run.session.engine.stage(no_rows, os.path.join(run.staging, "nothing"))
+        # A process that was suspended while it computed may have lost the lease. If the lease is
+        # lost between this check and the commit, the transaction number lets only one of the two
+        # processes commit.
         check_lease(run)
         rows, deleted_keys = target.split_tombstones(run.session, spec, rows)
         output = _commit_rows(run, rows, sources.reads)
@@ -265,9 +280,11 @@ def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> Ru
         transaction=run.transaction,
         validation=spec.validation,
         run_id=run.run_id,
+        # The reads of sources are recorded with their snapshots, in ``reads``.
         inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
         reads=reads or None,
         window=target.build_windows_metadata(spec, window, len(run.windows)),
+        # Staged files can become files of the table only if they contain exactly these rows.
         staged=spec.tombstone is None and typed is rows,
     )
     frame = FeatureFrame(session, typed)
@@ -323,6 +340,8 @@ def _record_failure(run: JobRun, record: Run) -> None:
             incidents.update_incidents(
                 connection, spec, open_incidents, families=[incidents.FAILURE]
             )
+    # The equality runs the command only once, although exhausted windows are retried later. The
+    # command runs after the transaction, which would otherwise lock the registry for a minute.
     if spec.on_failure is not None and tries == spec.retries + 1:
         _run_failure_command(spec.on_failure, record)
 
@@ -345,6 +364,7 @@ def _run_failure_command(command: str, run: Run) -> None:
         "FEATURESTORE_RUN": run.run_id,
         "FEATURESTORE_WINDOW_START": run.window.start.isoformat(),
         "FEATURESTORE_WINDOW_END": run.window.end.isoformat(),
+        # An error may quote data, whose control characters would reach terminals and logs.
         "FEATURESTORE_ERROR": escape_controls(run.error or ""),
         "FEATURESTORE_LOG": run.log or "",
     }
@@ -384,6 +404,7 @@ def _compute_in_parallel(
     The first chunk runs alone if it creates the group.
     """
     total, first = Outcome(), chunks[0]
+    # Concurrent chunks would each create the group, and all but one would fail.
     if target.find_target(first.session, first.spec) is None:
         _compute_chunk(first, total, watch)
         counter.add(len(first.windows))

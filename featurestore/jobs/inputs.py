@@ -241,6 +241,8 @@ class SourceInputs:
         return self._staged[window]
 
     def _read(self, window: Window) -> dict[str, Relation]:
+        # All inputs from one source are read from one snapshot, so that a join of them is
+        # consistent.
         by_source: dict[str, list[PinnedInput]] = {}
         for pinned in self.inputs:
             if pinned.kind == "source":
@@ -272,12 +274,15 @@ class SourceInputs:
         )
         self.reads.append(read)
         name = f"source-{pinned.name}"
+        # Tasks of the engine read partitions of the snapshot themselves; all other sources are read
+        # in this process.
         if has_parts(self.session, registered):
             assert isinstance(snapshot, PartitionedSnapshot)
             directory = os.path.join(self.staging, name)
             return stage_and_record(
                 self.session, snapshot, query, read, directory, time=pinned.time
             )
+        # The count of the snapshot includes the inputs that were read before.
         earlier_bad_rows = snapshot.bad_row_count
         reader = snapshot.read(query)
         batches = read_in_background(partial(record_batches, reader, read, time=pinned.time))
@@ -303,6 +308,8 @@ class SourceInputs:
     ) -> Relation:
         engine = self.session.engine
         rows = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, iter(batches)))
+        # On Spark, from_arrow has written the rows to temporary files, which are not needed after
+        # staging.
         try:
             return engine.stage(rows, os.path.join(self.staging, name))
         finally:
@@ -317,6 +324,7 @@ class SourceInputs:
             path=source_input.path,
             rename=source_input.rename,
         )
+        # Only a query shows which columns it uses; a function may use any column.
         columns = None
         if self.spec.kind == "sql":
             used_columns = usersql.find_columns(self.spec.code, list(snapshot.names(query)))
@@ -368,6 +376,8 @@ def fingerprint_files(paths: Iterable[str]) -> str:
     """Return a hash of the names, sizes and modification times of files."""
     digest = hashlib.sha256()
     for file in paths:
+        # Sizes and times are compared instead of contents, which would have to be read for every
+        # run.
         status = files.status(file)
         digest.update(f"{file} {status.size} {status.modified_ns}\n".encode())
     return digest.hexdigest()
@@ -375,6 +385,7 @@ def fingerprint_files(paths: Iterable[str]) -> str:
 
 def parquet_files(path: str) -> Iterator[str]:
     """Yield the Parquet files below a folder, in path order."""
+    # The fingerprint hashes the files in this order, which must not depend on the storage.
     for file in sorted(files.walk(path), key=os.path.split):
         if file.endswith(".parquet"):
             yield file
@@ -395,6 +406,7 @@ def read_time_bounds(file: str, column: str) -> TimeBounds | None:
         if statistics is None or not statistics.has_null_count:
             return None
         nulls, rows = statistics.null_count, group.num_rows
+        # A row group that contains only nulls has no minimum and maximum.
         if nulls < rows:
             if not statistics.has_min_max:
                 return None
@@ -429,4 +441,5 @@ def _to_microseconds(value: object) -> int | None:
         value = datetime.combine(value, time())
     if not isinstance(value, datetime):
         return None
+    # Times without a time zone are UTC, as in feature groups.
     return to_micros(value if value.tzinfo else value.replace(tzinfo=UTC))

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 _FLOATS_AGREE = 1e-9
 Micros = NDArray[np.int64]
 TimeTransform = Callable[[Micros], Micros]
+# Seconds of the units with a fixed length, and NumPy's codes of the units for truncation.
 _FIXED = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
 _CALENDAR = {"second": "s", "minute": "m", "hour": "h", "day": "D", "month": "M", "year": "Y"}
 # 1970-01-01 was a Thursday, and weeks begin on Monday.
@@ -69,10 +70,12 @@ class JobQuery:
         text = _transpile(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
+            # Only the columns that the query names are read.
             columns = usersql.find_columns(self.spec.code, relation.schema.names)
             columns_by_name = dict(zip(columns, columns, strict=True))
             tables[name] = self.engine.select(relation, columns_by_name)
         parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
+        # DuckDB rejects values for parameters that the query does not contain.
         parameters = {}
         if _START in parameter_names:
             parameters[_START] = window.start
@@ -105,6 +108,7 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
     from sqlglot import exp
 
     tree = parse_query(spec.code)
+    # With a lookback, an input row belongs to several windows.
     if spec.lookback or len(times) != 1 or not isinstance(tree, exp.Select):
         return False
     mixing = (exp.Subquery, exp.CTE, exp.Window, exp.Limit, exp.Offset, exp.Distinct, exp.Qualify)
@@ -119,6 +123,7 @@ def can_batch_windows(spec: JobSpec, *, times: Sequence[str]) -> bool:
     if time is None:
         return False
     group_by = tree.args.get("group")
+    # An aggregate without GROUP BY would give one row per chunk instead of one per window.
     if group_by is None:
         return tree.find(exp.AggFunc) is None
     return _is_group_key(time, group_by, tree)
@@ -163,6 +168,8 @@ def _are_outer_bounds(tree: exp.Select, time: str) -> bool:
         column = comparison.this
         if not isinstance(column, exp.Column) or column.name.lower() != time.lower():
             return False
+        # Anywhere else, a parameter would have the bounds of the chunk instead of those of the
+        # window.
         if bounds.get(type(comparison)) != node.name:
             return False
     return True
@@ -181,6 +188,7 @@ def is_proven_per_window(spec: JobSpec, windows: Sequence[Window], *, time: str)
         return False
     starts = np.array([to_micros(window.start) for window in windows], np.int64)
     ends = np.array([to_micros(window.end) for window in windows], np.int64)
+    # Inputs are read in [start, end), so the last instant is one microsecond before the end.
     first, last = steps(starts), steps(ends - 1)
     if spec.closed == "right":
         return bool((first > starts).all() and (last <= ends).all())
@@ -195,6 +203,7 @@ def event_time_transform(spec: JobSpec, *, time: str) -> TimeTransform | None:
     from sqlglot import exp
 
     tree = parse_query(spec.code)
+    # With a second table, including a self-join, the time may belong to a row of another window.
     if not isinstance(tree, exp.Select) or sum(1 for _ in tree.find_all(exp.Table)) != 1:
         return None
     column = _event_time_expression(tree, spec)
@@ -280,6 +289,7 @@ class RowDigest:
         """Return whether two digests describe the same rows, up to rounding of floats."""
         if (self.rows, self.hashed) != (other.rows, other.hashed):
             return False
+        # A digest of zero rows has no sums, whatever its columns are.
         for a, b in zip(self.floats, other.floats, strict=bool(self.rows)):
             if not math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE):
                 return False
@@ -303,11 +313,14 @@ class DigestAccumulator(Accumulator[RowDigest, RowDigest]):
             if not pat.is_floating(field.type):
                 exact.append(field.name)
                 continue
+            # One NaN would make the sum NaN, so NaN and null are counted instead.
             values: Any = pc.drop_null(column).to_numpy()
             sums += [float(np.nansum(values)), column.null_count, float(np.isnan(values).sum())]
         hashed = 0
         if exact:
             hashes: Any = row_hash(batch, columns=exact)
+            # The sum wraps around at 2**64, as in ``merge``, so it does not depend on the order of
+            # rows.
             hashed = int(hashes.sum(dtype=np.uint64))
         return self.merge(state, RowDigest(batch.num_rows, hashed, tuple(sums)))
 

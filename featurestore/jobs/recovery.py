@@ -75,6 +75,7 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
         if not all(isinstance(each, str) for each in (job, run, topic, identity or "")):
             return None
         return StreamCommit(job, run, topic, identity, offsets, int(metadata["bad"]), commit)
+    # Any program can write commit metadata, so invalid metadata must not prevent a recovery.
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -82,6 +83,7 @@ def parse_stream_commit(commit: LogCommit) -> StreamCommit | None:
 def restore_stream_runs(connection: Connection, path: str) -> None:
     """Restore the runs of stream jobs from the commits of a table."""
     runs_by_id: dict[str, Run] = {}
+    # The history is newest first; a run starts with its oldest commit.
     for each in reversed(list(_iter_stream_commits(path))):
         commit = each.commit
         earlier = runs_by_id.get(each.run)
@@ -113,6 +115,7 @@ def restore_stream(connection: Connection, session: Session, spec: JobSpec) -> N
             continue
         last = last or each
         bad += each.bad
+        # Commits are newest first, so the offsets of earlier iterations are kept.
         offsets = {**each.offsets, **offsets}
     if last is None:
         return
@@ -142,6 +145,8 @@ def recover_dead_runs(session: Session, name: str, *, shared: bool = False) -> l
                 for run in running
                 if not liveness.is_alive(connection, session.location, run.owner.partition("/")[0])
             ]
+    # Resolve the writes of the dead process first, so that the registry knows the versions that
+    # they created, and their staged rows are removed.
     if running:
         recover_writes(session)
     return [_recover_run(session, run) for run in running]
@@ -171,6 +176,7 @@ def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
 
 
 def _recover_run(session: Session, run: Run) -> Run:
+    """Record a dead run as done if its output was committed, otherwise as failed."""
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
     if spec.stream is not None:
@@ -211,6 +217,7 @@ def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
 def _record_result(
     connection: Connection, spec: JobSpec, run: Run, target_version: int | None
 ) -> None:
+    """Record the windows of a recovered or restored run as computed."""
     start, end = run.window.start, run.window.end
     windows = windows_between(build_schedule(spec), start, end, limit=run.windows)
     record_computed(connection, spec, windows, run, target_version)
@@ -219,6 +226,7 @@ def _record_result(
 def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
     """Return the output that a dead run committed to its table or dataset, or None."""
     if spec.kind == "training":
+        # The run recorded the latest version before it wrote, so a later version is its output.
         last = latest_dataset_version(session, spec.target)
         if last <= run.inputs.get("before", last):
             return None
@@ -233,6 +241,7 @@ def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | 
 
 
 def _to_run(job_commit: JobCommit) -> Run:
+    """Build the record of a successful run from its commit."""
     commit = job_commit.commit
     return Run(
         run_id=str(commit.user_metadata.get("run")),

@@ -35,7 +35,8 @@ from featurestore.storage.grants import find_grant, write_grant
 from featurestore.streams import check_stream_job
 
 _GRANTS = "registered-jobs"
-# Threads that need the same file wait until it is loaded completely.
+# Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
+# ``load_registered`` holds it while ``_load_module_file`` acquires it.
 _loading = threading.RLock()
 
 
@@ -64,6 +65,8 @@ def register_jobs(
     registered = []
     for name, (_, file) in sorted(definitions.items()):
         spec = specs[name]
+        # The grant is written first: a registered job without a grant could not run on this
+        # machine, whereas a grant without a job has no effect.
         grant_execution(session.location, file)
         watermark = None
         if spec.stream is not None:
@@ -74,6 +77,7 @@ def register_jobs(
         with session.registry.transaction() as connection:
             earlier = jobs.find(connection, name)
             jobs.register(connection, spec, origin=file.origin, watermark=watermark)
+            # After the loss of the registry, the windows in the table must not be computed again.
             if earlier is None:
                 restore(connection, session, spec)
             registered.append(jobs.get(connection, name))
@@ -118,6 +122,7 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
     if job.spec.kind == "monitor":  # a monitor has no code, so it needs no file
         return JobDefinition(job.spec)
     definition = load_registered(session.location, job.spec.name, job.origin)
+    # The registered definition contains the primary key of its groups, which the file may omit.
     definition = replace(definition, spec=with_primary_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
         raise InvalidJob(
@@ -190,6 +195,7 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
 
 
 def _registered_module(location: str, name: str, origin: str) -> ModuleType:
+    """Return the module of an origin, after checking its grant and the hash of its file."""
     receipt = find_grant(_GRANTS, location, origin)
     if receipt is None:
         raise InvalidJob(
@@ -269,6 +275,7 @@ def _import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:
         missing = getattr(error, "name", None)
+        # Either the module itself or a module that it imports is missing.
         if missing is not None and not name.startswith(missing):
             raise InvalidJob(
                 f"{name!r} cannot be loaded: {error}.",
@@ -323,12 +330,14 @@ def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
         raise InvalidJob(f"{path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     module.__sha256__ = sha256  # type: ignore[attr-defined]
+    # The module is added before it runs, as by importlib: dataclasses look up their module by name.
     sys.modules[name] = module
     folder = os.path.dirname(path)
     sys.path.insert(0, folder)  # neighbours can be imported while the file runs, as in a script
     try:
         exec(compile(source, path, "exec"), vars(module))
     except FeatureStoreError:
+        # The next call must not find a module that was executed only partially.
         sys.modules.pop(name, None)
         raise
     except Exception as error:  # a job's code may raise anything

@@ -168,9 +168,12 @@ def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     run_inputs: dict[str, Any] = {"inputs": [each.to_json() for each in inputs]}
     transaction = None
     if spec.kind == "training":
+        # After a crash, a later version than this one is the output of the run.
         run_inputs["before"] = latest_dataset_version(session, spec.target)
     elif spec.fills_group:  # a stream has a transaction for each of its partitions
         transaction = next_transaction(group, spec, run.window)
+    # The transaction is recorded before any rows are computed, so that a commit can be assigned to
+    # its run after a crash.
     record = replace(record, inputs=run_inputs, transaction=transaction)
     with session.registry.transaction() as connection:
         runs.begin(connection, record)
@@ -231,7 +234,10 @@ def record_computed(
         target_version=target_version,
         inputs=run.inputs,
     )
+    # Chunks may end concurrently. Without the lock, each could miss the windows of the other and
+    # leave the watermark before both.
     watermark = jobs.lock_watermark(connection, spec.name)
+    # Stale windows were computed, so they are not gaps.
     states = [runs.DONE, runs.STALE]
     computed = runs.find_windows(
         connection, spec.name, states=states, start=watermark, besides=run.run_id
@@ -257,6 +263,8 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
 
 def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
     if isinstance(error, FeatureStoreError):
+        # Errors of the store describe their cause themselves; a traceback is only logged for other
+        # errors.
         text, hint = error.message, error.hint
         is_explained = error.__cause__ is None
     else:
@@ -264,6 +272,7 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
         is_explained = False
     _log.error("failed: %s", text, exc_info=None if is_explained else error)
     own_names = definition_words(spec)
+    # Users without access to all groups can read the run, so its error must not list other names.
     text = redact_names(session.registry, text, allowed_names=own_names)
     hint = redact_hint(session.registry, hint, allowed_names=own_names)
     with session.registry.transaction() as connection:
@@ -305,7 +314,10 @@ def _log_to_file(path: str, *, without_names: Callable[[str], str]) -> Iterator[
     with files.growing_file(path) as local_path:
         handler = logging.FileHandler(local_path, encoding="utf-8")
         handler.setFormatter(_LogFormatter(without_names))
+        # Other threads of the process run other jobs, which have their own files.
         handler.addFilter(lambda record: record.thread == thread)
+        # The level would be inherited from the root logger, whose default drops messages below
+        # WARNING.
         if _log.level == logging.NOTSET:
             _log.setLevel(logging.INFO)
         root_logger = logging.getLogger()
@@ -324,5 +336,6 @@ class _LogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
+        # Only errors list names of other objects.
         is_error = record.levelno >= logging.WARNING or record.exc_info is not None
         return self._without_names(text) if is_error else text

@@ -84,9 +84,12 @@ def due_windows(
     since = watermark or schedule.start
     if since is None:
         return due
+    # A schedule of minutes over centuries has millions of windows, so requests to the server are
+    # ended by their time limit.
     for window in iterate_within_limit(windows_after(schedule, since)):
         if times.shift_time(window.end, schedule.allowed_lateness) > now or len(due) == limit:
             break
+        # The first window after the start may begin before it, if the start is not a schedule time.
         has_started = schedule.start is None or window.start >= schedule.start
         if has_started and window not in computed:
             due.append(window)
@@ -149,6 +152,7 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
 
 def window_ending(schedule: Schedule, end: datetime) -> Window:
     """Return the window that ends at ``end``; InvalidJob if ``end`` is not a schedule time."""
+    # ``windows_after`` excludes a window that ends exactly at the instant.
     before = times.shift_time(end, -timedelta(microseconds=1))
     window = next(windows_after(schedule, before))
     if window.end != end:
@@ -189,6 +193,7 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
     Raises:
         OutOfRange: No schedule time is in the years 1 to 9999.
     """
+    # croniter's get_prev excludes the instant itself.
     just_after = times.shift_time(instant, timedelta(microseconds=1))
     with _within_calendar(schedule, instant):
         cron_times = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
@@ -202,12 +207,14 @@ def has_overlapping_windows(schedule: Schedule) -> bool:
     if width is None:
         return False
     since = schedule.start or times.utc_now()
+    # Intervals of a schedule can differ, for example between months, so one interval is not enough.
     schedule_times = islice(_schedule_times(schedule, since), _TIMES_COMPARED)
     return any(later - earlier < width for earlier, later in pairwise(schedule_times))
 
 
 def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
     """Yield the schedule times after an instant, indefinitely."""
+    # UTC has no daylight saving changes: its schedule times are the same minutes of each day.
     fields = _parse_numeric_cron(schedule.cron) if schedule.timezone == "UTC" else None
     if fields is not None:
         upcoming = _utc_schedule_times(fields, instant)
@@ -231,6 +238,7 @@ def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
     """Raise OutOfRange if there is no schedule time near an instant within the supported years."""
     try:
         yield
+    # datetime and croniter raise these errors for years outside 1 to 9999.
     except (OverflowError, ValueError) as error:
         raise OutOfRange(
             f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
@@ -269,6 +277,7 @@ def _utc_schedule_times(fields: _CronFields, instant: datetime) -> Iterator[date
     day = instant.replace(hour=0, minute=0, second=0, microsecond=0)
     while True:
         month_day = day.month in fields.months and day.day in fields.days
+        # Cron numbers Sunday as 0, isoweekday() as 7.
         if month_day and day.isoweekday() % 7 in fields.weekdays:
             for time_of_day in times_of_day:
                 if day + time_of_day > instant:

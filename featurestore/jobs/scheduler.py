@@ -78,6 +78,7 @@ class Scheduler:
         with _stop_on_signals(stop):
             _log.info("scheduler started")
             while not stop.is_set():
+                # The polling interval must not change when the system clock is set.
                 started = time.monotonic()
                 try:
                     self.run_due()
@@ -91,6 +92,7 @@ class Scheduler:
     def _send_alerts(self) -> None:
         """Send the queued alerts in a thread, so that slow channels do not delay jobs."""
         if self._sending is None or not self._sending.is_alive():
+            # A daemon thread, because the messages remain in the outbox if the process ends.
             self._sending = threading.Thread(
                 target=send_waiting, args=(self._session,), name="alerts", daemon=True
             )
@@ -112,16 +114,20 @@ class Scheduler:
             for names in dependency_levels(specs):
                 if self._watch.stop.is_set():
                     return
+                # list() waits for the entire level, whose targets are inputs of the next level.
                 list(pool.map(lambda name: self._run(active[name], specs), names))
 
     def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
         name = job.spec.name
         try:
             if job.spec.stream is not None:
+                # A stream job has no windows, so the selector is not called.
                 if is_due(self._session, job):
                     self._attempt(name, find_all_stale)
                 return
             waiting = self._find_open_upstream(job, specs)
+            # The due windows are selected again under the lease, because another scheduler may
+            # compute them in the meantime.
             if self.due(job, waiting):
                 self._attempt(name, lambda _, current: self.due(current, waiting))
             if self._options.stale and job.spec.mode != "append":
@@ -172,6 +178,7 @@ class Scheduler:
                 upstream_job = jobs.get(connection, name)
                 if upstream_job.paused:
                     continue
+                # A failed window must not block the jobs that read the group.
                 failed = runs.window_states(connection, name, states=[runs.FAILED])
             due = find_due_windows(self._session, upstream_job)
             waiting[name] = [window for window in due if window not in failed]
@@ -249,6 +256,7 @@ def windows_before_gap(
 @contextmanager
 def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
     """Set an event on SIGTERM and SIGINT; does nothing outside the main thread."""
+    # Python allows signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

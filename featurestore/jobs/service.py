@@ -144,6 +144,7 @@ def run_job(
     stream = get_job(session, name).spec.stream
     if stream is not None:
         _refuse_windows(name, window is not None or stale)
+    # Alerts are sent after the lease is released, which slow channels must not extend.
     outcome = run_attempt(session, name, choose, call=call, due=due)
     send_waiting(session)
     return _raise_failures(session, name, outcome, stream=stream is not None)
@@ -234,6 +235,8 @@ def _raise_failures(
     if outcome.failed:
         failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
         with session.registry.reading() as connection:
+            # Errors are recorded with placeholders for lists of names, which are filled when they
+            # are read.
             failed_run = runs.get(connection, failed_run.run_id)
         hint = f"{failed_run.hint or 'the traceback is in the log'}; log: {failed_run.log}"
         if stream:
@@ -401,6 +404,7 @@ def _overlap_fraction(times: tuple[int, int] | None, first: int, last: int) -> f
         return 0.0
     if end == begin:
         return 1.0
+    # The rows of a file are assumed to be evenly distributed over its time range.
     return (min(end, last) - max(begin, first)) / (end - begin)
 
 

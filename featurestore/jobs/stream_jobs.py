@@ -212,6 +212,8 @@ def _metadata_fields(
     columns_by_field = dict(fields or {})
     if format != "debezium":
         return columns_by_field
+    # The database changed the row at the change timestamp; it became known at the capture
+    # timestamp.
     implied = ((event_time, "change_timestamp"), (created_time, "capture_timestamp"))
     for column, field in implied:
         if column is not None and column not in (*columns.names, *columns_by_field):
@@ -245,6 +247,7 @@ def _rename_columns(
     if invalid_names:
         mapping = {}
         for foreign, column in zip(columns.names, renamed, strict=True):
+            # Valid renames of the caller are included, so that the hint is a complete argument.
             if column in invalid_names or foreign in names:
                 mapping[foreign] = invalid_names.get(column, column)
         raise InvalidJob(
@@ -332,10 +335,12 @@ def is_due(session: Session, job: RegisteredJob) -> bool:
     with session.registry.reading() as connection:
         status = jobs.stream_status(connection, job.spec.name)
         last = runs.last(connection, job.spec.name)
+    # After a failure, the retry delay replaces the trigger interval.
     if last is not None and last.state == runs.FAILED and last.ended is not None:
         return times.has_passed(last.ended, _retry_delay(session, job), now=now)
     if status is None or status.polled is None:
         return True
+    # Runs that read nothing are not recorded, so the interval is measured from the last poll.
     return times.has_passed(status.polled, stream.trigger, now=now)
 
 
@@ -343,6 +348,7 @@ def _retry_delay(session: Session, job: RegisteredJob) -> timedelta:
     """Return the delay before the next retry of a stream job after its last failures."""
     with session.registry.reading() as connection:
         failures = runs.count_consecutive_failures(connection, job.spec.name)
+    # A stream never stops: after the early retries, it is retried every hour.
     if failures > job.spec.retries:
         return timedelta(hours=1)
     return timedelta(seconds=30) * 2 ** (failures - 1)
@@ -363,6 +369,8 @@ def current_window(job: RegisteredJob) -> Window:
 def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
     assert run.spec.stream is not None
     check = partial(check_lease, run)
+    # Members of a consumer group run without a lease: the table rejects commits of the same
+    # records. Only a new definition of the job must end their runs.
     if run.spec.stream.consumer_group is not None:
         check = partial(_check_registered, run)
     progress = consume(

@@ -66,6 +66,7 @@ def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
         group.spec.partition_by,
     )
     declared = (spec.primary_key, spec.event_time, spec.created_time, spec.partition_by)
+    # Other columns need no new version, because runs add new columns to the group.
     if current != declared:
         return None
     if spec.stream is not None and describe_column_changes(spec.stream, group.spec):
@@ -132,6 +133,8 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
     if spec.mode == "append" or group is None:
         return app, 0
+    # A run recomputes its windows with the next number. If another process commits the same windows
+    # in the meantime, the table already has this number and rejects the second commit.
     last = transaction_version(group.path, app)
     if last is None:
         return app, 0
@@ -163,6 +166,7 @@ def parse_row_range(metadata: Mapping[str, Any]) -> Window | None:
         )
     except (TypeError, ValueError):
         return None
+    # A range that does not contain the window was not written by this library.
     if first.tzinfo is None or first > window.start:
         return None
     return Window(first, window.end)
@@ -229,6 +233,7 @@ def split_tombstones(
             f"{listing(rows.schema.names)}."
         )
     is_set = f'"{column}" IS NOT NULL'
+    # A boolean column marks deleted keys by true; null and false both mean that the key exists.
     if pat.is_boolean(rows.schema.field(column).type):
         is_set = f'coalesce("{column}", false)'
     marked, live = [
@@ -255,6 +260,7 @@ def delete_tombstones(
     run_id: str,
 ) -> None:
     """Delete the rows of each key up to the time of its tombstone."""
+    # Rows after the tombstone belong to a key that was created again.
     conditions = []
     for deleted_key in deleted_keys:
         timestamp = _to_literal(deleted_key.pop("t"))
@@ -273,6 +279,7 @@ def delete_missing(
         SourceChanged: The source has no keys at all, which is more likely a fault than intended.
     """
     engine = session.engine
+    # An empty source is more likely a failed load than the deletion of all keys.
     if engine.count(source_keys) == 0:
         raise SourceChanged(
             f"Job {spec.name!r}: the source has no rows, so nothing was deleted.",
@@ -284,6 +291,7 @@ def delete_missing(
     stored_rows = engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema, columns=spec.primary_key
     )
+    # A null key equals no key of the source, so without this condition its rows would be deleted.
     present = [f"group_rows.{name} IS NOT NULL" for name in columns]
     equal = [f"source_rows.{name} = group_rows.{name}" for name in columns]
     query = _MISSING.format(
@@ -309,6 +317,7 @@ def _key_aliases(columns: Sequence[str]) -> dict[str, str]:
 def _delete(
     session: Session, spec: JobSpec, version: int, conditions: Sequence[str], *, run_id: str
 ) -> None:
+    """Delete the rows that satisfy any of the conditions, in commits of limited size."""
     ordered = sorted(conditions)
     chunks = [
         ordered[start : start + _KEYS_PER_COMMIT]

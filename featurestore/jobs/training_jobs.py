@@ -83,6 +83,7 @@ def training_job(
     >>> late_flights.spec.kind
     'training'
     """
+    # This must be the first statement: any local variable before it would become an argument.
     arguments = dict(locals())
 
     def decorate(function: Callable[..., Any]) -> JobDefinition:
@@ -136,8 +137,10 @@ def _write_and_retire(run: JobRun) -> RunOutput:
 
 
 def _write_dataset(run: JobRun) -> RunOutput:
+    """Write the next version from the return value of the job function, if inputs changed."""
     session, spec = run.session, run.spec
     latest = catalog.last_version(session, spec.target)
+    # The declared inputs are compared before the function is called, which may be expensive.
     if latest and spec.inputs and not _inputs_changed(run):
         return _unchanged_version(latest)
     returned = run.call(run.definition, run.windows[-1])
@@ -149,6 +152,7 @@ def _write_dataset(run: JobRun) -> RunOutput:
         )
     data = arguments.pop("data")
     request = _build_request(spec, arguments)
+    # Without declared inputs, only the returned frame shows what the version would be created from.
     if latest and not spec.inputs and _has_same_sources(session, spec.target, data):
         return _unchanged_version(latest)
     dataset = create(session, data, request, progress=False)
@@ -176,6 +180,7 @@ def _unchanged_version(latest: int) -> RunOutput:
 
 
 def _inputs_changed(run: JobRun) -> bool:
+    """Return whether any declared input has changed since the last successful run."""
     with run.session.registry.reading() as connection:
         finished_runs = runs.runs_of_job(connection, run.spec.name, state=runs.DONE)
     if not finished_runs or finished_runs[-1].ended is None:
@@ -190,6 +195,7 @@ def _inputs_changed(run: JobRun) -> bool:
 def _has_same_sources(session: Session, name: str, data: object) -> bool:
     """Return whether a frame reads the same Delta versions as the latest dataset version."""
     provenance = export_data(session, data).provenance
+    # Data without a reproducible plan, such as a dataframe, may differ at each run.
     if provenance.plan is None or not provenance.reproducible:
         return False
     manifest: Manifest = catalog.get(session, name, None).manifest

@@ -188,6 +188,8 @@ def _parse_interval(every: Duration, *, job: str) -> timedelta:
 
 def _to_cron(every: timedelta, *, job: str) -> str:
     """Return a cron expression with constant intervals of ``every`` through the year."""
+    # Steps of a cron field restart in each hour or day, so only divisors give constant intervals.
+    # Intervals of several days would restart in each month.
     if every in (_DAY, 7 * _DAY):
         return "0 0 * * *" if every == _DAY else "0 0 * * 1"
     if every < _MINUTE and not _MINUTE % every:
@@ -334,6 +336,8 @@ class WindowRows:
         instants: list[datetime] = []
         for window in windows:
             instants += job.instants(window)
+        # The retrieval reads the pinned versions, so that the recorded inputs are those of the
+        # rows.
         versions: dict[str, int | datetime | str] = {}
         for pinned in self.inputs:
             reference = format_group_reference(pinned.source, pinned.version)
@@ -346,6 +350,8 @@ class WindowRows:
         for each in features:
             event_time = str(_find_group_spec(each, group_specs).event_time)
             times[each.reference] = replace(each.reference, feature=event_time)
+        # Labels contain all keys at all instants. The counts show which of them have rows in a
+        # window.
         counts = job.presence(times)
         labels = self._build_labels(job, instants)
         frame = get_features(
@@ -362,6 +368,7 @@ class WindowRows:
     def _build_labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
         """Return the known keys in the range of the instants, combined with every instant."""
         engine, column = self.session.engine, str(self.spec.event_time)
+        # UNION removes keys that several groups have, which would give duplicate labels.
         keys = []
         tables = {}
         for number, pinned in enumerate(self._inputs_with_keys()):
@@ -376,6 +383,7 @@ class WindowRows:
             parameters={},
         )
         schema = _label_schema(self.spec, [_group_spec(pinned) for pinned in self.inputs])
+        # A single-use relation can be read only once, but the retrieval may read its labels again.
         typed = Relation(engine.name, labels.native, schema, single_use=True)
         return engine.stage(typed, os.path.join(self.staging, "labels"))
 
@@ -393,6 +401,7 @@ class WindowRows:
         rows = self.session.engine.read_table(
             pinned.path, version=pinned.delta_version, schema=group.schema, columns=columns
         )
+        # With an unlimited window or keep_empty, every earlier key is known at every instant.
         if job.lookback is None:
             return rows
         time_range = TimeRange(

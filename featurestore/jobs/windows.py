@@ -75,6 +75,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         return []
     with session.registry.reading() as connection:
         failed = runs.window_states(connection, name, states=[runs.FAILED])
+        # Stale windows are not due: they are computed again only on request.
         computed = runs.find_windows(
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
@@ -123,7 +124,7 @@ def computed_windows(
     """Return the windows of a range that the latest target version contains."""
     if job.spec.kind == "training":
         return set()
-    if job.spec.kind == "monitor":
+    if job.spec.kind == "monitor":  # a monitor has no target group
         with session.registry.reading() as connection:
             return runs.find_windows(
                 connection, job.spec.name, start=start, end=end, states=[runs.DONE]
@@ -166,6 +167,7 @@ def refresh_stale_windows(session: Session, spec: JobSpec) -> list[Window]:
         computed = runs.window_states(connection, spec.name, states=[runs.DONE])
     if not computed:
         return list(stale)
+    # The logs of the inputs are read outside of a transaction, which would lock the registry.
     changed = _changed_windows(spec, computed, pin_inputs(session, spec))
     with session.registry.transaction() as connection:
         runs.mark_stale(connection, spec.name, changed)
@@ -202,6 +204,7 @@ def find_changes(
             return []
         return list(_find_file_changes(pinned, recorded, since))
     before, now = recorded.get("delta_version"), pinned.delta_version
+    # A lower version than before means that the table was replaced.
     if before is None or now is None or now < before:
         return [_EVERYTHING]
     return list(_find_table_changes(pinned, before, now))
@@ -218,6 +221,8 @@ def _changed_windows(
         low, high = range_of(window)
         recorded_inputs = {each["input"]: each for each in state.inputs.get("inputs", ())}
         for pinned in inputs:
+            # The windows of a run have the same recorded inputs, so their changes are searched only
+            # once.
             key = (pinned.name, json.dumps(recorded_inputs.get(pinned.name)))
             if key not in by_version:
                 recorded = recorded_inputs.get(pinned.name, {})
@@ -233,6 +238,7 @@ def _find_table_changes(pinned: PinnedInput, before: int, now: int) -> Iterator[
     ranges: dict[str, Change] | None = None
     for version in range(before + 1, now + 1):
         file = commit_path(pinned.path, version)
+        # Delta removes old commit files after the log retention, so their changes are unknown.
         if not files.exists(file):
             yield _EVERYTHING
             return
@@ -258,11 +264,13 @@ def _changed_files(actions: Sequence[Mapping[str, Any]]) -> list[str]:
     actions_of_files = [
         action[kind] for action in actions for kind in ("add", "remove") if action.get(kind)
     ]
+    # Compactions have dataChange=false: by the Delta protocol, they only rearrange existing rows.
     return [file["path"] for file in actions_of_files if file.get("dataChange", True)]
 
 
 def _replaced_range(pinned: PinnedInput, actions: Sequence[Mapping[str, Any]]) -> Change | None:
     """Return the range that a job's commit replaced, if it refers to the input's time column."""
+    # The recorded range is a range of event times, so it does not apply to another time column.
     if pinned.spec is None or pinned.spec.event_time != pinned.time:
         return None
     for action in actions:
@@ -304,6 +312,7 @@ def _find_file_changes(
             new.append(file)
         else:
             old.append(file)
+    # If the old files are those that the run read, only the new files have changed rows.
     if pinned.time is None or fingerprint_files(old) != recorded.get("fingerprint"):
         yield _EVERYTHING
         return

@@ -69,10 +69,13 @@ class History:
 
     def excluded(self, window: Window, subject: Subject) -> frozenset[Window]:
         """Return the windows before ``window`` that are excluded from its baseline."""
+        # The suspect windows before an alarm already contain its change, so they are excluded with
+        # it.
         excluded: set[Window] = set()
         for each, record in self._records.items():
             if subject in record.alarmed and each.end <= window.start:
                 excluded |= {each, *self.before(each)}
+        # It is not known yet whether later windows will confirm these suspect windows.
         for each in self.before(window):
             if each in self._records and subject in self._records[each].out_of_bounds:
                 excluded.add(each)
@@ -82,6 +85,7 @@ class History:
 
     def find_restart(self, window: Window, subject: Subject) -> tuple[datetime, datetime] | None:
         """Return the range of accepted windows that restarted the baseline of a subject, if any."""
+        # The last acceptance of a subject replaces its earlier ones.
         for acceptance in reversed(self._accepted(window)):
             start = acceptance.subjects.get(subject)
             if start is not None:
@@ -90,6 +94,8 @@ class History:
 
     def _accepted(self, window: Window) -> list[Acceptance]:
         """Return the acceptances of windows before ``window``, which apply to it."""
+        # An acceptance does not apply to earlier windows, so that repeated checks give the same
+        # findings.
         return [acceptance for acceptance in self.acceptances if acceptance.until < window.end]
 
 
@@ -196,6 +202,8 @@ class WindowBaselines:
         groups = dict(similar_windows(baseline, self._window, excluded=excluded))
         similar = self._load(groups, restart)
         similar_groups = [groups[each.window] for each in similar if each.window is not None]
+        # After an acceptance, a new baseline begins with the first accepted window. A few windows
+        # complete it.
         expected = len(windows)
         if restart is not None:
             expected = min(expected, _MIN_WINDOWS)
@@ -229,6 +237,8 @@ class WindowBaselines:
             return None
         if restart is not None:
             begin = restart[0]
+        # The anchor ends when the monitor was registered. In a backfill of earlier windows, it is
+        # the first complete baseline.
         elif baselines.registered is not None and self._window.end > baselines.registered:
             begin = max(begin, baselines.registered - last)
         members, similar = anchor_windows(baselines.baseline, self._window, begin)
@@ -265,6 +275,7 @@ def baseline_step(window: Window) -> timedelta:
     >>> baseline_step(hour)
     datetime.timedelta(days=1)
     """
+    # Windows of up to a day are compared with windows at the same time of day.
     width = window.end - window.start
     if width <= _LONGEST_DAY:
         return _DAY
@@ -372,6 +383,8 @@ def with_windows_before(
     """Return a list for each window, with the ``count`` windows before it and the window itself."""
     chains: list[list[Window]] = []
     for window in windows:
+        # Consecutive windows reuse the chain of the previous window, which needs one schedule time
+        # per window instead of ``count``.
         if chains and count and chains[-1][-1].end == _end_before(schedule, window):
             chains.append([*chains[-1][1:], window])
             continue
@@ -392,6 +405,7 @@ def _windows_before(
     """Return ``count`` windows that are whole steps before a window, oldest first."""
     earlier: list[Window] = []
     number = 0
+    # At most len(excluded) candidates are skipped, so the loop ends even if all of them are.
     while len(earlier) < count and number < count + len(excluded):
         number += 1
         candidate = _shift_back(window, step * number)

@@ -60,6 +60,7 @@ def _evaluate_and_record(run: JobRun) -> RunOutput:
     if work is not None:
         work.monitor_report = window_reports[-1]
 
+    # Called in the transaction that ends the run, so that a crash loses neither reports nor alerts.
     def record(connection: Connection) -> None:
         reports.record_monitor_reports(connection, window_reports, run_id=run.run_id)
         _update_incidents(connection, run.spec, window_reports[-1], observed.back)
@@ -110,6 +111,7 @@ def evaluate_windows(
 ) -> ObservedWindows:
     """Return the window reports, oldest first; only the last report has shares to plot."""
     observation = MonitorEvaluation(session, spec, inputs)
+    # An alarm requires consecutive windows, so the windows before each window are evaluated, too.
     chains = with_windows_before(build_schedule(spec), windows, observation.watched.confirm - 1)
     observation.prepare(window for chain in chains for window in chain)
     window_reports = [observation.report(chain) for chain in chains]
@@ -157,6 +159,7 @@ class MonitorEvaluation:
         findings = rules.confirm_findings(
             results, self.watched.confirm, are_disjoint=self._are_disjoint(chain)
         )
+        # Later windows of the same run must exclude this window from their baselines.
         self._baselines.history.record(window, findings)
         notes = []
         if result.learning:
@@ -208,6 +211,8 @@ class MonitorEvaluation:
             other_findings = [*self._freshness(window), *self._compare_versions(window)]
             result = replace(result, findings=(*result.findings, *other_findings))
             self._results[window] = result
+            # A recorded report has confirmed alarms, which the unconfirmed findings must not
+            # replace.
             if not self._baselines.history.has(window):
                 self._baselines.history.record(window, result.findings)
         return self._results[window]
@@ -288,6 +293,7 @@ class MonitorEvaluation:
                 )
                 types = _column_types(group)
                 until = _event_time_bound(group, newest=True)
+        # Without a common feature, the monitor would never find a drift.
         profile = to_profile(statistics, types=types)
         common = set(profile.columns) & set(self._profiler.features)
         if not common or not statistics.rows:
@@ -318,6 +324,8 @@ class MonitorEvaluation:
         if version == pinned.delta_version:
             return []
         if (name, version) not in self._changed:
+            # A profile records only the version of its table; all other fields are those of the
+            # current input.
             recorded = {**pinned.to_json(), "delta_version": version}
             changed_ranges = find_changes(pinned, recorded, since=times.utc_now())
             self._changed[name, version] = [
@@ -359,6 +367,7 @@ class MonitorEvaluation:
         return _event_time_bound(self._group, newest=True)
 
     def _has_future_rows(self, window: Window) -> bool:
+        # The latest event time of the table says nothing about earlier windows.
         if window != self._latest_window or self._latest_event_time is None:
             return False
         return self._latest_event_time > times.utc_now() + timedelta(minutes=5)
@@ -366,6 +375,8 @@ class MonitorEvaluation:
     def _freshness(self, window: Window) -> list[Finding]:
         findings = []
         watched, live = self.watched, window == self._latest_window
+        # The age of a past window is its age at the end of the window, so that a backfill gives the
+        # findings that the monitor would have given.
         timestamp = times.utc_now() if live else window.end
         if watched.freshness is not None and self._group.spec.event_time is not None:
             age = rules.newest_age(
@@ -379,7 +390,9 @@ class MonitorEvaluation:
                 age = timestamp - self._latest_event_time
             findings.append(rules.check_freshness(watched.freshness, age, subject=_EVENT_TIME))
         if watched.commit_freshness is not None and live:
+            # Compactions and changes of tags commit versions, too, but no new data.
             last_version = commits.latest_data_version(self._group.path, self._group.delta_version)
+            # Delta records commit times in milliseconds.
             committed = from_micros(commit_time(self._group.path, last_version) * 1000)
             findings.append(
                 rules.check_freshness(
@@ -425,6 +438,7 @@ def _event_time_bound(group: OpenGroup, *, newest: bool) -> datetime | None:
         return None
     file_times = group.state.times(group.spec.event_time) or []
     bounds = [pair for pair in file_times if pair is not None]
+    # A file without statistics could contain an earlier or a later time.
     if not bounds or len(bounds) < len(file_times):
         return None
     if newest:

@@ -117,6 +117,7 @@ def load_report(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
+    # Reports are recorded without shares, which are recomputed from the stored profiles.
     (observed,) = evaluate_windows(
         session, job.spec, [window], pin_inputs(session, job.spec)
     ).reports
@@ -169,6 +170,8 @@ def accept(
         acceptance = Acceptance(name, accepted_window, end, subjects, note, times.utc_now())
         reports.add_acceptance(connection, acceptance)
         audit_log.add(connection, actor, "accept monitor", name, acceptance.to_json())
+        # The incident describes the newest window. If that window is not accepted, it may still be
+        # out of bounds.
         if (
             newest is not None
             and newest.window.end <= end
@@ -190,6 +193,7 @@ def _reports_to_accept(
         report = reports.monitor_report_of_window(connection, name, accepted_window)
         return [] if report is None else [report]
     earlier = reports.acceptances(connection, name)
+    # Windows up to the last acceptance of a range were already accepted by it.
     first = max((each.until for each in earlier if each.window is None), default=None)
     return [
         report

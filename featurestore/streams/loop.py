@@ -132,6 +132,7 @@ def consume(
     try:
         topic = source.topic(stream.topic)
         group = target.group
+        # Offsets are stored in the table, so it must exist before the position can be read.
         if group is None:
             group = _create_group(session, spec, target.declared)
         run = _Run(session, spec, stream, source, decoding, run_id, check, stop)
@@ -157,6 +158,7 @@ def _create_group(session: Session, spec: JobSpec, declared: Declaration) -> Ope
 
 def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
     """Read the new records of the topic; restart from the table's position if overtaken."""
+    # The end offsets are read only once: a run ends although producers continue to write.
     ends = {number: each.end for number, each in topic.partitions.items()}
     with run.session.registry.reading() as connection:
         last_identity = registered_jobs.topic_id(connection, run.spec.name)
@@ -168,6 +170,8 @@ def _read_up_to_now(run: _Run, group: OpenGroup, topic: Topic) -> None:
             run, topic, {number: each.start for number, each in partition_positions.items()}
         )
         try:
+            # Without this commit, a run that dies before its first micro-batch would be followed by
+            # a run that starts at a later end of the topic, and records in between would be lost.
             if run.stream.begin == "latest" and all(
                 each.committed is None for each in partition_positions.values()
             ):
@@ -201,9 +205,12 @@ def _read(
         number: position.committed for number, position in partition_positions.items()
     }
     spec = run.stream
+    # Another runner may have committed records beyond the end offsets that this run has read.
     next_offsets = {number: max(ends[number], each) for number, each in start.items()}
     path = run.session.quarantine_path(group.spec.name, group.spec.version)
     quarantined = find_quarantined_ends(path, run.stream, partition_positions)
+    # The quarantine already contains the bad records of this micro-batch. Exactly its records are
+    # committed again, so that the quarantine recognizes them by its offsets.
     if quarantined:
         first_offsets = {number: start[number] for number in quarantined}
         repeated_batch = run.source.batch(
@@ -218,6 +225,7 @@ def _read(
         committed_offsets = {**committed_offsets, **batch.end}
         if run.stop.is_set():
             break
+        # After a rebalance, another member reads the partitions that this runner has lost.
         if run.source.owned(spec, list(topic.partitions)) != frozenset(start):
             _log.info("the partitions were reassigned")
             return False
@@ -246,8 +254,11 @@ def _commit(
     )
     run.progress.add(committed)
     run.progress.seconds = time.monotonic() - run.started
+    # The micro-batch is committed, so an error of the registry must not fail the run.
     with warn_after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
         _record_progress(run, topic, batch.end, committed=committed)
+    # The check follows the commit, so that the bad records are in the quarantine and can be
+    # replayed.
     _check_bad_records(run)
 
 
@@ -279,6 +290,7 @@ def _commit_start_offsets(
     }
     write = Write(offsets=offsets, validation="off")
     nothing = group.spec.schema.empty_table()
+    # The commit has no rows, only offsets; it fails if another runner has committed offsets first.
     insert(run.session, nothing, group.spec.name, version=group.spec.version, write=write)
 
 

@@ -89,6 +89,8 @@ def commit_micro_batch(
     assert stream is not None
     offsets = _find_advanced_offsets(stream, batch, previous_offsets)
     with _decode_records(session, spec, batch, decoding) as records:
+        # Bad records are quarantined first. Only the commit of the rows advances the offsets, so
+        # after a crash in between, the next run reads the same records again and loses none.
         if records.bad.num_rows:
             _handle_bad_records(session, spec, group, records.bad, offsets, commit_metadata)
         metadata = {
@@ -102,6 +104,7 @@ def commit_micro_batch(
             stream={**metadata, "bad": records.bad.num_rows},
         )
         rows = _select_columns(session, records.good, stream.columns.names)
+        # Most micro-batches have no repeated keys and need no comparison of their records.
         if _depends_on_order(session, spec, group, records, rows):
             order = RecordOrder(
                 stream.on_duplicates,
@@ -179,6 +182,8 @@ def _decode_records(
         return
     engine = session.engine
     with in_flight(session, kind="stage", name=spec.name, version=1) as run:
+        # On Spark, the executors decode the records. The result is staged, because each of the
+        # filters below would read and decode the topic again.
         adopted = engine.adopt(batch.records)
         assert adopted is not None
         mapped = engine.map_batches(adopted, decoding.decode, schema=decoding.schema)
@@ -217,6 +222,8 @@ def _handle_bad_records(
     if spec.stream.on_bad_record == "skip":
         return
     rows = _to_quarantine_rows(bad, group.spec.schema)
+    # By these offsets, the quarantine table recognizes bad records that it already contains. Rows
+    # that fail validation have the application ids without the prefix.
     bad_offsets = {f"{BAD}{app}": moved for app, moved in offsets.items()}
     write = TableWrite(mode="append", commit_metadata={"run": note["run"]}, offsets=bad_offsets)
     relation = session.engine.from_arrow(rows.to_reader())

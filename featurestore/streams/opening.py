@@ -96,6 +96,7 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
             f"Job {spec.name!r}: the column name {reserved[0]!r} is reserved for its quarantine table.",
             hint="rename the column",
         )
+    # Registration fails if the topic does not exist, instead of every run of the job.
     connection = source.stream()
     try:
         connection.topic(spec.stream.topic)
@@ -168,6 +169,7 @@ def find_quarantined_ends(
     transactions = read_snapshot(path).transactions
     for number, position in partition_positions.items():
         app = stream.app(number)
+        # Either bad records or rows that failed validation may have been quarantined.
         end = max(transactions.get(app, 0), transactions.get(f"{BAD}{app}", 0))
         if end > position.start:
             ends[number] = end
@@ -182,6 +184,7 @@ def check_topic_identity(
     Raises:
         OffsetsLost: The topic is a different one with the same name.
     """
+    # Without offsets in the table, the recorded id belongs to an earlier generation of the stream.
     if last_identity is None or topic.identity is None or stream.app(0) not in state.transactions:
         return
     if last_identity != topic.identity:
@@ -192,6 +195,7 @@ def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None
     partition_count = 0
     while stream.app(partition_count) in state.transactions:
         partition_count += 1
+    # Kafka only adds partitions to a topic, so fewer partitions mean another topic.
     if partition_count > len(topic.partitions):
         raise _recreated_error(
             stream, f"it has {len(topic.partitions)} partitions, but {partition_count} were read"
@@ -199,6 +203,7 @@ def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None
 
 
 def _check_offset(stream: StreamSpec, number: int, committed: int, offsets: OffsetRange) -> int:
+    # A topic that is not recreated never ends before an offset that was read.
     if committed > offsets.end:
         raise _recreated_error(
             stream,

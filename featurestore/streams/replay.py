@@ -60,6 +60,7 @@ class _QuarantineDecoder:
     decode: BatchFunction
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # The decoder expects the columns of a topic, which have no prefix.
         names = [name.removeprefix("record_") for name in batch.schema.names]
         return self.decode(pa.RecordBatch.from_arrays(batch.columns, names))
 
@@ -75,6 +76,8 @@ def replay(session: Session, spec: JobSpec, group: OpenGroup) -> Replayed:
     path = session.quarantine_path(group.spec.name, group.spec.version)
     if not is_delta_table(path):
         return Replayed()
+    # A replay commits the rows to the group first, then removes their records. A crash in between
+    # must not write the rows again.
     state = _finish_interrupted_replay(session, spec, group, read_snapshot(path))
     if not state.rows or _TOPIC not in state.schema.names:
         return Replayed()
@@ -144,7 +147,9 @@ def _insert_new_rows(
     write = Write(
         schema_change="add",
         validation=spec.validation,
+        # The table accepts only one replay of a version of the quarantine.
         transaction=(_replay_application_id(stream), state.version),
+        # Rows in the group may come from later records, so they are kept.
         order=RecordOrder("first", columns, written_positions=inserted),
     )
     insert(
@@ -184,6 +189,7 @@ def _remove_records(session: Session, state: Snapshot, written_rows: pa.Table, t
     topics = pa.array([topic] * written_rows.num_rows, pa.string())
     positions = engine.from_arrow(written_rows.append_column(_TOPIC, topics).to_reader())
     no_rows = engine.from_arrow(state.schema.empty_table().to_reader())
+    # An upsert without rows only deletes, by key and in one commit.
     write = TableWrite(
         mode="upsert",
         key=(_TOPIC, PARTITION, OFFSET),

@@ -35,9 +35,8 @@ from featurestore.session import Session
 from featurestore.storage.grants import allow_secret, find_grant, resolve_secret, write_grant
 
 _log = logging.getLogger("featurestore.alerts")
+# Time limit of one delivery.
 SECONDS = 10.0
-
-
 _RECEIPTS = "alert-channels"
 
 
@@ -67,11 +66,13 @@ def remove_channel(session: Session, name: str) -> None:
 
 def is_trusted(session: Session, channel: Channel) -> bool:
     """Return True if a channel was added on this machine and has not changed in the registry."""
+    # The log receives no secret and runs no program, so it needs no grant.
     if channel.scheme == "log":
         return True
     try:
         receipt = find_grant(_RECEIPTS, session.location, channel.name)
     except (StorageError, ValueError):
+        # Without a readable grant, the channel is treated like one of another machine.
         return False
     return receipt is not None and receipt.get("sha256") == _hash_channel(channel)
 
@@ -127,6 +128,7 @@ def _error_text(error: Exception) -> str:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, so that messages go only to the configured address."""
 
+    # urllib would send the Authorization header to the new address, too.
     def redirect_request(self, *_: object) -> None:
         return None
 
@@ -181,6 +183,7 @@ def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: fl
     environment["FEATURESTORE_ALERT_ID"] = alert.id
     environment["FEATURESTORE_ALERT_EVENT"] = alert.event
     environment["FEATURESTORE_JOB"] = alert.job
+    # Unlike arguments, the environment of a process is not visible to other users.
     if secret is not None:
         environment["FEATURESTORE_ALERT_SECRET"] = secret
     data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
@@ -189,6 +192,7 @@ def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: fl
             [path], input=data, env=environment, timeout=seconds, check=False, capture_output=True
         )
     except subprocess.TimeoutExpired as error:
+        # TimeoutExpired is not an OSError, and its text contains the command.
         raise TimeoutError from error
     if process.returncode:
         raise NotDelivered(f"the command exited with code {process.returncode}")

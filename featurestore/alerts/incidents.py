@@ -66,6 +66,7 @@ def update_incidents(
     ended, overdue = {}, {}
     lines_now = {**(lasting or {}), **present}
     for family, incident in open_incidents.items():
+        # A problem that was not evaluated has not ended.
         is_evaluated = families is None or family in families
         if family not in lines_now and is_evaluated:
             ended[family] = incident
@@ -121,6 +122,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
     with session.registry.reading() as connection:
         channels = {each.name: each for each in alerts.channels(connection)}
         untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
+        # Messages of other machines' channels would fill the batch at each call.
         messages = alerts.due_messages(connection, limit=_BATCH_SIZE, besides=untrusted)
     if untrusted:
         _log.info(
@@ -129,6 +131,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
     if not messages:
         return 0
     delivered = 0
+    # The claims of a process without a heartbeat are taken over by other processes.
     with liveness.heartbeat(session.registry, session.location) as owner:
         holder = f"{owner}/{threading.get_ident()}"
         for message in messages:
@@ -143,6 +146,7 @@ def _send(
     session: Session, message: Outgoing, channel: Channel | None, holder: str, seconds: float
 ) -> bool:
     """Send a message unless another process is sending it; return True if it was delivered."""
+    # The claim is committed before the message is sent, so that no other process sends it.
     if not _claim(session, message, holder):
         return False
     try:
@@ -151,6 +155,8 @@ def _send(
         limit = min(seconds, SECONDS)
         deliver(channel, message.alert, location=session.location, seconds=limit)
     except (NotDelivered, RegistryError) as error:
+        # The exponent is limited, because the product would overflow a timedelta after many
+        # attempts.
         wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), LONGEST_WAIT)
         _log.warning("alert to %s was not delivered: %s", message.channel, error)
         with session.registry.transaction() as connection:

@@ -20,7 +20,10 @@ MIN_WINDOWS = 5
 # from the ninth decile, which is at 1.28 deviations in a normal distribution.
 _DEVIATIONS = 4.0
 _NORMAL_DECILE = 1.2816
+# Chosen after days of storms had raised alarms on the flights; see docs/how-to/watch.md.
 _TAIL_FACTOR = 1.5
+# By chance, the bounds of one test are exceeded at most once in 200 windows, and a monitor raises
+# one false alarm in about 1,000 windows.
 _MAX_ALPHA = 0.005
 _ALARM_RATE = 1e-3
 # Maximum distances: a bound at the maximum means that there are too few rows to detect drift.
@@ -76,6 +79,7 @@ def chance_count(missing: float, before: float, now: float, alpha: float) -> tup
     (0, 7)
     """
     rows = round(now)
+    # Jeffreys' prior is Beta(1/2, 1/2): half a success and half a failure before any row.
     successes, failures = missing + 0.5, max(before - missing, 0.0) + 0.5
     if rows > _EXACT_ROWS:
         share = successes / (successes + failures)
@@ -90,6 +94,7 @@ def chance_count(missing: float, before: float, now: float, alpha: float) -> tup
 
 def _beta_binomial(rows: int, successes: float, failures: float) -> NDArray[np.float64]:
     """Return the probabilities of the counts 0 to ``rows``, computed recursively."""
+    # In logarithms, because the gamma function exceeds the range of floats above 171.
     first = math.lgamma(failures + rows) + math.lgamma(successes + failures)
     first -= math.lgamma(failures) + math.lgamma(successes + failures + rows)
     count = np.arange(rows, dtype=np.float64)
@@ -145,6 +150,7 @@ def baseline_limit(distances: Sequence[float] | NDArray[np.float64]) -> float:
     if len(distances) < MIN_WINDOWS:
         return 0.0
     distance_array = np.asarray(distances, dtype=np.float64)
+    # The standard deviation itself would follow outliers, whose windows it must detect.
     median, decile = np.quantile(distance_array, [0.5, 0.9])
     return float(median + _DEVIATIONS * (decile - median) / _NORMAL_DECILE)
 
@@ -170,6 +176,7 @@ def baseline_range(values: Sequence[float]) -> tuple[float, float] | None:
         return None
     value_array = np.asarray(values, dtype=np.float64)
     median = float(np.median(value_array))
+    # Equal values have no variation, but a rounding error must not be out of bounds.
     width = max(baseline_limit(np.abs(value_array - median)), 1e-9 * abs(median))
     return median - width, median + width
 

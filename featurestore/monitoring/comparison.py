@@ -48,6 +48,7 @@ def jensen_shannon(before: Floats, now: Floats) -> Floats:
     """
     middle = (before + now) / 2
     divergence = (_relative_entropy(before, middle) + _relative_entropy(now, middle)) / 2
+    # Rounding can make the divergence of equal distributions negative.
     return np.asarray(np.sqrt(np.clip(divergence, 0.0, 1.0)))
 
 
@@ -68,6 +69,7 @@ def _smooth_shares(shares: Floats, rows: Floats | float) -> Floats:
 
 def _relative_entropy(p: Floats, q: Floats) -> Floats:
     p, q = np.broadcast_arrays(p, q)
+    # By convention, 0 log 0 is 0.
     ratio = np.divide(p, q, out=np.ones(p.shape), where=p > 0)
     return np.asarray((p * np.log2(ratio)).sum(axis=-1))
 
@@ -209,6 +211,7 @@ def _measure_numbers(
     grid = _pooled_quantiles(profiles.members)
     if grid is None:
         return None
+    # A frequent value is several deciles at once, which would give empty bins.
     edges = np.unique(np.interp(_DECILES, _GRID, grid))
     points = np.unique(grid)
     members = _bin_numbers(profiles.members, edges, points)
@@ -223,6 +226,7 @@ def _bin_numbers(
     shares, cumulative_points, rows, index = [], [], [], []
     all_points = np.concatenate((edges, points))
     for number, profile in enumerate(profiles):
+        # Profiles without a distribution are skipped; ``index`` assigns the others to their groups.
         if profile.cumulative is None:
             continue
         index.append(number)
@@ -247,6 +251,7 @@ def _measure_values(
     for member in profiles.members:
         for value, count in member.values:
             value_counts[value] = value_counts.get(value, 0) + count
+    # Ties are broken by the value, so that a repeated check has the same bins.
     frequent = sorted(value_counts, key=lambda value: (-value_counts[value], str(value)))[
         :_MAX_VALUES
     ]
@@ -318,9 +323,12 @@ def _baseline_distances(
     shares, points = before.shares, before.points
     if groups:
         group_ids = np.array(groups)[list(reference_windows.index)]
+        # A window is compared with the other windows of its group; with itself in the mixture, its
+        # distance would be too small.
         is_same_group = (group_ids[:, np.newaxis] == group_ids) & ~np.eye(
             len(group_ids), dtype=bool
         )
+        # A window without others in its group has no distance.
         has_peers = (is_same_group @ reference_windows.rows) > 0
         reference_windows = _BinnedProfiles(
             reference_windows.shares[has_peers],
@@ -347,6 +355,7 @@ def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
         if cumulative is None:
             continue
         points.append(cumulative.points)
+        # Each quantile represents the shares up to the middles to its neighbors.
         middles = (cumulative.left + cumulative.right) / 2
         bounds = np.concatenate(([0.0], (middles[1:] + middles[:-1]) / 2, [1.0]))
         weights.append(np.diff(bounds) * member.sampled)

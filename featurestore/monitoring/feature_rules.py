@@ -122,6 +122,7 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
     lost = [value for value in baseline_counts if value not in window_counts]
     lost_shares = {value: baseline_counts[value] / max(profiles.rows, 1) for value in lost}
     share = max(lost_shares.values(), default=0.0)
+    # A rare value may be missing in a small window by chance.
     high = max(threshold, _EXPECTED_ROWS / max(profiles.now.sampled, 1))
     text = ""
     if share > high:
@@ -141,6 +142,7 @@ def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
     for member in members:
         if not member.sampled:
             continue
+        # Only the most frequent values are known, so any other value may have occurred, too.
         if not member.complete:
             return None
         for value, count in member.values:
@@ -229,6 +231,7 @@ def missing_values(
     if "null_share" not in watched.drift:
         return {}
     names = select_compared_features(watched, now, comparison.reference())
+    # Consecutive windows together are one test, so they need the level of an alarm of one window.
     alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
     missing = {}
     for name in names:
@@ -271,6 +274,7 @@ def _count_feature_missing_values(
     before = _sum_counts(
         [_missing_count(member, feature) for member in members if feature in member.columns]
     )
+    # For a small share, half of it is a relevant change, although it is below the threshold.
     min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
     excess = _excess_missing_counts(feature, now, reference_windows, groups, before.share)
     return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
@@ -391,6 +395,8 @@ def _excess_missing_counts(
             )
     excess = {}
     for age, group, missing_count in window_counts:
+        # The baseline of a weekday says nothing about the other days, so these are compared with
+        # their own median.
         middle = before
         if groups:
             middle = float(np.median(shares[group]))

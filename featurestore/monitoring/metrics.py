@@ -102,6 +102,7 @@ def _as_number(name: str, value: object) -> float | None:
             f"The metric {name!r} returned {value!r}, which is not a number.",
             hint="use a numeric aggregate such as avg, sum, count or max",
         ) from error
+    # NaN and infinity cannot be compared with bounds.
     return number if math.isfinite(number) else None
 
 
@@ -188,6 +189,8 @@ class Quality:
         expressions = dict(self.watched.metrics)
         kind = self.predictions.spec.schema.field(self.watched.prediction).type
         for name in self.watched.measures:
+            # A float is a probability, to which the threshold applies; any other prediction is a
+            # class.
             if name == "accuracy" and not pa.types.is_floating(kind):
                 expressions[name] = SAME_CLASS
             elif name not in (AUC, LOG_LOSS):
@@ -225,6 +228,8 @@ class Quality:
         tables = {"p": self._read(self.predictions, window_range, self._prediction_columns)}
         label_range = None
         if labels.event_time is not None:
+            # A label may come exactly ``within`` after its prediction; the end of a range is
+            # exclusive.
             end = window.end + self.watched.within + timedelta(microseconds=1)
             label_range = TimeRange(labels.event_time, window.start, end)
         tables["l"] = self._read(self.labels, label_range, self._label_columns)
@@ -318,9 +323,8 @@ def area_under_curve(row: Mapping[str, Any]) -> Estimate:
     positive_variance = row["won_squares"] / (positives * negatives**2) - area**2
     negative_variance = row["lost_squares"] / (negatives * positives**2) - area**2
     variance = max(positive_variance, 0.0) / positives + max(negative_variance, 0.0) / negatives
-    if (
-        variance == 0
-    ):  # all pairs are ordered alike: add half a pair, so that the variance is positive
+    # If all pairs are ordered alike, half a pair is added, so that the variance is positive.
+    if variance == 0:
         share = (area * rows + 0.5) / (rows + 1)
         variance = share * (1 - share) / rows
     return Estimate("mean", rows, area * rows, rows * (variance * rows + area**2))
@@ -341,6 +345,8 @@ def _build_query(
     key = [f"p.q{index}" for index in range(len(predictions.primary_key))]
     prediction_key = ", ".join([*key, "p.t"])
     conditions = [f"p.k{index} = l.k{index}" for index in range(len(labels.primary_key))]
+    # ``$at`` is the time of the evaluation. Labels and predictions that became known later are
+    # ignored, so that a backfill gives the results that the monitor would have given.
     order, filters, too_late = [], ["p.prediction is not null"], "null"
     if labels.event_time is not None:
         seconds = round(watched.within.total_seconds())
@@ -352,6 +358,8 @@ def _build_query(
     if predictions.created_time is not None:
         filters.append("p.made <= $at")
         if labels.created_time is not None:
+            # A prediction that was made after any of its labels was known may have used the label.
+            # The window function runs before the first label is selected.
             too_late = (
                 f"min(case when p.made > l.known then 1 end) over (partition by {prediction_key})"
             )
@@ -359,6 +367,8 @@ def _build_query(
         filters.append("p.version = $version")
     prediction, label = "p.prediction", "l.label"
     if as_numbers:
+        # Booleans, integers and decimals become doubles, so that one expression works for all
+        # types.
         prediction, label = _number_expression(prediction), _number_expression(label)
     return f"""
         select prediction, label from (

@@ -67,6 +67,7 @@ def draw_timeline(findings: Sequence[Finding | None]) -> str:
         highest = max(highest, each.value or 0.0, _visible_bound(each))
     step = (_WIDTH - 2 * _SIDE) / max(len(findings) - 1, 1)
     elements = []
+    # Bounds are drawn first, so that the line of the values is above them.
     for name in ("low", "high"):
         bounds = [None if each is None else getattr(each, name) for each in findings]
         elements.append(_draw_line("bound", bounds, step, highest))
@@ -129,6 +130,7 @@ font:13px/1.4 system-ui,sans-serif;padding:16px}
 .fsm .bound{fill:none;stroke:var(--dim);stroke-width:1;stroke-dasharray:3 2}
 .fsm .point{fill:var(--bad)}.fsm .key{display:inline-block;width:10px;height:10px}
 """
+# Blocks scripts and remote content, even if a text was not escaped.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # Further findings are only shown as charts, which are also sorted worst first.
 _MAX_LINES = 20

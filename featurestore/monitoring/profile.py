@@ -111,6 +111,7 @@ class Profile:
                 newest=newest,
                 metrics=dict(data["metrics"]),
                 estimates=estimates,
+                # Profiles that were stored before models could be monitored lack this field.
                 labels_version=data.get("labels_version"),
             )
 
@@ -249,6 +250,7 @@ def _parse_time(text: str) -> datetime | None:
 
 def _cumulative_from_quantiles(values: Floats) -> Cumulative:
     grid = np.linspace(0.0, 1.0, len(values))
+    # Equal quantiles are a step of the distribution function, from the first to the last of them.
     points, first = np.unique(values, return_index=True)
     last = np.append(first[1:], len(values)) - 1
     return Cumulative(points, grid[first], grid[last], stepwise=False)
@@ -295,6 +297,7 @@ class Estimate:
     @property
     def is_share(self) -> bool:
         """Whether the metric is the mean of zeros and ones."""
+        # Zeros and ones are equal to their squares.
         return self.squares == self.total and 0 <= self.total <= self.rows
 
     def to_json(self) -> list[Any]:
@@ -333,6 +336,7 @@ def chance_mean(before: Estimate, rows: float, alpha: float) -> tuple[float, flo
     means have the normal limit, corrected for the skewness of few rows (the first term of Cornish
     and Fisher, 1938).
     """
+    # The estimate of an AUC has a fractional number of rows, which is not a count.
     if before.is_share and rows == round(rows):
         fewest, most = bounds.chance_count(before.total, before.rows, rows, alpha)
         return fewest / max(rows, 1.0), most / max(rows, 1.0)

@@ -60,6 +60,7 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
     if watched.drift and now.rows:
         names = select_compared_features(watched, now, default_reference)
         alpha = bounds.alpha_of(len(names), watched.confirm)
+        # Each feature has its own reference, without the windows in which it was out of bounds.
         for name in names:
             reference = comparison.reference(("feature", name))
             if not has_enough_windows(reference):
@@ -149,6 +150,7 @@ def check_volume(
             return None
         return Finding("volume", "", "rows", 0.0, 1.0, None, True, text="no rows")
     median = float(np.median(row_counts))
+    # A source that is usually empty at this time has no ratio to its median.
     if median == 0:
         return Finding("volume", "", "rows", float(now.rows), None, None)
     low, high = _volume_bounds(ratio_bounds, row_counts, median)
@@ -165,8 +167,11 @@ def _volume_bounds(
     ratio_bounds: tuple[float, float], row_counts: Sequence[int], median: float
 ) -> tuple[float, float]:
     """Return the bounds of the ratio, widened by counting noise and baseline variation."""
+    # A count varies by about its square root.
     noise = 4 / math.sqrt(median)
+    # The logarithm of an empty window would be infinite.
     ratios = np.log(np.maximum(row_counts, 0.5) / median)
+    # For a normal distribution, 1.4826 median absolute deviations are one standard deviation.
     deviation = 2.5 * 1.4826 * float(np.median(np.abs(ratios)))
     width = max(noise, deviation)
     low = min(ratio_bounds[0], math.exp(-width))

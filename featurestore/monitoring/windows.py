@@ -70,6 +70,7 @@ class WindowsAccumulator(Accumulator[States, States]):
         column = batch.column(batch.schema.get_field_index(self.time))
         present = pc.indices_nonzero(pc.is_valid(column))
         micros = pc.cast(pc.cast(column.take(present), TIMESTAMP), pa.int64()).to_numpy()
+        # One sort per batch finds the rows of all windows, instead of one filter per window.
         order = np.argsort(micros, kind="stable")
         times = micros[order]
         rows = present.to_numpy()[order]
@@ -163,6 +164,8 @@ class Profiler:
             return
         ordered = sorted(windows)
         columns = len(self.features) + 1
+        # Wide tables are profiled with fewer windows per pass. Samples are smaller only for more
+        # than 2,000 columns.
         limit = max(min(_SAMPLE_ROWS, _MAX_VALUES_IN_MEMORY // columns), 1)
         at_once = max(_MAX_VALUES_IN_MEMORY // (limit * columns), 1)
         for first in range(0, len(ordered), at_once):
@@ -244,6 +247,7 @@ class Profiler:
         spec = self.group.spec
         if delta_version < 1:
             return Profile(None, 0, spec.version, 0, {}, self.types)
+        # Statistics exist for versions that changed rows.
         data_version = commits.latest_data_version(self.group.path, delta_version)
         statistics = load_statistics(
             self.session, spec.name, version=spec.version, delta_version=data_version
@@ -289,6 +293,8 @@ class Profiler:
             _log.info("could not store the profile of a window: %s", error)
 
     def _path(self, window: Window) -> str:
+        # The name depends only on settings that change the profile, so that monitors with different
+        # baselines and thresholds share the files.
         settings: dict[str, Any] = {"format": _FORMAT, "features": self.features}
         settings["metrics"] = dict(self.watched.metrics)
         if self.quality is not None:

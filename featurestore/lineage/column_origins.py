@@ -76,6 +76,7 @@ def _left_column_origins(
     renamed = {rename["name"]: rename["column"] for rename in plan.get("left_renames", ())}
     left_columns = {}
     for name in (*plan["left_columns"], plan["left_time"]):
+        # The plan has the names after renaming, the source the names before.
         origins = left_origins.get(renamed.get(name, name), [])
         if plan["left"] is not None and name in renamed:
             origins = [Origin(_source_group(plan["left"]), renamed[name])]
@@ -120,6 +121,7 @@ def origins_of_query(sql: str, tables: Mapping[str, Group], names: Iterable[str]
             source = leaf.expression
             if leaf.downstream or not isinstance(source, exp.Table) or source.name not in tables:
                 continue
+            # sqlglot names a leaf "table.column", with quotes if the query has them.
             column = leaf.name.rpartition(".")[2].strip('"')
             if column != "*":
                 origins.append(Origin(tables[source.name], column, "TRANSFORMATION"))

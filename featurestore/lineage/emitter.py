@@ -45,6 +45,7 @@ def start() -> None:
     ``~/.openlineage``, and ``OPENLINEAGE_DISABLED``.
     """
     settings = _settings()
+    # Threads do not survive a fork, so a forked child needs an emitter with its own thread.
     if (settings, os.getpid()) == (_Active.settings, _Active.process):
         return
     stop()
@@ -70,6 +71,7 @@ def stop(*, seconds: float = 0.0) -> None:
 
 def _settings() -> tuple[tuple[str, str], ...]:
     """Return the settings that configure a transport, () without a transport."""
+    # The values are part of the result, so that start() also detects changed settings.
     entries = [each for each in sorted(os.environ.items()) if each[0].startswith("OPENLINEAGE")]
     variables = dict(entries)
     if variables.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
@@ -130,6 +132,7 @@ class Emitter:
         if self._thread is None:
             return
         deadline = time.monotonic() + seconds
+        # After a failure, the receiver would probably not accept the remaining events in time.
         while self._pending and not self._is_down and time.monotonic() < deadline:
             time.sleep(0.01)
         self._is_abandoned = True
@@ -141,6 +144,7 @@ class Emitter:
             return
         self._start_thread()
         try:
+            # Counted before the event is queued, because the thread may send it immediately.
             self._pending += 1
             self._queue.put_nowait((_copy_work(work), timestamp, ended))
         except queue.Full:
@@ -167,6 +171,7 @@ class Emitter:
                 self._pending -= 1
 
     def _emit(self, work: Work, timestamp: datetime, ended: bool) -> None:
+        # The client library is optional, so it is imported when the first event is sent.
         from featurestore.lineage import events
 
         if self._send is None:

@@ -86,6 +86,7 @@ def job_name(work: Work) -> str:
 
 
 def _run_id(work: Work) -> str:
+    # OpenLineage requires a UUID in its canonical form, with hyphens.
     return str(uuid.UUID(work.run_id))
 
 
@@ -148,10 +149,13 @@ def build_datasets(work: Work, *, ended: bool) -> tuple[list[InputDataset], list
     if work.kind == "job":
         return _build_inputs(work.inputs, paths, _finding_facets(work)), []
     if work.kind in _DROPS:
+        # A failed deletion may have removed nothing, so only a completed one is reported.
         if not ended or work.error is not None:
             return [], []
         drop: Facets = {"lifecycleStateChange": facets.lifecycle_facet("DROP")}
         return [], [OutputDataset(*dataset_identifier(_output_path(work, paths)), facets=drop)]
+    # A start event contains only what was known at the start, although the thread may build it
+    # after the commit. Otherwise the same operation could have different events.
     if not ended or work.committed_version is None:
         return [], [
             OutputDataset(*dataset_identifier(_output_path(work, paths)))
@@ -252,6 +256,7 @@ def _find_commit(path: str, work: Work) -> Commit:
     last = int(work.committed_version or 0)
     ids = {work.run_id}
     if work.parent is not None:
+        # The commit of a job has the run id of the job instead of that of the write.
         ids |= {work.parent.run_id, f"job-{work.parent.run_id}"}
     for version in range(last, max(last - 3, -1), -1):
         commit = commits.commit_of(path, version)
@@ -372,6 +377,8 @@ def _build_inputs(
             dataset_facets["symlinks"] = facets.symlinks_facet(path, source, record.get("version"))
         if version is not None:
             dataset_facets["version"] = facets.version_facet(version)
+        # The sources of column lineage have no table version; a record with a version replaces
+        # them.
         if key not in inputs or "version" in dataset_facets:
             inputs[key] = InputDataset(
                 *key, facets=dataset_facets, inputFacets=dict(input_facets or {})
@@ -381,10 +388,12 @@ def _build_inputs(
 
 def _validated_dataset(work: Work, paths: StorePaths) -> InputDataset:
     """Return the validated dataset, with the validation results if they are known."""
+    # A refused write raises its report with the error.
     report = work.report or getattr(work.error, "report", None)
     dataset_facets: Facets = {}
     input_facets: Facets = {}
     path = _output_path(work, paths)
+    # The rows of an export belong to a dataset, not to the feature group of this name.
     if work.parent is not None and work.parent.kind == "export":
         path = paths.training_dataset(work.name, work.parent.version or 1)
     if work.committed_version is not None:

@@ -38,6 +38,8 @@ def namespace_and_name(path: str) -> tuple[str, str]:
     ('s3://bucket', 'store/featuregroups/weather/v1')
     """
     url = urlsplit(path)
+    # By the naming conventions of OpenLineage, the namespace of an object is its bucket, and the
+    # namespace of a local path is "file".
     if url.scheme and url.netloc:
         return f"{url.scheme}://{url.netloc}", url.path.strip("/")
     return "file", path
@@ -115,9 +117,11 @@ def _null_counts(files: Sequence[DataFile]) -> dict[str, int]:
     for file in files:
         counts = json.loads(file.statistics or "{}").get("nullCount", {})
         for name, count in counts.items():
+            # The counts of a struct column are a nested object in the statistics of Delta.
             if isinstance(count, int):
                 null_counts[name] = null_counts.get(name, 0) + count
                 file_counts[name] = file_counts.get(name, 0) + 1
+    # Without the count of one file, the sum would be too small.
     return {name: count for name, count in null_counts.items() if file_counts[name] == len(files)}
 
 

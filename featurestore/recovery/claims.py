@@ -36,6 +36,7 @@ def claim(connection: Connection, path: str) -> bool:
     """
     if not storage_for(path).needs_claims:
         return True
+    # The registry that has claimed a version may create it again after a failed creation.
     identity = _registry_id(connection).encode()
     return files.write_new(path + _SUFFIX, identity) or files.read_bytes(path + _SUFFIX) == identity
 
@@ -56,6 +57,7 @@ def can_remove_incomplete(connection: Connection, location: str, path: str) -> b
     """
     if not storage_for(path).needs_claims:
         return True
+    # Files without a claim are not assigned to a registry, so only their age counts.
     if not files.exists(path + _SUFFIX):
         return liveness.is_lease_expired(location, os.path.basename(path), path)
     owner, _, run = files.read_bytes(path + _SUFFIX).decode("utf-8", "replace").partition(" ")
@@ -70,6 +72,8 @@ def begin_publication(path: str) -> bool:
     An export that is considered dead is revoked before its files are removed, so that it cannot
     publish them later.
     """
+    # Publication and revocation create the same object, so only one of them succeeds. A lease could
+    # not guarantee this, because it may expire while the export is alive.
     return not storage_for(path).needs_claims or files.write_new(
         path + _OUTCOME, _make_outcome_content(_PUBLISHED)
     )
@@ -85,10 +89,12 @@ def revoke(path: str, *, is_certainly_dead: bool) -> bool:
         path + _OUTCOME, _make_outcome_content(_REVOKED)
     ):
         return True
+    # An earlier recovery may have revoked the export and died before it removed the files.
     if files.read_bytes(path + _OUTCOME).decode("utf-8", "replace").startswith(_REVOKED):
         return True
     if is_certainly_dead:
         return True
+    # The process may be alive on another machine, and its request for the manifest still pending.
     published_at = files.last_write_time(path + _OUTCOME)
     return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
 
@@ -105,6 +111,7 @@ def version_entry_name(entry: str) -> str:
 def release(path: str, *, below: str) -> None:
     """Release the claim of a deleted version."""
     if storage_for(path).needs_claims:
+        # The claim is removed last: until then, no other export can begin with this version.
         files.remove(path + _OUTCOME, below=below)
         files.remove(path + _SUFFIX, below=below)
 

@@ -97,6 +97,8 @@ def claim(
     lock(connection, f"trainingdataset/{name}")
     in_flight = versions_in_flight(connection, location, EXPORT, name)
     in_flight += versions_in_flight(connection, location, REMOVE, name)
+    # Abandoned directories are removed before the used versions are listed, so that their numbers
+    # are free on a local file system.
     remove_abandoned_exports(connection, location, name)
     used_versions = {*in_flight, *training_datasets.versions(connection, name)}
     used_versions.update(versions_on_disk(paths, name))
@@ -147,6 +149,7 @@ def remove_abandoned_exports(connection: Connection, location: str, name: str) -
             continue
         if not claims.can_remove_incomplete(connection, location, directory):
             continue
+        # No intent shows which process wrote the directory, so it may be alive on another machine.
         if not claims.revoke(directory, is_certainly_dead=False):
             continue
         try:

@@ -43,6 +43,8 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
             hint="move it to the directory of that name",
         )
     registered_group = featuregroups.find(connection, name, version)
+    # Another table with the same name has another id, for example after the directory was replaced.
+    # Commits and tags of the earlier table must not remain registered.
     if registered_group is not None and registered_group.table_id != table.table_id:
         unregister(connection, name, version)
         registered_group = None
@@ -69,6 +71,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
         )
     describe(connection, name, version, meta)
     for commit in history:
+        # The lineage of earlier commits is already registered.
         if registered_group is None or commit.delta_version > registered_group.delta_version:
             add_lineage(connection, spec, commit)
     return spec
@@ -138,9 +141,11 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
                     hint="omit version= to create the next one; connecting with the other registry "
                     "cleans up",
                 )
+            # A creation that died before its first commit of rows left an empty table.
             if is_delta_table(path):
                 remove_files(paths, name, version)
             return version
+        # The process that created the group died after the commit and before the registration.
         register(connection, path, name, version)
     state = "is being created by another process" if is_in_flight else "exists already"
     raise FeatureGroupExists(

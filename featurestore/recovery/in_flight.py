@@ -75,6 +75,7 @@ class InFlight:
         For object stores it is a local directory, unless other machines read the rows.
         """
         if self._rows is None:
+            # Rows that only this machine reads need not be uploaded and downloaded again.
             if self.stages_locally() and not storage_for(self.stage).is_local:
                 self._rows = files.temporary_directory()
             else:
@@ -141,6 +142,8 @@ def in_flight(
             claimed_version = _record_intent(
                 store, intent_id, owner, kind=kind, name=name, version=version
             )
+            # The intent is recorded before any file is written, so that recovery knows all files of
+            # the write.
             staging = StorePaths(store.location).stage(intent_id)
             write = InFlight(
                 run_id or intent_id,
@@ -157,6 +160,8 @@ def in_flight(
                     yield write
             except BaseException:
                 is_resolved = _end_intent(store, write, needs_resolution=True)
+                # Once publication has begun, a delayed request could still write the manifest. The
+                # claim then remains, and the version number is not used again.
                 if kind == datasets.EXPORT and is_resolved and not write.publishing:
                     with suppress(StorageError):  # the version is not used again then
                         datasets.release(StorePaths(store.location), name, claimed_version)
@@ -178,6 +183,7 @@ def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> It
     if kind not in _WORK_KINDS:
         yield
         return
+    # The intent id is unique, whereas several writes of a job run have the same run id.
     work = Work(_WORK_KINDS[kind], name, write.intent, store.location, write.version)
     with observed(work):
         try:
@@ -203,6 +209,8 @@ def _record_intent(
             claimed_version = models.claim(connection, store.location, name, version)
         else:
             claimed_version = version or 1
+        # The heartbeat thread starts with a pause. Without this heartbeat, other machines would
+        # consider the owner dead until then.
         intents.record_heartbeat(connection, owner)
         intents.begin(
             connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
@@ -216,6 +224,7 @@ def _end_intent(store: Store, write: InFlight, *, needs_resolution: bool) -> boo
     Errors are suppressed, since the write already has a result or an error.
     """
     key = store.registry.url, write.intent
+    # Added first, so that the intent remains pending even if Ctrl-C interrupts its resolution.
     _pending_intents.add(key)
     write.remove_rows()
     try:

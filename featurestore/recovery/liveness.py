@@ -98,8 +98,12 @@ def is_alive(connection: Connection, location: str, owner: str) -> bool:
     if match is None:
         return False  # not a valid owner name
     with _owners_lock:
+        # A process does not see its own POSIX lock, and closing a second handle of the file would
+        # release it.
         if _is_this_process(owner):
             return True
+    # The kernel releases the lock when the process ends, also in a container. Process ids are not
+    # valid across containers.
     if match[1] == _machine_id(location):
         return locks.is_locked(_lock_file(location, owner))
     last_heartbeat = intents.last_heartbeat(connection, owner)
@@ -127,6 +131,7 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
         owner = _current_owner(location)
         owner.writes += 1
         if owner.writes == 1:
+            # The event of an earlier thread is set; if it were cleared, that thread could continue.
             owner.stop = threading.Event()
             threading.Thread(
                 target=_send_heartbeats,
@@ -161,6 +166,7 @@ def remove_dead_owners(connection: Connection, location: str) -> None:
                 files.remove(_lock_file(location, name), below=_lock_folder(location))
             except StorageError as error:  # a remaining unlocked file is harmless
                 _log.debug("could not remove the lock file of a dead owner: %s", error)
+    # Heartbeats also belong to owners on other machines, whose lock files are not visible here.
     for name in intents.owner_names(connection):
         if not is_alive(connection, location, name):
             intents.remove_owner(connection, name)
@@ -192,6 +198,7 @@ def _is_this_process(name: str) -> bool:
 
 
 def _current_owner(location: str) -> _Owner:
+    # Without its file, for example after the store was deleted, the owner would be considered dead.
     current = _process_owners.get(location)
     if (
         current is not None
@@ -256,6 +263,7 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
     """
     registry, location = store.registry, store.location
     with heartbeat(registry, location) as owner:
+        # The threads of a process are different holders, so that two of them cannot run the job.
         holder = f"{owner}/{threading.get_ident()}"
         with registry.transaction() as connection:
             jobs.get(connection, job)
@@ -270,6 +278,7 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
             yield holder
         finally:
             with registry.transaction() as connection:
+                # This has no effect if another owner has taken over the lease.
                 jobs.drop_lease(connection, job, holder)
 
 
@@ -278,6 +287,7 @@ def acquire_job_lease(connection: Connection, location: str, job: str, holder: s
 
     The lease of a dead owner is replaced.
     """
+    # The row is locked, so that only one process replaces a dead holder.
     current_holder = jobs.lease_owner(connection, job, locked=True)
     if current_holder is not None and current_holder != holder:
         owner = current_holder.partition("/")[0]
@@ -294,6 +304,7 @@ def hold_write_lease(location: str, run: str) -> Iterator[None]:
         yield
         return
     path = _lease_path(location, run)
+    # A write that ends before the first renewal creates no lease object.
     stop, has_renewed = threading.Event(), threading.Event()
     thread = threading.Thread(
         target=_renew_lease, args=(path, stop, has_renewed), name="lease", daemon=True
@@ -325,6 +336,8 @@ def is_lease_expired(location: str, run: str, *paths: str, now: datetime | None 
             last_written = written_at
     if last_written is None:
         return True
+    # Both times are from the clock of the storage server, so the clock of this machine has no
+    # effect.
     return (now or files.current_time(location)) - last_written > LEASE_TIMEOUT
 
 

@@ -97,10 +97,13 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     if version is not None:
         check_version(version)
     lock(connection, f"model/{name}")
+    # Numbers of deleted versions with stored predictions are not used again, because the
+    # predictions refer to them.
     used_versions = {*models.versions(connection, name), *models.used_versions(connection, name)}
     for kind in (REGISTER, REMOVE):
         used_versions.update(versions_in_flight(connection, location, kind, name))
     paths = StorePaths(location)
+    # Directories without a registration are left by crashes or by a lost registry.
     entries = map(parse_version_directory, files.list_directory(paths.model_versions(name)))
     used_versions.update(entry for entry in entries if entry is not None)
     candidate = max(used_versions, default=0) + 1 if version is None else version

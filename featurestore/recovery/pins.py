@@ -71,6 +71,7 @@ def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> Non
         }
         for source in sources
     ]
+    # The pins are written before the intents are read: see the module docstring.
     files.write_json(os.path.join(write.staging, _FILE), {"sources": pinned})
     groups = {(source.spec.name, source.spec.version) for source in sources}
     with store.registry.reading() as connection:
@@ -78,6 +79,7 @@ def pin_sources(store: Store, write: InFlight, sources: Sequence[Source]) -> Non
     for reclaim in reclaims:
         if (reclaim.name, reclaim.version) in groups:
             _wait_for_removal(store, reclaim)
+    # A removal that ended before the pins were written may already have removed files.
     check_source_files(sources)
 
 
@@ -141,6 +143,8 @@ def _read_export_pins(file: str) -> list[dict[str, Any]]:
         sources = files.read_json(file)["sources"]
         return [dict(source) for source in sources]
     except StorageError:
+        # An unreadable file must not count as no pins, because a vacuum would then remove pinned
+        # files.
         if files.exists(file):
             raise
         return []

@@ -104,8 +104,11 @@ def rebuild(
     registry, moved_to = _open_registry(location, url)
     report = RebuildReport(moved_away=moved_to)
     try:
+        # Intents are only in the registry, so they are resolved before its other tables are
+        # cleared.
         recover(_Store(location, registry))
         with registry.transaction() as connection:
+            # Tables with foreign keys are cleared before the tables that they refer to.
             for table in reversed(metadata.sorted_tables):
                 if table.name in _RESTORED_TABLES:
                     connection.execute(table.delete())
@@ -154,6 +157,7 @@ def _restore_versions(
 @contextmanager
 def _rollback_on_error(connection: Connection, path: str, report: RebuildReport) -> Iterator[None]:
     """Roll back the changes of a ``with`` block that fails, and report the path as unreadable."""
+    # On Postgres, a failed statement aborts the entire transaction unless there is a savepoint.
     savepoint = connection.begin_nested()
     try:
         yield
@@ -187,6 +191,7 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
     try:
         return open_registry(location, url=url, adopt=True), None
     except RegistryTooNew:
+        # A registry of a newer release is not damaged and must not be moved.
         raise
     except RegistryError:
         if url is not None:
@@ -200,6 +205,7 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
         )
     file = os.path.join(location, REGISTRY_FILE)
     moved_to = f"{file}.damaged-{utc_now():%Y%m%dT%H%M%S}"
+    # SQLite would apply a write-ahead log that remains under the old name to the new database.
     for suffix in ("", "-wal", "-shm"):
         if files.exists(file + suffix):
             files.rename(file + suffix, moved_to + suffix)

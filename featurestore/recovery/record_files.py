@@ -36,6 +36,8 @@ def write_access(connection: Connection, location: str) -> None:
     for table in _ACCESS_TABLES:
         query = sa.select(table).order_by(*table.primary_key.columns)
         content[table.name] = [dict(row._mapping) for row in connection.execute(query)]
+    # If the file cannot be written, the transaction fails, too, so both have the same access
+    # rights.
     files.write_json(StorePaths(location).access, content)
 
 
@@ -48,6 +50,7 @@ def restore_access(connection: Connection, location: str) -> int:
     path = StorePaths(location).access
     if not files.exists(path):
         return 0
+    # The file is a copy: as long as the registry has users, the registry decides.
     if connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None:
         return 0
     rows_by_table = _read_access(path)
@@ -119,6 +122,7 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
     """
     try:
         spec = SourceSpec.from_text(files.read_text(path))
+    # A file may contain anything: deeply nested JSON, for example, raises RecursionError.
     except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
         raise RegistryError(
             f"{path} is not a source definition: {type(error).__name__}.",
@@ -155,6 +159,7 @@ def read_run(directory: str) -> RunRecord:
             f"The run record {path!r} is damaged: {error}",
             hint="restore the file from a copy; other runs are not affected",
         ) from error
+    # A copied directory must not replace the run that it was copied from.
     if record.id != os.path.basename(directory):
         raise RunDamaged(f"The run record {path!r} belongs to another run, {record.id!r}.")
     if record.name != os.path.basename(os.path.dirname(directory)):

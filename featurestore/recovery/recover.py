@@ -137,12 +137,15 @@ def recover(store: Store) -> list[str]:
             each for each in all_intents if not liveness.is_alive(connection, location, each.owner)
         ]
         has_future_heartbeats = intents.has_future_heartbeats(connection)
+    # After the clock of the registry was set back, the heartbeats of dead owners would be recent
+    # for as long as the clock was ahead.
     if has_future_heartbeats:
         with registry.transaction() as connection:
             intents.correct_future_heartbeats(connection)
     actions = []
     for intent in abandoned:
         try:
+            # Each intent has its own transaction, so that one failure does not undo the others.
             with registry.transaction() as connection:
                 current = intents.find(connection, intent.run_id)
                 if current is not None:  # else another process has resolved it
@@ -178,6 +181,7 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
         files.remove(stage, below=location)
     except StorageError as error:  # published data is registered anyway
         return f"{description}: {outcome}; will be retried at the next connect: {error.message}"
+    # The intent is removed last: after a crash, the resolution is repeated.
     intents.end(connection, intent.run_id)
     return f"{description}: {outcome}"
 
@@ -196,6 +200,7 @@ def _resolve_version(
     if kind.is_published(directory):
         kind.register(connection, directory, name, version)
         return f"registered from its {kind.registered_from}"
+    # Only the first kind creates the version. Other writes must never remove an existing version.
     if intent.kind != kind.intents[0]:
         return "nothing to do"
     if kind.is_revocable:
@@ -220,6 +225,8 @@ def remove_unclaimed_stages(store: Store) -> list[str]:
     removed = []
     for name in names:
         with store.registry.reading() as connection:
+            # The intent is looked up after the directory was listed: a write that began in between
+            # has its intent already.
             is_claimed = intents.find(connection, name) is not None
         path = os.path.join(staging, name)
         if is_claimed or (

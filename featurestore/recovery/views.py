@@ -88,6 +88,7 @@ def claim(connection: Connection, location: str, name: str, version: int | None)
     paths = StorePaths(location)
     for entry in files.list_directory(paths.feature_view_versions(name)):
         number = parse_version_directory(entry)
+        # A directory without a view file was left by a crash, so its number is free.
         if number is not None and is_view(paths.feature_view(name, number)):
             existing.add(number)
     used_versions = {*existing, *feature_views.used_versions(connection, name)}

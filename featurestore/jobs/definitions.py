@@ -407,6 +407,7 @@ def check_keys_and_times(spec: JobSpec) -> None:
 
 
 def _check_inputs(spec: JobSpec) -> None:
+    """Raise an error for invalid input names, references and input times."""
     for name, source in spec.inputs.items():
         # The first parameter of a job's function is named "window".
         if not _INPUT_NAME.fullmatch(name) or name == "window":
@@ -426,6 +427,7 @@ def _check_inputs(spec: JobSpec) -> None:
 
 
 def _check_overlap(spec: JobSpec) -> None:
+    """Raise an error if the windows of a job would replace rows of each other."""
     schedule = build_schedule(spec)
     if spec.mode == "replace_window" and has_overlapping_windows(schedule):
         raise InvalidJob(

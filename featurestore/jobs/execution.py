@@ -183,13 +183,13 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
     # second time. In a commit of several windows, one repeated window could not be rejected alone.
     size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = build_schedule(spec), list[Window]()
-    following: Iterator[Window] = iter(())
+    upcoming: Iterator[Window] = iter(())
     for window in windows:
-        if group and (len(group) == size or next(following, None) != window):
+        if group and (len(group) == size or next(upcoming, None) != window):
             yield tuple(group)
             group = []
         if not group:
-            following = windows_after(schedule, window.end)
+            upcoming = windows_after(schedule, window.end)
         group.append(window)
     if group:
         yield tuple(group)

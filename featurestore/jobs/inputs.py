@@ -98,6 +98,7 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
 
 
 def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
+    """Pin a feature group to its current Delta version."""
     group = open_group(session, *parse_group_reference(reference))
     spec = group.spec
     if spec.external is not None:
@@ -119,6 +120,7 @@ def _pin_group(session: Session, name: str, reference: str, time_column: str | N
 
 
 def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> PinnedInput:
+    """Pin a Delta table to its version, or a folder of Parquet files to a hash of its files."""
     path = os.path.abspath(os.path.expanduser(source))
     if is_delta_table(path):
         version = latest_version(path)
@@ -241,6 +243,7 @@ class SourceInputs:
         return self._staged[window]
 
     def _read(self, window: Window) -> dict[str, Relation]:
+        """Read and stage all source inputs of a window, each source from one snapshot."""
         # All inputs from one source are read from one snapshot, so that a join of them is
         # consistent.
         by_source: dict[str, list[PinnedInput]] = {}
@@ -264,6 +267,7 @@ class SourceInputs:
     def _stage(
         self, pinned: PinnedInput, window: Window, registered: SourceSpec, snapshot: RenamedSnapshot
     ) -> Relation:
+        """Stage the rows of one input from a snapshot, and record the read."""
         query = self._query(pinned, window, snapshot)
         schema = snapshot.schema(query)
         check_feature_names(schema.names)
@@ -291,6 +295,7 @@ class SourceInputs:
         return staged
 
     def _stage_keys(self, pinned: PinnedInput, snapshot: RenamedSnapshot) -> Relation:
+        """Stage all keys of a source, for the deletion of missing keys."""
         source_input = self.spec.sources[pinned.name]
         query = build_query(
             table=source_input.table,
@@ -306,6 +311,7 @@ class SourceInputs:
     def _stage_rows(
         self, batches: Iterable[pa.RecordBatch], schema: pa.Schema, name: str
     ) -> Relation:
+        """Stage record batches as a relation of the engine."""
         engine = self.session.engine
         rows = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, iter(batches)))
         # On Spark, from_arrow has written the rows to temporary files, which are not needed after

@@ -119,10 +119,10 @@ class _StoreGauges:
         self._monitors()
         self._alerts()
 
-    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Any:
         from prometheus_client import Gauge
 
-        return Gauge(f"featurestore_{name}", text, labels, registry=self._registry)
+        return Gauge(f"featurestore_{name}", help_text, labels, registry=self._registry)
 
     def _groups(self) -> None:
         rows = self._gauge("featuregroup_rows", "Rows of the latest version", "featuregroup")

@@ -4,10 +4,9 @@ A query over a chunk of consecutive windows reads the inputs of all windows, and
 ``$window_start`` and ``$window_end`` to the bounds of the chunk. For many queries this gives the
 same rows as separate queries in a fraction of the time. ``can_batch_windows`` accepts a query only
 if its form cannot mix rows of different windows: one SELECT without subqueries, window functions,
-    limits or
-set operations; parameters only as outer bounds; and, if rows are grouped, the event time is a group
-key. The form cannot prove that each row's event time is inside its window. Therefore some windows
-are also computed separately and compared; see ``compute``.
+limits or set operations; parameters only as outer bounds; and, if rows are grouped, the event time
+is a group key. The form cannot prove that each row's event time is inside its window. Therefore
+some windows are also computed separately and compared; see ``compute``.
 
 For many queries even this can be proven from the text (``is_proven_per_window``): the event time is
 computed only from the input's time, by monotonic steps, namely ``date_trunc`` and the addition of a
@@ -67,7 +66,7 @@ class JobQuery:
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
         """Compute the rows of a window from filtered inputs."""
-        text = _transpile(self.spec.code, tuple(inputs), self.engine.dialect)
+        query = _transpile(self.spec.code, tuple(inputs), self.engine.dialect)
         tables = {}
         for name, relation in inputs.items():
             # Only the columns that the query names are read.
@@ -81,7 +80,7 @@ class JobQuery:
             parameters[_START] = window.start
         if _END in parameter_names:
             parameters[_END] = window.end
-        return self.engine.user_sql(text, tables=tables, parameters=parameters)
+        return self.engine.user_sql(query, tables=tables, parameters=parameters)
 
 
 @lru_cache(maxsize=256)
@@ -213,6 +212,7 @@ def event_time_transform(spec: JobSpec, *, time: str) -> TimeTransform | None:
 
 
 def _build_transform(node: exp.Expr, time: str) -> TimeTransform | None:
+    """Build the transform of an expression over the input time; None if it is not provable."""
     from sqlglot import exp
 
     if isinstance(node, exp.Column):
@@ -244,6 +244,7 @@ def _unit_name(node: exp.Expr) -> str:
 
 
 def _truncate_to(unit: str) -> TimeTransform | None:
+    """Return the truncation to a calendar unit in UTC; None for unknown units."""
     if unit == "week":
         return _to_monday
     code = _CALENDAR.get(unit)
@@ -260,6 +261,7 @@ def _to_monday(micros: Micros) -> Micros:
 
 
 def _shift_by(interval: exp.Interval, *, back: bool) -> TimeTransform | None:
+    """Return the addition of a fixed interval; None for calendar units such as months."""
     from sqlglot import exp
 
     amount, unit = interval.this, interval.args.get("unit")

@@ -167,13 +167,13 @@ def load_jobs(
 
 def grant_execution(location: str, file: JobFile) -> None:
     """Allow a file to be executed for the store at ``location``, since it was registered here."""
-    receipt = {
+    grant = {
         "location": location,
         "origin": file.origin,
         "file": file.file,
         "sha256": file.sha256,
     }
-    write_grant(_GRANTS, location, file.origin, receipt)
+    write_grant(_GRANTS, location, file.origin, grant)
 
 
 def load_registered(location: str, name: str, origin: str) -> JobDefinition:
@@ -196,14 +196,14 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
 
 def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     """Return the module of an origin, after checking its grant and the hash of its file."""
-    receipt = find_grant(_GRANTS, location, origin)
-    if receipt is None:
+    grant = find_grant(_GRANTS, location, origin)
+    if grant is None:
         raise InvalidJob(
             f"Job {name!r} is defined in {origin}, which was not registered on this machine for "
             f"{location}.",
             hint=f"review the file, then: featurestore job register {origin}",
         )
-    file, expected = receipt.get("file"), receipt.get("sha256")
+    file, expected = grant.get("file"), grant.get("sha256")
     if file is None:
         return _module_in_memory(name, origin)
     if not files.is_file(file):
@@ -226,6 +226,7 @@ def _check_unchanged(actual: str, expected: str | None, origin: str) -> None:
 
 
 def _module_in_memory(name: str, origin: str) -> ModuleType:
+    """Return a module without a file, such as a notebook of this process."""
     module = sys.modules.get(origin)
     if module is None:
         raise InvalidJob(
@@ -245,6 +246,7 @@ def _jobs_in_module(module: ModuleType) -> list[JobDefinition]:
 def _iter_modules(
     module_or_path: ModuleType | str | os.PathLike[str],
 ) -> Iterator[tuple[ModuleType, JobFile]]:
+    """Yield the modules of a module, file or folder, each with its file."""
     if isinstance(module_or_path, ModuleType):
         yield module_or_path, _describe_module_file(module_or_path)
         return
@@ -271,6 +273,7 @@ def _describe_module_file(module: ModuleType) -> JobFile:
 
 
 def _import_module(name: str) -> ModuleType:
+    """Import a module by its name; InvalidJob names the missing module."""
     try:
         return importlib.import_module(name)
     except (ModuleNotFoundError, ValueError) as error:

@@ -262,30 +262,31 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
 
 
 def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
+    """Log an error, and record the run as failed with its redacted message."""
     if isinstance(error, FeatureStoreError):
         # Errors of the store describe their cause themselves; a traceback is only logged for other
         # errors.
-        text, hint = error.message, error.hint
+        message, hint = error.message, error.hint
         is_explained = error.__cause__ is None
     else:
-        text, hint = f"{type(error).__name__}: {error}", None
+        message, hint = f"{type(error).__name__}: {error}", None
         is_explained = False
-    _log.error("failed: %s", text, exc_info=None if is_explained else error)
+    _log.error("failed: %s", message, exc_info=None if is_explained else error)
     own_names = definition_words(spec)
     # Users without access to all groups can read the run, so its error must not list other names.
-    text = redact_names(session.registry, text, allowed_names=own_names)
+    message = redact_names(session.registry, message, allowed_names=own_names)
     hint = redact_hint(session.registry, hint, allowed_names=own_names)
     with session.registry.transaction() as connection:
-        runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=text, hint=hint)
+        runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=message, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
             incidents.update_incidents(
                 connection,
                 spec,
-                {incidents.VALIDATION: [text]},
+                {incidents.VALIDATION: [message]},
                 families=[incidents.VALIDATION],
             )
         # Alerts and commands receive the redacted error, without names of other objects.
-        return replace(runs.get(connection, run_id), error=text, hint=hint)
+        return replace(runs.get(connection, run_id), error=message, hint=hint)
 
 
 def definition_words(spec: JobSpec) -> frozenset[str]:

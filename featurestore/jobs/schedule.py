@@ -76,8 +76,8 @@ def due_windows(
 
     >>> from datetime import UTC
     >>> hourly = Schedule("0 * * * *", start=datetime(2024, 1, 1, tzinfo=UTC))
-    >>> found = due_windows(hourly, watermark=None, now=datetime(2024, 1, 1, 2, 30, tzinfo=UTC))
-    >>> [(window.start.hour, window.end.hour) for window in found]
+    >>> due = due_windows(hourly, watermark=None, now=datetime(2024, 1, 1, 2, 30, tzinfo=UTC))
+    >>> [(window.start.hour, window.end.hour) for window in due]
     [(0, 1), (1, 2)]
     """
     due: list[Window] = []

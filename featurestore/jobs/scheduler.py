@@ -118,6 +118,7 @@ class Scheduler:
                 list(pool.map(lambda name: self._run(active[name], specs), names))
 
     def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
+        """Run what is due of one job; errors are logged and do not stop other jobs."""
         name = job.spec.name
         try:
             if job.spec.stream is not None:

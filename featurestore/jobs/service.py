@@ -232,6 +232,7 @@ def _refuse_windows(name: str, has_window_options: bool) -> None:
 def _raise_failures(
     session: Session, name: str, outcome: Outcome, *, stream: bool = False
 ) -> list[Run]:
+    """Return the runs of an attempt, or raise JobFailed for its last failed run."""
     if outcome.failed:
         failed_run = next(run for run in reversed(outcome.runs) if run.state == runs.FAILED)
         with session.registry.reading() as connection:

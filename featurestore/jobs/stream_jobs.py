@@ -150,7 +150,7 @@ def stream_job(
     >>> (clicks.spec.kind, clicks.spec.stream.columns.names)
     ('stream', ['user', 'page', 'at'])
     """
-    columns, text = _value_columns(name, schema, format)
+    columns, avro_schema = _value_columns(name, schema, format)
     columns, renames = _rename_columns(name, columns, rename)
     stream = StreamSpec(
         source=source,
@@ -163,7 +163,7 @@ def stream_job(
         on_lost=on_lost,
         begin=begin,
         batch_records=batch_records,
-        avro=text,
+        avro=avro_schema,
         schema_registry=schema_registry,
         consumer_group=consumer_group,
         generation=generation,
@@ -265,15 +265,15 @@ def _rename_columns(
 def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
     """Return the columns of record values, and the Avro schema as a string if it is one."""
     if format == "avro":
-        text = schema if isinstance(schema, str) else None
+        avro_schema = schema if isinstance(schema, str) else None
         if isinstance(schema, Mapping):
-            text = json.dumps(schema)
-        if text is None:
+            avro_schema = json.dumps(schema)
+        if avro_schema is None:
             raise InvalidJob(
                 f"Job {name!r}: format='avro' needs an Avro schema.",
                 hint="schema=Path('click.avsc').read_text(), or the same as a dict",
             )
-        return schemas.schema_from_avro(text), text
+        return schemas.schema_from_avro(avro_schema), avro_schema
     if isinstance(schema, Mapping):
         schema = pa.schema(
             [
@@ -367,6 +367,7 @@ def current_window(job: RegisteredJob) -> Window:
 
 
 def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
+    """Read the topic up to now, and return the output of the run."""
     assert run.spec.stream is not None
     check = partial(check_lease, run)
     # Members of a consumer group run without a lease: the table rejects commits of the same

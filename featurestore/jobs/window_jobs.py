@@ -155,6 +155,7 @@ def window_job(
 
 
 def _parse_windows(windows: Windows, *, job: str) -> tuple[WindowFeature, ...]:
+    """Parse the aggregates of a job from strings and ``window`` objects."""
     arguments: list[object] = [windows]
     if not isinstance(windows, str | WindowFeature):
         arguments = list(windows)
@@ -231,6 +232,7 @@ def _common_key(windows: Sequence[WindowFeature], *, job: str) -> tuple[str, ...
 
 
 def _check_names(spec: JobSpec, windows: Sequence[WindowFeature]) -> None:
+    """Raise an error if two columns of the group would have the same name."""
     owner_by_name = {str(spec.event_time).lower(): "the event time"}
     for name in spec.primary_key:
         owner_by_name[name.lower()] = "a key column"

@@ -186,6 +186,7 @@ class WindowBaselines:
     def _build_reference(
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
     ) -> ReferenceWindows:
+        """Build the reference of a subject, without its excluded windows."""
         baseline, fixed = self._baselines.baseline, self._baselines.fixed
         same_in_week_profiles = self._load(
             same_weektime_windows(self._window, excluded=excluded), restart
@@ -230,6 +231,7 @@ class WindowBaselines:
     def _find_anchor(
         self, excluded: frozenset[Window], restart: tuple[datetime, datetime] | None
     ) -> Anchor | None:
+        """Return the anchor, or None if the moving baseline still overlaps it."""
         baselines = self._baselines
         last = baselines.baseline.last
         begin = baselines.first
@@ -259,6 +261,7 @@ class WindowBaselines:
     def _load(
         self, windows: Iterable[Window], restart: tuple[datetime, datetime] | None
     ) -> list[Profile]:
+        """Load the profiles of windows, from the restart of the baseline on."""
         start = None if restart is None else restart[0]
         return list(
             self._baselines.load(

@@ -394,9 +394,9 @@ def monitor_spec(
     return spec
 
 
-def normalize_reference(text: str) -> str:
+def normalize_reference(reference: str) -> str:
     """Normalize a group reference to its name, with the version if it has one."""
-    group, version = parse_group_reference(text)
+    group, version = parse_group_reference(reference)
     return group if version is None else f"{group}@v{version}"
 
 

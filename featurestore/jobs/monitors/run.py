@@ -54,6 +54,7 @@ def run_monitor(run: JobRun) -> Run:
 
 
 def _evaluate_and_record(run: JobRun) -> RunOutput:
+    """Evaluate the windows of a run; its output records reports and incidents."""
     observed = evaluate_windows(run.session, run.spec, run.windows, run.inputs)
     window_reports = observed.reports
     work = observers.current()
@@ -205,6 +206,7 @@ class MonitorEvaluation:
         return all(before.end <= after.start for before, after in pairwise(chain))
 
     def _evaluate(self, window: Window) -> RuleResult:
+        """Evaluate the rules for a window once; confirmation follows in ``report``."""
         if window not in self._results:
             profile = self._profiles[window]
             result = rules.evaluate_rules(self.watched, profile, self._baselines.for_window(window))
@@ -279,6 +281,7 @@ class MonitorEvaluation:
         return FixedBaseline(profile, profile.newest)
 
     def _dataset_baseline(self, name: str) -> FixedBaseline:
+        """Build a fixed baseline from the statistics of a training dataset."""
         baseline = self.watched.baseline
         dataset = catalog.get(self._session, name, baseline.version)
         statistics = dataset.statistics(str(baseline.split))
@@ -373,6 +376,7 @@ class MonitorEvaluation:
         return self._latest_event_time > times.utc_now() + timedelta(minutes=5)
 
     def _freshness(self, window: Window) -> list[Finding]:
+        """Compare the ages of the latest event time and the last commit with their limits."""
         findings = []
         watched, live = self.watched, window == self._latest_window
         # The age of a past window is its age at the end of the window, so that a backfill gives the

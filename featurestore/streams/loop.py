@@ -85,6 +85,8 @@ class Progress:
 
 @dataclass
 class _Run:
+    """The fixed parts of a stream run, and its progress."""
+
     session: Session
     spec: JobSpec
     stream: StreamSpec
@@ -239,10 +241,11 @@ def _commit(
     batch: MicroBatch,
     committed_offsets: Mapping[int, int | None],
 ) -> None:
+    """Commit one micro-batch, and record the progress in the registry."""
     run.check()
-    note = {"job": run.spec.name, "run": run.run_id, "topic": run.stream.topic}
+    metadata = {"job": run.spec.name, "run": run.run_id, "topic": run.stream.topic}
     if topic.identity is not None:
-        note["topic_id"] = topic.identity
+        metadata["topic_id"] = topic.identity
     committed = commit_micro_batch(
         run.session,
         run.spec,
@@ -250,7 +253,7 @@ def _commit(
         batch,
         previous_offsets=committed_offsets,
         decoding=run.decoding,
-        commit_metadata=note,
+        commit_metadata=metadata,
     )
     run.progress.add(committed)
     run.progress.seconds = time.monotonic() - run.started

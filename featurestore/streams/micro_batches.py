@@ -207,7 +207,7 @@ def _handle_bad_records(
     group: OpenGroup,
     bad: pa.Table,
     offsets: Mapping[str, tuple[int | None, int]],
-    note: Mapping[str, Any],
+    commit_metadata: Mapping[str, Any],
 ) -> None:
     """Fail on bad records, skip them or quarantine them, as the job specifies."""
     assert spec.stream is not None
@@ -224,8 +224,10 @@ def _handle_bad_records(
     rows = _to_quarantine_rows(bad, group.spec.schema)
     # By these offsets, the quarantine table recognizes bad records that it already contains. Rows
     # that fail validation have the application ids without the prefix.
-    bad_offsets = {f"{BAD}{app}": moved for app, moved in offsets.items()}
-    write = TableWrite(mode="append", commit_metadata={"run": note["run"]}, offsets=bad_offsets)
+    bad_offsets = {f"{BAD}{app}": advance for app, advance in offsets.items()}
+    write = TableWrite(
+        mode="append", commit_metadata={"run": commit_metadata["run"]}, offsets=bad_offsets
+    )
     relation = session.engine.from_arrow(rows.to_reader())
     add_to_quarantine(session, relation, group.spec, write)
 

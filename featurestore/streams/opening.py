@@ -192,6 +192,7 @@ def check_topic_identity(
 
 
 def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None:
+    """Raise an error if the topic has fewer partitions than were read."""
     partition_count = 0
     while stream.app(partition_count) in state.transactions:
         partition_count += 1
@@ -203,6 +204,7 @@ def _check_partitions(state: Snapshot, stream: StreamSpec, topic: Topic) -> None
 
 
 def _check_offset(stream: StreamSpec, number: int, committed: int, offsets: OffsetRange) -> int:
+    """Return the next offset of a partition; raise an error if its records were removed."""
     # A topic that is not recreated never ends before an offset that was read.
     if committed > offsets.end:
         raise _recreated_error(

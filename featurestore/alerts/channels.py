@@ -37,7 +37,7 @@ from featurestore.storage.grants import allow_secret, find_grant, resolve_secret
 _log = logging.getLogger("featurestore.alerts")
 # Time limit of one delivery.
 SECONDS = 10.0
-_RECEIPTS = "alert-channels"
+_GRANTS = "alert-channels"
 
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
@@ -45,7 +45,7 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    write_grant(_RECEIPTS, session.location, name, {"sha256": _hash_channel(channel)})
+    write_grant(_GRANTS, session.location, name, {"sha256": _hash_channel(channel)})
     if secret is not None:
         reference = parse_secret(secret)
         allow_secret(reference, location=session.location, name=secret_grant_name(channel), uri=uri)
@@ -70,11 +70,11 @@ def is_trusted(session: Session, channel: Channel) -> bool:
     if channel.scheme == "log":
         return True
     try:
-        receipt = find_grant(_RECEIPTS, session.location, channel.name)
+        grant = find_grant(_GRANTS, session.location, channel.name)
     except (StorageError, ValueError):
         # Without a readable grant, the channel is treated like one of another machine.
         return False
-    return receipt is not None and receipt.get("sha256") == _hash_channel(channel)
+    return grant is not None and grant.get("sha256") == _hash_channel(channel)
 
 
 def _hash_channel(channel: Channel) -> str:
@@ -116,6 +116,7 @@ def secret_grant_name(channel: Channel) -> str:
 
 
 def _error_text(error: Exception) -> str:
+    """Describe a delivery error without addresses and secrets."""
     if isinstance(error, urllib.error.HTTPError):
         return f"the server responded with status {error.code}"
     if isinstance(error, smtplib.SMTPResponseException):

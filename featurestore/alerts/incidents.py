@@ -119,6 +119,7 @@ def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:
 
 
 def _send_waiting(session: Session, deadline: float) -> int:
+    """Claim and send the due messages of trusted channels until a deadline."""
     with session.registry.reading() as connection:
         channels = {each.name: each for each in alerts.channels(connection)}
         untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
@@ -168,6 +169,7 @@ def _send(
 
 
 def _claim(session: Session, message: Outgoing, holder: str) -> bool:
+    """Claim a message; return False if a live process has claimed it."""
     with session.registry.transaction() as connection:
         if message.holder is not None:
             owner = message.holder.partition("/")[0]

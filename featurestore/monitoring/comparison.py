@@ -208,6 +208,7 @@ class _BinnedProfiles:
 def _measure_numbers(
     profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
 ) -> MeasuredDistances | None:
+    """Measure the distances of a numeric feature, with bins between the baseline's deciles."""
     grid = _pooled_quantiles(profiles.members)
     if grid is None:
         return None
@@ -223,6 +224,7 @@ def _measure_numbers(
 def _bin_numbers(
     profiles: Sequence[ColumnProfile], edges: Floats, points: Floats
 ) -> _BinnedProfiles:
+    """Return the shares of the bins, and the distribution functions at the points."""
     shares, cumulative_points, rows, index = [], [], [], []
     all_points = np.concatenate((edges, points))
     for number, profile in enumerate(profiles):
@@ -247,6 +249,7 @@ def _bin_numbers(
 def _measure_values(
     profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
 ) -> MeasuredDistances | None:
+    """Measure the distances of a feature by the shares of its most frequent values."""
     value_counts: dict[Value, int] = {}
     for member in profiles.members:
         for value, count in member.values:
@@ -285,6 +288,7 @@ def _compute_distances(
     *,
     labels: Sequence[str],
 ) -> MeasuredDistances | None:
+    """Compute all distances from binned distributions; None without rows to compare."""
     if not len(members.rows) or not len(now.rows):
         return None
     before, total = _mix_distributions(members)

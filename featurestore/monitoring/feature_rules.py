@@ -60,6 +60,7 @@ def _compare_distances(
     measured: MeasuredDistances,
     alpha: float,
 ) -> list[Finding]:
+    """Compare each configured distance with the widest of its three limits."""
     before, after = profiles.rows, float(profiles.now.sampled)
     values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
     by_chance = {
@@ -138,6 +139,7 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
 
 
 def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
+    """Return the counts of all baseline values, or None if they are incomplete."""
     counts: dict[object, int] = {}
     for member in members:
         if not member.sampled:
@@ -151,6 +153,7 @@ def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
 
 
 def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
+    """Select the profiles of a feature that have the same kind as in the window."""
     kind = now.columns[name].kind
 
     def has(profile: Profile) -> bool:
@@ -379,6 +382,7 @@ def _excess_missing_counts(
     groups: Sequence[int],
     before: float,
 ) -> dict[timedelta, MissingCount]:
+    """Return the missing values of reference windows above what is expected, by age."""
     shares: dict[int, list[float]] = {}
     window_counts = []
     for index, reference_window in enumerate(reference_windows):

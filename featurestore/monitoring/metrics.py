@@ -200,6 +200,7 @@ class Quality:
         return expressions
 
     def _auc(self, pairs: Relation) -> Metrics:
+        """Measure the area under the ROC curve; it is undefined for a single class."""
         query = self.engine.sql(_CURVE, tables={"pairs": pairs}, parameters={})
         (row,) = self.engine.stream(query).read_all().to_pylist()
         if row["odd"]:
@@ -277,6 +278,7 @@ class Quality:
     # -- checks -------------------------------------------------------------------------------
 
     def _check(self) -> None:
+        """Raise an error if predictions and labels cannot be joined or compared."""
         predictions, labels = self.predictions.spec, self.labels.spec
         if predictions.event_time is None or not predictions.primary_key:
             raise InvalidJob(

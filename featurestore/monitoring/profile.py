@@ -338,8 +338,8 @@ def chance_mean(before: Estimate, rows: float, alpha: float) -> tuple[float, flo
     """
     # The estimate of an AUC has a fractional number of rows, which is not a count.
     if before.is_share and rows == round(rows):
-        fewest, most = bounds.chance_count(before.total, before.rows, rows, alpha)
-        return fewest / max(rows, 1.0), most / max(rows, 1.0)
+        minimum, maximum = bounds.chance_count(before.total, before.rows, rows, alpha)
+        return minimum / max(rows, 1.0), maximum / max(rows, 1.0)
     normal = bounds.quantile(alpha / 2)
     few = max(rows, 1e-300)
     deviation = math.sqrt(before.variance)

@@ -157,6 +157,7 @@ class Profiler:
     # -- computation --------------------------------------------------------------------------
 
     def _compute(self, windows: Sequence[Window]) -> Iterator[Profile]:
+        """Yield the profiles of windows, in passes of limited memory."""
         if not windows:
             return
         if self.group.spec.event_time is None:
@@ -172,6 +173,7 @@ class Profiler:
             yield from self._compute_in_one_pass(ordered[first : first + at_once], limit)
 
     def _compute_in_one_pass(self, windows: Sequence[Window], limit: int) -> Iterator[Profile]:
+        """Yield the profiles of several windows from one pass over the table."""
         spec, engine = self.group.spec, self.session.engine
         time = str(spec.event_time)
         columns = [time, *self.features]
@@ -244,6 +246,7 @@ class Profiler:
             yield replace(profile, window=window, rows=rows, newest=newest)
 
     def _compute_table_profile(self, delta_version: int) -> Profile:
+        """Return the profile of an entire table version, from its stored statistics."""
         spec = self.group.spec
         if delta_version < 1:
             return Profile(None, 0, spec.version, 0, {}, self.types)
@@ -269,6 +272,7 @@ class Profiler:
     # -- cache --------------------------------------------------------------------------------
 
     def _load(self, window: Window) -> Profile | None:
+        """Load the stored profile of a window; None if it is missing, damaged or outdated."""
         path = self._path(window)
         if not files.exists(path):
             return None

@@ -91,6 +91,7 @@ def _run_id(work: Work) -> str:
 
 
 def _run_facets(work: Work, *, ended: bool) -> dict[str, RunFacet]:
+    """Return the window, parent and error of a run as facets."""
     facets: dict[str, RunFacet] = {}
     if work.window is not None:
         facets["nominalTime"] = nominal_time_run.NominalTimeRunFacet(
@@ -126,6 +127,7 @@ def _parent_facet(work: Work, parent: Work) -> parent_run.ParentRunFacet:
 
 
 def _job_facets(work: Work) -> dict[str, JobFacet]:
+    """Return the type of a job and the text of its query as facets."""
     facets: dict[str, JobFacet] = {
         "jobType": job_type_job.JobTypeJobFacet(
             processingType="BATCH",

@@ -195,6 +195,7 @@ def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> It
 def _record_intent(
     store: Store, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
 ) -> int:
+    """Claim the version of a write and record its intent in one transaction."""
     _resolve_pending(store)
     with store.registry.transaction() as connection:
         if kind == "create" and version is not None:

@@ -198,6 +198,7 @@ def _is_this_process(name: str) -> bool:
 
 
 def _current_owner(location: str) -> _Owner:
+    """Return the owner of this process for a store; create its lock file if needed."""
     # Without its file, for example after the store was deleted, the owner would be considered dead.
     current = _process_owners.get(location)
     if (

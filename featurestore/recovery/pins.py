@@ -187,6 +187,7 @@ def _iterate_finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
 
 
 def _read_manifest_pins(directory: str, name: str, version: int) -> set[PinnedVersion]:
+    """Return the versions of a group that the manifest in a directory pins."""
     try:
         manifest = read_manifest(directory)
     except (DatasetDamaged, TrainingDatasetNotFound):

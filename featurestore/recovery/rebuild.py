@@ -188,6 +188,7 @@ def _iterate_versions(root: str, report: RebuildReport) -> Iterator[tuple[str, i
 
 
 def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None]:
+    """Open the registry; a damaged SQLite file is renamed, and its new path returned."""
     try:
         return open_registry(location, url=url, adopt=True), None
     except RegistryTooNew:

@@ -62,6 +62,7 @@ def restore_access(connection: Connection, location: str) -> int:
 
 
 def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
+    """Read and check the access tables in a file."""
     try:
         content = JsonObject.from_value(files.read_json(path))
         if content.number("format") != _ACCESS_FORMAT:

@@ -189,6 +189,7 @@ def resolve(connection: Connection, location: str, intent: intents.Intent) -> st
 def _resolve_version(
     connection: Connection, paths: StorePaths, intent: intents.Intent, kind: VersionKind
 ) -> str:
+    """Finish a removal, register a published version, or remove an incomplete one."""
     name, version = intent.name, intent.version
     directory = kind.directory(paths, name, version)
     if intent.kind == kind.removal:

@@ -218,7 +218,7 @@ def _merge_schema(new: pa.Schema, previous: pa.Schema | None, spec: JobSpec) -> 
 
 
 def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window) -> Any:
-    """Run the query or call the function of a job for one window; None if there are no rows."""
+    """Run the query or call the function of a job for one window; None without rows."""
     if run.spec.kind == "sql":
         return JobQuery(run.spec, run.session.engine).run(visible, window).native
     native_inputs = {name: relation.native for name, relation in visible.items()}

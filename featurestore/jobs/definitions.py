@@ -393,7 +393,7 @@ def check_keys_and_times(spec: JobSpec) -> None:
             f"Job {spec.name!r}: tombstone= and delete_missing= need mode='upsert'.",
             hint="mode='upsert'",
         )
-    # With several sources, a key that is missing in one of them may exist in another.
+    # With several sources, a key that is missing in one source may exist in another.
     if spec.delete_missing and len(spec.sources) != 1:
         raise InvalidJob(
             f"Job {spec.name!r}: delete_missing= needs exactly one source among the inputs, not "

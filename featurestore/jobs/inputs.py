@@ -244,8 +244,8 @@ class SourceInputs:
 
     def _read(self, window: Window) -> dict[str, Relation]:
         """Read and stage all source inputs of a window, each source from one snapshot."""
-        # All inputs from one source are read from one snapshot, so that a join of them is
-        # consistent.
+        # All inputs from one source are read from one snapshot, so that joins between these inputs
+        # are consistent.
         by_source: dict[str, list[PinnedInput]] = {}
         for pinned in self.inputs:
             if pinned.kind == "source":
@@ -334,18 +334,14 @@ class SourceInputs:
         columns = None
         if self.spec.kind == "sql":
             used_columns = usersql.find_columns(self.spec.code, list(snapshot.names(query)))
-            columns = tuple(_include_time_column(used_columns, pinned.time))
+            names = list(used_columns)
+            if pinned.time is not None and pinned.time not in names:
+                names.append(pinned.time)  # the filter below needs it
+            columns = tuple(names)
         time_range = None
         if pinned.time is not None:
             time_range = TimeRange(pinned.time, window.start - self.spec.lookback, window.end)
         return replace(query, columns=columns, window=time_range)
-
-
-def _include_time_column(columns: Iterable[str], time: str | None) -> list[str]:
-    names = list(columns)
-    if time is not None and time not in names:
-        names.append(time)
-    return names
 
 
 # -- Parquet files --------------------------------------------------------------------------------
@@ -363,13 +359,13 @@ class TimeBounds:
     nulls: int = 0
     rows: int = 0
 
-    def merge(self, other: TimeBounds) -> TimeBounds:
+    def merge(self, bounds: TimeBounds) -> TimeBounds:
         """Return the combined bounds."""
         return TimeBounds(
-            min(self.low, other.low),
-            max(self.high, other.high),
-            self.nulls + other.nulls,
-            self.rows + other.rows,
+            min(self.low, bounds.low),
+            max(self.high, bounds.high),
+            self.nulls + bounds.nulls,
+            self.rows + bounds.rows,
         )
 
     @property

@@ -287,12 +287,12 @@ class RowDigest:
     hashed: int = 0
     floats: tuple[float, ...] = ()
 
-    def agrees(self, other: RowDigest) -> bool:
+    def agrees(self, digest: RowDigest) -> bool:
         """Return whether two digests describe the same rows, up to rounding of floats."""
-        if (self.rows, self.hashed) != (other.rows, other.hashed):
+        if (self.rows, self.hashed) != (digest.rows, digest.hashed):
             return False
-        # A digest of zero rows has no sums, whatever its columns are.
-        for a, b in zip(self.floats, other.floats, strict=bool(self.rows)):
+        # A digest of zero rows has no sums, even if the rows would have float columns.
+        for a, b in zip(self.floats, digest.floats, strict=bool(self.rows)):
             if not math.isclose(a, b, rel_tol=_FLOATS_AGREE, abs_tol=_FLOATS_AGREE):
                 return False
         return True

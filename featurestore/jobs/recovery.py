@@ -275,7 +275,7 @@ def replay_stream(session: Session, name: str) -> Replayed:
         group = find_target(session, spec)
         if group is None:
             raise InvalidJob(
-                f"Job {name!r} has no feature group with its current columns yet, so there is no "
+                f"Job {name!r} has no feature group with its current columns yet, and therefore no "
                 "quarantine.",
                 hint=f"featurestore job run {name}",
             )

@@ -352,7 +352,7 @@ class WindowRows:
         for each in features:
             event_time = str(_find_group_spec(each, group_specs).event_time)
             times[each.reference] = replace(each.reference, feature=event_time)
-        # Labels contain all keys at all instants. The counts show which of them have rows in a
+        # Labels contain all keys at all instants. The counts show which labels have rows in a
         # window.
         counts = job.presence(times)
         labels = self._build_labels(job, instants)

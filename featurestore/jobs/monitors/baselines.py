@@ -408,7 +408,7 @@ def _windows_before(
     """Return ``count`` windows that are whole steps before a window, oldest first."""
     earlier: list[Window] = []
     number = 0
-    # At most len(excluded) candidates are skipped, so the loop ends even if all of them are.
+    # At most len(excluded) candidates are skipped, so the loop always ends.
     while len(earlier) < count and number < count + len(excluded):
         number += 1
         candidate = _shift_back(window, step * number)

@@ -370,7 +370,7 @@ class MonitorEvaluation:
         return _event_time_bound(self._group, newest=True)
 
     def _has_future_rows(self, window: Window) -> bool:
-        # The latest event time of the table says nothing about earlier windows.
+        # The latest event time of the table is only relevant for the latest window.
         if window != self._latest_window or self._latest_event_time is None:
             return False
         return self._latest_event_time > times.utc_now() + timedelta(minutes=5)

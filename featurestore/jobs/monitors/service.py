@@ -248,7 +248,7 @@ def get_acceptances(session: Session, name: str) -> list[Acceptance]:
 
 
 def _latest_window(job: RegisteredJob) -> Window:
-    """Return the latest complete window of a monitor; raise an error if there is none."""
+    """Return the latest complete window of a monitor; raise an error if none is complete."""
     latest = latest_complete_window(build_schedule(job.spec), times.utc_now())
     if latest is None:
         raise InvalidArgument(

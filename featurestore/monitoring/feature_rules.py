@@ -277,7 +277,7 @@ def _count_feature_missing_values(
     before = _sum_counts(
         [_missing_count(member, feature) for member in members if feature in member.columns]
     )
-    # For a small share, half of it is a relevant change, although it is below the threshold.
+    # A small share can change by less than the threshold and still be halved or doubled.
     min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
     excess = _excess_missing_counts(feature, now, reference_windows, groups, before.share)
     return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
@@ -399,7 +399,7 @@ def _excess_missing_counts(
             )
     excess = {}
     for age, group, missing_count in window_counts:
-        # The baseline of a weekday says nothing about the other days, so these are compared with
+        # The baseline of a weekday does not apply to the other days, so these are compared with
         # their own median.
         middle = before
         if groups:

@@ -250,7 +250,7 @@ def _parse_time(text: str) -> datetime | None:
 
 def _cumulative_from_quantiles(values: Floats) -> Cumulative:
     grid = np.linspace(0.0, 1.0, len(values))
-    # Equal quantiles are a step of the distribution function, from the first to the last of them.
+    # Equal quantiles are a step of the distribution function, from their first to their last share.
     points, first = np.unique(values, return_index=True)
     last = np.append(first[1:], len(values)) - 1
     return Cumulative(points, grid[first], grid[last], stepwise=False)

@@ -72,8 +72,8 @@ def begin_publication(path: str) -> bool:
     An export that is considered dead is revoked before its files are removed, so that it cannot
     publish them later.
     """
-    # Publication and revocation create the same object, so only one of them succeeds. A lease could
-    # not guarantee this, because it may expire while the export is alive.
+    # Publication and revocation create the same object, so only one can succeed. A lease could not
+    # guarantee this, because it may expire while the export is alive.
     return not storage_for(path).needs_claims or files.write_new(
         path + _OUTCOME, _make_outcome_content(_PUBLISHED)
     )

@@ -264,7 +264,8 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
     """
     registry, location = store.registry, store.location
     with heartbeat(registry, location) as owner:
-        # The threads of a process are different holders, so that two of them cannot run the job.
+        # The threads of a process are different holders, so that two threads cannot run the same
+        # job.
         holder = f"{owner}/{threading.get_ident()}"
         with registry.transaction() as connection:
             jobs.get(connection, job)

@@ -288,5 +288,7 @@ def _browser_user(visitor: Visitor | None) -> Visitor:
     if visitor is None:
         raise NotAllowed("This server has no sign-in.", hint="featurestore serve --auth")
     if visitor.cookie is None:
-        raise NotAllowed("This is not allowed with a token.", hint="sign in with a browser")
+        raise NotAllowed(
+            "This page requires a browser session, not a token.", hint="sign in with a browser"
+        )
     return visitor

@@ -134,7 +134,7 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "uvicorn", "server") from None
     app = create_app(store, settings)
-    sys.stdout.write(f"{store.location} is at {settings.address}\n")
+    sys.stdout.write(f"Serving {store.location} at {settings.address}\n")
     if _is_unencrypted(settings):
         sys.stdout.write(
             "warning: passwords and tokens are sent unencrypted; set --tls-certificate and "

@@ -25,7 +25,7 @@ MESSAGES = 1 << 18
 # Limits for streams that remain memory-mapped: each batch needs some memory for objects.
 _MAPPED_BATCHES, _MAPPED_METADATA = 4096, 64 << 20
 _DICTIONARY, _BATCH = "dictionary", "record batch"
-_SPLIT_HINT = "send smaller batches, or leave out compression"
+_SPLIT_HINT = "send smaller batches, or disable compression"
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
         metadata += message.metadata.size
         if is_compressed and unpacked > MESSAGE_BYTES:
             raise LimitExceeded(
-                f"A batch of the rows has {unpacked:,} bytes unpacked; the limit is "
+                f"A record batch has {unpacked:,} bytes uncompressed; the limit is "
                 f"{MESSAGE_BYTES:,}.",
                 hint=_SPLIT_HINT,
             )
         if total > max_bytes:
-            raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
+            raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes uncompressed.")
         if rows > EMPTY_ROWS + 8 * unpacked:
             raise LimitExceeded(
-                f"A batch declares {rows:,} rows in {unpacked:,} bytes.",
-                hint="leave out columns of type null",
+                f"A record batch declares {rows:,} rows in {unpacked:,} bytes.",
+                hint="omit columns of type null",
             )
         if message.type == _DICTIONARY:
             dictionaries += unpacked
@@ -87,11 +87,11 @@ def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
         is_mapped = is_mapped and not is_compressed
         if batches > MESSAGES:
             raise LimitExceeded(
-                f"The rows have more than {MESSAGES:,} batches.", hint="send larger batches"
+                f"The stream has more than {MESSAGES:,} record batches.", hint="send larger batches"
             )
         if dictionaries > DICTIONARY_BYTES:
             raise LimitExceeded(
-                f"The dictionaries of the rows have more than {DICTIONARY_BYTES:,} bytes.",
+                f"The dictionaries have more than {DICTIONARY_BYTES:,} bytes in total.",
                 hint="send plain values, without dictionaries",
             )
     is_small = batches <= _MAPPED_BATCHES and metadata <= _MAPPED_METADATA
@@ -114,14 +114,14 @@ def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
         if batch is not None and message.type == _DICTIONARY:
             batch = batch.table(1)
         if batch is None:
-            raise InvalidArgument("A message of the rows has no batch.")
+            raise InvalidArgument("An Arrow message has no record batch.")
         buffers = batch.pairs(2)
         rows = batch.integer(0)
         is_compressed = batch.table(3) is not None
     except struct.error as error:
-        raise InvalidArgument(f"The metadata of a batch is damaged: {error}.") from error
+        raise InvalidArgument(f"The metadata of a record batch is damaged: {error}.") from error
     if rows < 0:
-        raise InvalidArgument(f"A batch declares {rows:,} rows.")
+        raise InvalidArgument(f"A record batch declares {rows:,} rows.")
     size = sum(_unpacked_size(message.body, buffer, is_compressed) for buffer in buffers)
     return rows, size, is_compressed
 
@@ -130,14 +130,14 @@ def _unpacked_size(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool
     """Return the uncompressed size of a buffer in bytes."""
     offset, length = buffer
     if offset < 0 or length < 0 or offset + length > body.size:
-        raise InvalidArgument("A buffer of the rows exceeds its message.")
+        raise InvalidArgument("A buffer exceeds the body of its Arrow message.")
     if not is_compressed or length == 0:
         return length
     if length < 8:
-        raise InvalidArgument("A compressed buffer of the rows is shorter than its length field.")
+        raise InvalidArgument("A compressed buffer is shorter than its length field.")
     (declared,) = struct.unpack_from("<q", body, offset)
     if declared < -1:
-        raise InvalidArgument("A compressed buffer of the rows declares a negative length.")
+        raise InvalidArgument("A compressed buffer declares a negative length.")
     # A length of -1 marks an uncompressed buffer.
     return length - 8 if declared == -1 else int(declared)
 

@@ -250,5 +250,5 @@ def _open_group(
 
 def _parse_group_version(text: str) -> int:
     if not text.isdecimal():
-        raise InvalidArgument(f"{text!r} is not a version of a group.", hint="against=1")
+        raise InvalidArgument(f"{text!r} is not a version number.", hint="against=1")
     return parse_version(text)

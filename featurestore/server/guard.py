@@ -121,7 +121,7 @@ async def read_form(request: Request) -> dict[str, str]:
     """
     body = await request.body()
     if len(body) > _MAX_FORM_BYTES:
-        raise InvalidArgument(f"A form has at most {_MAX_FORM_BYTES} bytes.")
+        raise InvalidArgument(f"The form exceeds the limit of {_MAX_FORM_BYTES:,} bytes.")
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
     except (UnicodeDecodeError, ValueError):

@@ -78,7 +78,9 @@ def run(
         "latest": lambda: full_store.run_job(name),
     }
     if choice not in work_by_choice:
-        raise InvalidArgument(f"Unknown value what={choice!r}.", hint="due, stale or latest")
+        raise InvalidArgument(
+            f"Unknown value what={choice!r}. Available: {', '.join(work_by_choice)}."
+        )
     command = f"featurestore job run {name}"
     if choice != "latest":
         command += f" --{choice}"
@@ -151,7 +153,7 @@ def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
     first = parse_moment(start.strip(), argument="start", warn=False)
     last = parse_moment(end.strip(), argument="end", warn=False)
     if first >= last:
-        raise InvalidArgument(f"{first.isoformat()} is not before {last.isoformat()}.")
+        raise InvalidArgument(f"start={first.isoformat()} is not before end={last.isoformat()}.")
     return first, last
 
 
@@ -219,7 +221,7 @@ class RequestedRun:
         if isinstance(error, FeatureStoreError):
             return str(error)
         if error is not None:
-            return "Unexpected error; the log of the server contains the traceback."
+            return "Unexpected error; see the server log for the traceback."
         runs = self.future.result()
         windows = sum(run.windows for run in runs)
         return (
@@ -252,8 +254,9 @@ class JobRuns:
             previous = self._latest.get(job)
             if previous is not None and previous.state in ("waiting", "running"):
                 raise JobLeased(
-                    f"A run of job {job!r} requested by {previous.requester} is {previous.state}.",
-                    hint="wait until it has finished",
+                    f"A run of job {job!r}, requested by {previous.requester}, is already "
+                    f"{previous.state}.",
+                    hint="wait until it finishes",
                 )
             requested_run = RequestedRun(
                 job, description, actor.name, utc_now(), self._pool.submit(work)

@@ -218,7 +218,7 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
 def graph(
     store: Store,
     node: Annotated[
-        str, Query(pattern=f"^(({'|'.join(KINDS)}):.+)?$", description="empty: the complete store.")
+        str, Query(pattern=f"^(({'|'.join(KINDS)}):.+)?$", description="empty: the entire store.")
     ] = "",
     up: Annotated[int, Query(ge=0, le=20)] = 3,
     down: Annotated[int, Query(ge=0, le=20)] = 3,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _INTERRUPT_SECONDS = 0.1
 TIME_LIMIT_HINT = (
-    "request fewer rows, or let the server wait longer: featurestore serve --query-seconds"
+    "request fewer rows, or increase the time limit: featurestore serve --query-seconds"
 )
 MIN_BYTES_PER_SECOND = 10 << 10
 _TAGGED = ("application/json", "text/html")
@@ -58,7 +58,7 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
             yield
     except KeyboardInterrupt:  # engines raise this for an interrupted query
         raise QueryEnded(
-            f"The query was ended: it took more than {seconds:g} seconds.",
+            f"The query was cancelled after {seconds:g} seconds.",
             hint=TIME_LIMIT_HINT,
         ) from None
     finally:
@@ -97,7 +97,7 @@ class BodyLimit:
         max_bytes = self._max_bytes_by_type.get(headers.get(b"content-type", b""), self._max_bytes)
         content_length = headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > max_bytes:
-            await _reject(send, 413, f"The body of a request has at most {max_bytes:,} bytes.")
+            await _reject(send, 413, f"The request body exceeds the limit of {max_bytes:,} bytes.")
             return
         await self._app(scope, _CountedBody(receive, max_bytes, self._seconds), send)
 
@@ -113,7 +113,7 @@ class AddressLimit:
         if scope["type"] == "http":
             size = len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"")
             if size > self._max_bytes:
-                await _reject(send, 414, f"A URL has at most {self._max_bytes:,} bytes.")
+                await _reject(send, 414, f"The URL exceeds the limit of {self._max_bytes:,} bytes.")
                 return
         await self._app(scope, receive, send)
 

@@ -264,6 +264,6 @@ def _handle_unexpected(request: Request, error: Exception) -> Response:
         "type": "about:blank",
         "title": "Internal error",
         "status": 500,
-        "detail": "Unexpected error; the log of the server contains the traceback.",
+        "detail": "Unexpected error; see the server log for the traceback.",
     }
     return _error_response(request, 500, details)

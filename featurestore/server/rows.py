@@ -152,7 +152,7 @@ def build_frame(store: FeatureStore, retrieval: Retrieval, labels: object | None
             action for action in (step.select, step.filter, step.sample) if action is not None
         ]
         if len(actions) != 1:
-            raise InvalidArgument("A step has exactly one of select, filter and sample.")
+            raise InvalidArgument("A step must have exactly one of select, filter and sample.")
         if step.select is not None:
             frame = frame.select(*step.select)
         elif step.filter is not None:
@@ -341,7 +341,7 @@ class ChunkProducer:
                 return next(self._chunks, None)
         except KeyboardInterrupt:  # engines raise it for an interrupted query
             raise QueryEnded(
-                f"The query was ended: it took more than {self._seconds:g} seconds.",
+                f"The query was cancelled after {self._seconds:g} seconds.",
                 hint="request fewer rows, or increase the time limit of the server",
             ) from None
         finally:

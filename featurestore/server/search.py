@@ -114,7 +114,7 @@ def _search_names(
 def find(
     store: Store,
     q: Annotated[str, Query(min_length=1, max_length=200, description="Substring to find.")],
-    kind: Annotated[Kind | Literal[""], Query(description="empty: any.")] = "",
+    kind: Annotated[Kind | Literal[""], Query(description="empty: any kind.")] = "",
     tag: Annotated[str, Query(max_length=500, description="key or key=value.")] = "",
     owner: Annotated[str, Query(max_length=500, description="Value of the tag owner.")] = "",
     changed_within: Annotated[

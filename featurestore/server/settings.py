@@ -133,14 +133,14 @@ def check_host(host: str) -> None:
     >>> check_host("0.0.0.0")
     Traceback (most recent call last):
         ...
-    featurestore.errors.ConfigurationError: '0.0.0.0' is reachable from the network, where everyone \
+    featurestore.errors.ConfigurationError: '0.0.0.0' is reachable from the network, so anyone \
 could read the store without signing in.
     Hint: require sign-in with --auth, or use --host 127.0.0.1 and connect through \
 ssh -L 8787:127.0.0.1:8787
     """
     if not is_loopback(host):
         raise ConfigurationError(
-            f"{host!r} is reachable from the network, where everyone could read the store without "
+            f"{host!r} is reachable from the network, so anyone could read the store without "
             "signing in.",
             hint=(
                 f"require sign-in with --auth, or use --host {DEFAULT_HOST} and connect through "

@@ -59,7 +59,7 @@ def write_decoded(reader: pa.RecordBatchReader, file: IO[bytes], *, max_bytes: i
             pending_bytes += batch.nbytes
             total += batch.nbytes
             if total > max_bytes:
-                raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
+                raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes uncompressed.")
             if pending_bytes >= _WRITE_BYTES or len(pending) >= _WRITE_BATCHES:
                 writer.write_table(pa.Table.from_batches(pending).combine_chunks())
                 pending, pending_bytes = [], 0
@@ -123,7 +123,7 @@ def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch
     if size > MESSAGE_BYTES and batch.num_rows == 1:
         raise LimitExceeded(
             f"A row has up to {size:,} bytes; the limit is {MESSAGE_BYTES:,}.",
-            hint="store such values in files and their paths in the rows",
+            hint="store such values in files, and their paths in the rows",
         )
     if size > MESSAGE_BYTES:
         half = batch.num_rows // 2
@@ -156,12 +156,13 @@ def _check_views(array: pa.Array, max_bytes: int) -> None:
     elif _is_list(array.type):
         _check_views(array.values, max_bytes)
     elif str(array.type) in _VIEWS and _max_decoded_bytes(array) > max_bytes:
-        raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes, unpacked.")
+        raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes uncompressed.")
     elif _LIST_VIEW in str(array.type):
         value_count = pc.sum(pc.list_value_length(array)).as_py() or 0
         if value_count > len(array.values):
             raise LimitExceeded(
-                f"Lists of {value_count:,} values share {len(array.values):,}.",
+                f"List views refer to {value_count:,} values, but only {len(array.values):,} "
+                "values were sent.",
                 hint="send lists instead of list views",
             )
 
@@ -304,7 +305,10 @@ async def receive_upload(chunks: AsyncIterator[bytes], *, max_bytes: int) -> Upl
         if newline:
             break
         if len(line) > _MAX_LINE_BYTES:
-            raise InvalidArgument("The first line of a request must be a JSON object.")
+            raise InvalidArgument(
+                f"The first line of the request has more than {_MAX_LINE_BYTES:,} bytes; it must "
+                "be a JSON object that ends with a newline."
+            )
     upload = Upload(bytes(line), max_bytes)
     try:
         await _write(upload, remainder, chunks, max_bytes)

@@ -106,13 +106,13 @@ def test_job_runs_report_failures_and_run_singly() -> None:
     give_up = time.monotonic() + 60
     while first.state != "running" and time.monotonic() < give_up:
         time.sleep(0.01)
-    with pytest.raises(featurestore.errors.JobLeased, match="requested by wil is running"):
+    with pytest.raises(featurestore.errors.JobLeased, match="requested by wil, is already running"):
         runs.start("a", "run: due", wil, wait)
     assert (first.state, second.state) == ("running", "waiting")
     may_end.set()
     runs.start("c", "run: due", wil, list).future.result(60)
     assert (first.outcome_text, second.outcome_text) == (
         "There were no windows to compute.",
-        "Unexpected error; the log of the server contains the traceback.",
+        "Unexpected error; see the server log for the traceback.",
     )
     runs.close()

@@ -59,7 +59,8 @@ def check_user_name(name: str) -> str:
         return name
     raise InvalidName(
         f"{name!r} is not a valid user name.",
-        hint="at most 127 lower-case letters, digits and . _ @ + -",
+        hint="use at most 127 lowercase letters, digits and . _ @ + -, and start with a letter "
+        "or digit",
     )
 
 
@@ -84,7 +85,7 @@ def add_user(
     with access_transaction(session) as connection:
         if access.find_user(connection, name) is not None:
             raise UserExists(
-                f"User {name!r} exists already.", hint=f"featurestore user role {name} {role}"
+                f"User {name!r} already exists.", hint=f"featurestore user role {name} {role}"
             )
         access.put_user(
             connection, name, role=role, password=hashed, issuer=issuer, subject=subject
@@ -150,7 +151,9 @@ def make_token(
     """
     visitors.check_scope(scope)
     if len(label) > _MAX_LABEL_LENGTH:
-        raise InvalidArgument(f"A label has at most {_MAX_LABEL_LENGTH} characters.")
+        raise InvalidArgument(
+            f"The label has {len(label)} characters; the limit is {_MAX_LABEL_LENGTH}."
+        )
     created, expires_at = utc_now(), None
     if expires is not None:
         expires_at = shift_time(created, parse_duration(expires, argument="expires"))
@@ -221,7 +224,8 @@ def _check_another_admin(connection: Connection, name: str) -> None:
         if user.role == visitors.ADMIN and user.name != name:
             return
     raise NotAllowed(
-        f"{name!r} is the last admin.", hint="featurestore user role OTHER admin, then again"
+        f"{name!r} is the last admin.",
+        hint="make another user an admin first: featurestore user role OTHER admin",
     )
 
 

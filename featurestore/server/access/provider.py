@@ -62,14 +62,14 @@ class Attempt:
         try:
             attempt = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
-            raise NotSignedIn("This browser has no sign-in in progress.") from None
+            raise NotSignedIn("No sign-in is in progress in this browser.") from None
         secrets = (attempt.state, attempt.nonce, attempt.verifier)
         # Libraries do not reject an empty state or nonce.
         has_secrets = all(
             isinstance(each, str) and len(each) >= _MIN_SECRET_LENGTH for each in secrets
         )
         if not has_secrets or not isinstance(attempt.following, str):
-            raise NotSignedIn("This browser has no sign-in in progress.")
+            raise NotSignedIn("No sign-in is in progress in this browser.")
         return attempt
 
 
@@ -180,7 +180,7 @@ class ProviderClient:
         if role is None:
             raise NotSignedIn(
                 f"No user is linked to {subject!r} of {self._provider.label}.",
-                hint=f"an admin adds the user: featurestore user add NAME --issuer {issuer} "
+                hint=f"an admin can add the user: featurestore user add NAME --issuer {issuer} "
                 f"--subject {subject}",
             )
         name = str(claims.get("preferred_username") or claims.get("email") or subject).lower()
@@ -197,7 +197,7 @@ class ProviderClient:
             # An equal name does not prove that it is the same person.
             raise NotSignedIn(
                 f"The name {name!r} is taken by another user.",
-                hint="an admin adds you with another name",
+                hint="ask an admin to add you under another name",
             ) from None
         return new_user.name
 
@@ -235,7 +235,8 @@ class ProviderClient:
                 ) from error
             if metadata.get("issuer") != self._provider.issuer:
                 raise ConfigurationError(
-                    f"The provider at {address} has the issuer {metadata.get('issuer')!r}.",
+                    f"The provider at {address} has the issuer {metadata.get('issuer')!r}, not "
+                    f"{self._provider.issuer!r}.",
                     hint=f"--oidc-issuer {metadata.get('issuer')}",
                 )
             for name in _ENDPOINTS:

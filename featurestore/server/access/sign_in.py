@@ -42,7 +42,7 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
 
     Raises:
         TooManyAttempts: Too many attempts failed; the password was not checked.
-        NotSignedIn: The name or the password is wrong; the error does not reveal which.
+        NotSignedIn: The name or the password is invalid; the error does not reveal which.
     """
     name = name.strip().lower()[:_MAX_NAME_LENGTH]
     attempt_key = _attempt_key(name, address)
@@ -52,7 +52,7 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
             user = access.find_user(connection, name)
         hashed = None if user is None else user.password
         if not verify_password(hashed, password) or user is None:
-            raise NotSignedIn("The name or the password is wrong.")
+            raise NotSignedIn("Invalid user name or password.")
         with session.registry.transaction() as connection:
             access.remove_attempt(connection, attempt_id)
             # Failures of other accounts at the address are not removed: one known password must not
@@ -168,4 +168,4 @@ def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
 
 def _too_many_attempts_error(wait: timedelta) -> TooManyAttempts:
     seconds = math.ceil(wait.total_seconds())
-    return TooManyAttempts("Signing in failed too often.", hint=f"wait {seconds} seconds")
+    return TooManyAttempts("Too many failed sign-in attempts.", hint=f"wait {seconds} seconds")

@@ -35,8 +35,8 @@ def hash_password(password: str) -> str:
     """
     if not _MIN_LENGTH <= len(password) <= _MAX_LENGTH:
         raise InvalidArgument(
-            f"A password has {_MIN_LENGTH} to {_MAX_LENGTH} characters; this one has {len(password)}.",
-            hint="a sentence is easy to remember",
+            f"A password must have {_MIN_LENGTH} to {_MAX_LENGTH} characters, not {len(password)}.",
+            hint="use a passphrase, such as a sentence",
         )
     return _hasher().hash(password)
 
@@ -108,14 +108,14 @@ def check_role(role: str, *, of_group: bool = False) -> str:
     known = ROLES[1:] if of_group else ROLES
     if role in known:
         return role
-    raise InvalidArgument(f"Unknown role {role!r}.", hint=f"one of {', '.join(known)}")
+    raise InvalidArgument(f"Unknown role {role!r}. Available: {', '.join(known)}.")
 
 
 def check_scope(scope: str) -> str:
     """Validate a scope."""
     if scope in SCOPES:
         return scope
-    raise InvalidArgument(f"Unknown scope {scope!r}.", hint=f"one of {', '.join(SCOPES)}")
+    raise InvalidArgument(f"Unknown scope {scope!r}. Available: {', '.join(SCOPES)}.")
 
 
 def role_includes(role: str, needed: str) -> bool:
@@ -174,7 +174,7 @@ class Visitor:
             scope = "the store" if group is None else f"{group!r} or on the store"
             raise NotAllowed(
                 f"{self.name} is not allowed to do this: it requires the role {needed} on {scope}.",
-                hint="an admin grants it: featurestore user role, or featurestore access grant",
+                hint="an admin can grant it: featurestore user role, or featurestore access grant",
             )
 
 
@@ -223,7 +223,7 @@ def require_users(session: Session) -> None:
         record_files.restore_access(connection, session.location)
         if not access.list_users(connection):
             raise NotAllowed(
-                "The store has no users who could sign in.",
+                "The store has no users who can sign in.",
                 hint=f"featurestore --location {session.location} user add NAME --role admin",
             )
 

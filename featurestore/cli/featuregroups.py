@@ -18,13 +18,13 @@ from featurestore.cli.output import (
     show_text,
 )
 from featurestore.cli.state import OutputFormat, settings, store
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, listing
 
 app = typer.Typer(help="Feature groups.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the group, or name@v2.", show_default=False)]
 Version = Annotated[
-    int | None, typer.Option(help="Group version; the latest when left out.", show_default=False)
+    int | None, typer.Option(help="Group version; default: the latest.", show_default=False)
 ]
 AsOfOption = Annotated[
     str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
@@ -167,7 +167,7 @@ def explain(
     key: Annotated[
         list[str], typer.Option(help="column=value, once for each column of the primary key.")
     ],
-    at: Annotated[str | None, typer.Option(help="The time; now when left out.")] = None,
+    at: Annotated[str | None, typer.Option(help="Time; default: now.")] = None,
     version: Version = None,
     window: Annotated[
         str | None, typer.Option(help="Explain an aggregate such as 'group.column|sum|7d'.")
@@ -190,7 +190,9 @@ def explain(
 def compare(
     context: typer.Context,
     left: Annotated[str, typer.Argument(help="name, name@v2, or name#7 for Delta version 7.")],
-    right: Annotated[str, typer.Argument(help="The other one.")],
+    right: Annotated[
+        str, typer.Argument(help="The version to compare with, in the same form as LEFT.")
+    ],
 ) -> None:
     """Compare the statistics of two groups, versions or Delta versions."""
     from featurestore.statistics import compare_statistics
@@ -218,7 +220,9 @@ def vacuum(
     context: typer.Context,
     name: Name,
     version: Version = None,
-    retain: Annotated[str, typer.Option(help="Versions younger than this stay readable.")] = "30d",
+    retain: Annotated[
+        str, typer.Option(help="Keep the files of versions younger than this.")
+    ] = "30d",
 ) -> None:
     """Remove data files that no recent version and no training dataset needs."""
     removed = store(context).vacuum_featuregroup(name, version=version, retain=retain)
@@ -238,13 +242,15 @@ def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
         column, mark, value = pair.partition("=")
         if not mark or column not in schema.names:
             raise InvalidArgument(
-                f"--key {pair!r} is not column=value.", hint=f"the columns are {schema.names}"
+                f"--key {pair!r} is not column=value. Available: {listing(schema.names)}."
             )
         kind = schema.field(column).type
         try:
             key[column] = pa.scalar(value).cast(kind).as_py()
         except pa.ArrowInvalid as error:
-            raise InvalidArgument(f"--key {pair!r}: {value!r} is not {kind}.") from error
+            raise InvalidArgument(
+                f"--key {pair!r}: {value!r} is not a value of type {kind}."
+            ) from error
     return key
 
 

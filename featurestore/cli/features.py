@@ -29,7 +29,7 @@ view_app = typer.Typer(help="Feature views.", no_args_is_help=True)
 
 ViewName = Annotated[str, typer.Argument(help="Name of the feature view.", show_default=False)]
 ViewVersion = Annotated[
-    int | None, typer.Option(help="Version; the latest when left out.", show_default=False)
+    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
 ]
 _FILES = (".parquet", ".csv")
 
@@ -39,7 +39,9 @@ def search(
     context: typer.Context,
     text: Annotated[
         str,
-        typer.Argument(help="Text in names, descriptions, tags and windows.", show_default=False),
+        typer.Argument(
+            help="Text to find in names, descriptions, tags and windows.", show_default=False
+        ),
     ],
     limit: Limit = None,
     page: PageNumber = 1,
@@ -56,7 +58,7 @@ def search(
         context,
         map(vars, matches_page.items),
         columns=["reference", "version", "where", "text"],
-        empty=f"nothing contains {text!r}",
+        empty=f"no matches for {text!r}",
         next_page=matches_page.next,
     )
 
@@ -74,7 +76,7 @@ def get(
     ],
     labels: Annotated[str | None, typer.Option(help="A group, or a .parquet or .csv file.")] = None,
     label_time: Annotated[
-        str | None, typer.Option(help="Time column of the labels, or one time.")
+        str | None, typer.Option(help="Time column of the labels, or one time for all labels.")
     ] = None,
     join_key: Annotated[
         list[str] | None, typer.Option(help="left_column=key_column, repeatable.")
@@ -88,7 +90,7 @@ def get(
     ] = False,
     rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows to show.")] = 20,
     out: Annotated[
-        Path | None, typer.Option(help="Write all rows into this .parquet or .csv file.")
+        Path | None, typer.Option(help="Write all rows to this .parquet or .csv file.")
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the plan without reading rows.")
@@ -108,7 +110,7 @@ def get(
     )
     if explain and frame.plan is None:
         raise UnsupportedRemotely(
-            f"{connected.location} does not send plans.",
+            f"The server at {connected.location} does not return plans.",
             hint=f"{connected.location}/basket?{urlencode([('feature', feature) for feature in features])}",
         )
     if explain:
@@ -131,7 +133,7 @@ def _read_labels(text: str | None) -> Any:
         return text
     if not Path(text).is_file():
         raise InvalidArgument(
-            f"The file {text!r} with labels does not exist.",
+            f"The label file {text!r} does not exist.",
             hint="--labels name selects a feature group",
         )
     if text.endswith(".csv"):
@@ -148,7 +150,10 @@ def _parse_pairs(join_key: list[str] | None) -> dict[str, str] | None:
         return None
     pairs = dict(text.split("=", 1) for text in join_key if "=" in text)
     if len(pairs) != len(join_key):
-        raise InvalidArgument(f"--join-key {listing(join_key)}: write left_column=key_column.")
+        raise InvalidArgument(
+            f"--join-key {listing(join_key)} is not left_column=key_column.",
+            hint="--join-key departure=origin",
+        )
     return pairs
 
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from featurestore.registry.jobs import RegisteredJob
 
 app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
-stream_app = typer.Typer(help="Records of topics.", no_args_is_help=True)
+stream_app = typer.Typer(
+    help="Replay the quarantined records of stream jobs.", no_args_is_help=True
+)
 scheduler_app = typer.Typer(help="Run due jobs.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
@@ -45,7 +47,9 @@ def register(
     context: typer.Context,
     module_or_path: Annotated[
         str,
-        typer.Argument(metavar="PLACE", help="Module, Python file, or folder.", show_default=False),
+        typer.Argument(
+            metavar="MODULE_OR_PATH", help="Module, Python file, or folder.", show_default=False
+        ),
     ],
 ) -> None:
     """Register the jobs of a module, file or folder, or their new versions."""
@@ -101,7 +105,7 @@ def plan(context: typer.Context, name: Name, start: Time = None, end: Time = Non
     """Show windows, rows, bytes and estimated time of the due windows, or of a range."""
     if (start is None) != (end is None):
         raise InvalidArgument(
-            "--start and --end go together.", hint="--start 2013-01-01 --end 2013-02-01"
+            "--start and --end must be used together.", hint="--start 2013-01-01 --end 2013-02-01"
         )
     window = None
     if start is not None and end is not None:
@@ -124,11 +128,12 @@ def run(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Start of a window.", show_default=False)
+        str | None, typer.Option(help="Start of the window to run.", show_default=False)
     ] = None,
-    due: Annotated[bool, typer.Option("--due", help="All due windows.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="Run all due windows.")] = False,
     stale: Annotated[
-        bool, typer.Option("--stale", help="All windows whose inputs changed since.")
+        bool,
+        typer.Option("--stale", help="Recompute all windows whose inputs have changed since."),
     ] = False,
 ) -> None:
     """Run a job now: its latest complete window, one window, due windows, or stale windows.
@@ -140,7 +145,7 @@ def run(
     window_start = None if window is None else _parse_time(window, "--window")
     connected = store(context)
     runs = connected.run_job(name, window=window_start, due=due, stale=stale)
-    empty = "nothing to do"
+    empty = "no windows to run"
     if not runs and get_job(connected.session, name).paused:
         empty = f"{name} is paused: featurestore job unpause {name}, or --window to run one"
     _show_runs(context, runs, empty=empty)
@@ -155,7 +160,7 @@ def backfill(
     start: Annotated[str, typer.Option(help="Start of the range.", show_default=False)],
     end: Annotated[str, typer.Option(help="End of the range.", show_default=False)],
     anew: Annotated[
-        bool, typer.Option("--anew", help="Also windows that are computed already.")
+        bool, typer.Option("--anew", help="Recompute windows that are already computed.")
     ] = False,
 ) -> None:
     """Compute the windows of a range, many in one commit; the same command resumes after a kill."""
@@ -168,7 +173,7 @@ def backfill(
             resume=not anew,
             progress=progress,
         )
-    _show_runs(context, runs, empty="every window was computed already")
+    _show_runs(context, runs, empty="all windows are already computed")
     note = getattr(runs, "note", "")
     if note and settings(context).output is not OutputFormat.JSON:
         show_text(context, note, data=None)
@@ -196,7 +201,7 @@ def pause(context: typer.Context, name: Name) -> None:
 def unpause(context: typer.Context, name: Name) -> None:
     """Resume a paused job; the windows that it missed are due."""
     store(context).unpause_job(name)
-    show_text(context, f"{name} is resumed", data={"name": name, "paused": False})
+    show_text(context, f"{name} is active", data={"name": name, "paused": False})
 
 
 def _job_row(job: Any) -> Mapping[str, Any]:
@@ -316,7 +321,7 @@ def _progress_bar(
 
 @stream_app.callback()
 def streams() -> None:
-    """Work with records of topics."""
+    """Replay the quarantined records of stream jobs."""
 
 
 @stream_app.command(epilog="Example: featurestore stream replay clicks")
@@ -324,11 +329,11 @@ def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the stream job.", show_default=False)],
 ) -> None:
-    """Read the records of a job's quarantine again, and write those that are readable now."""
+    """Read the quarantined records of a job again, and write those that are now readable."""
     replayed = store(context).replay_stream(name)
     reasons = sorted(replayed.reasons.items(), key=lambda each: -each[1])
     lines = [
-        f"{replayed.rows} records written, {replayed.left} stay in the quarantine",
+        f"{replayed.rows} records written, {replayed.left} remain in quarantine",
         *[f"  {count}: {reason}" for reason, count in reasons],
     ]
     data = {
@@ -349,13 +354,13 @@ def scheduler() -> None:
 def start_scheduler(
     context: typer.Context,
     every: Annotated[str, typer.Option(help="Time between two polls.")] = "10s",
-    workers: Annotated[int, typer.Option(min=1, help="Maximum number of jobs at once.")] = 4,
+    workers: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent jobs.")] = 4,
     stale: Annotated[
-        bool, typer.Option("--stale", help="Also compute windows again whose inputs changed.")
+        bool, typer.Option("--stale", help="Also recompute windows whose inputs have changed.")
     ] = False,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve /metrics for Prometheus at this port."),
+        typer.Option(min=0, max=65535, help="Serve /metrics for Prometheus on this port."),
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address of the metrics server.")] = "127.0.0.1",
 ) -> None:

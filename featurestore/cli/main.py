@@ -80,36 +80,42 @@ def options(
     location: Annotated[
         str | None,
         typer.Option(
-            help="Directory of the store, or http://host:8787 of a served one.",
+            help="Directory of the store, or the URL of a served store: http://host:8787.",
             envvar="FEATURESTORE_LOCATION",
             show_default=False,
         ),
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="duckdb, spark or another engine.", envvar="FEATURESTORE_ENGINE"),
+        typer.Option(
+            help="Engine: duckdb, spark or another installed one.", envvar="FEATURESTORE_ENGINE"
+        ),
     ] = None,
     registry: Annotated[
         str | None,
         typer.Option(help="SQLAlchemy URL of the registry.", envvar="FEATURESTORE_REGISTRY"),
     ] = None,
     output: Annotated[
-        OutputFormat, typer.Option(help="Tables for people or JSON for programs.")
+        OutputFormat, typer.Option(help="Output format: tables or stable JSON.")
     ] = OutputFormat.TEXT,
     wide: Annotated[
-        bool, typer.Option("--wide", help="Tables with all columns, wider than 80 characters.")
+        bool, typer.Option("--wide", help="Show all columns, beyond 80 characters.")
     ] = False,
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
-            help="Log to standard error: text, or one JSON object per line with the run's id.",
+            help="Log to standard error: text, or one JSON object per line with the run id.",
             envvar="FEATURESTORE_LOG_FORMAT",
             show_default=False,
         ),
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(help="For a served store; better in FEATURESTORE_TOKEN.", show_default=False),
+        typer.Option(
+            help="Token for a served store; prefer $FEATURESTORE_TOKEN, which is not visible to "
+            "other users.",
+            show_default=False,
+        ),
     ] = None,
     _version: Annotated[
         bool,

@@ -11,7 +11,7 @@ from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show
 from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
 
-app = typer.Typer(help="Monitor feature groups.", no_args_is_help=True)
+app = typer.Typer(help="Monitors of feature groups.", no_args_is_help=True)
 alert_app = typer.Typer(help="Alert channels and their messages.", no_args_is_help=True)
 
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
@@ -27,7 +27,7 @@ def list_monitors(context: typer.Context) -> None:
         rows,
         columns=["name", "state", "alarms", "featuregroup", "window_end"],
         wide=["baseline", "schedule"],
-        empty="no monitors are registered",
+        empty="no monitors yet",
     )
 
 
@@ -36,10 +36,10 @@ def check(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Start of one window instead of the latest.")
+        str | None, typer.Option(help="Start of the window; default: the latest window.")
     ] = None,
 ) -> None:
-    """Check now; the exit code is 1 if something is out of bounds."""
+    """Check a window now; exit code 1 if a measure is out of bounds."""
     begin = None
     if window is not None:
         begin = parse_moment(window, argument="--window", warn=False)
@@ -51,9 +51,11 @@ def check(
 
 @app.command(epilog="Example: featurestore monitor report weather_watch weather.html")
 def report(
-    context: typer.Context, name: Name, file: Annotated[str, typer.Argument(help="A .html file.")]
+    context: typer.Context,
+    name: Name,
+    file: Annotated[str, typer.Argument(help="Path of the .html file to write.")],
 ) -> None:
-    """Write the latest report as a page: distributions and timelines, the worst first."""
+    """Write the latest report as an HTML page: distributions and timelines, the worst first."""
     path = store(context).visualize_monitor(name).save(file)
     show_text(context, f"written to {path}", data={"name": name, "file": path})
 
@@ -84,7 +86,7 @@ def accept(
     context: typer.Context,
     name: Name,
     window: Annotated[
-        str | None, typer.Option(help="Start of one window; accept only this one.")
+        str | None, typer.Option(help="Start of the window; accept only this window.")
     ] = None,
     until: Annotated[
         str | None, typer.Option(help="Accept every window that ends by this time.")
@@ -132,10 +134,10 @@ def add_channel(
     uri: Annotated[str, typer.Argument(help="webhook+https://..., smtp://..., command:/..., log")],
     secret: Annotated[str | None, typer.Option(help="env:NAME or file:path of the secret.")] = None,
 ) -> None:
-    """Add a channel or change it; this machine may use it from now on."""
+    """Add or replace a channel, and allow this machine to use it."""
     channel = store(context).add_alert_channel(name, uri, secret=secret)
     data = {"name": channel.name, "scheme": channel.scheme, "secret": channel.secret}
-    show_text(context, f"{name} is added", data=data)
+    show_text(context, f"added channel {name}", data=data)
 
 
 @alert_app.command("list", epilog="Example: featurestore alert list")
@@ -145,14 +147,14 @@ def list_channels(context: typer.Context) -> None:
         {"name": each.name, "scheme": each.scheme, "secret": each.secret}
         for each in store(context).get_alert_channels()
     ]
-    show_rows(context, rows, columns=["name", "scheme", "secret"], empty="no channels")
+    show_rows(context, rows, columns=["name", "scheme", "secret"], empty="no channels yet")
 
 
 @alert_app.command("remove", epilog="Example: featurestore alert remove ops")
 def remove_channel(context: typer.Context, name: ChannelName) -> None:
     """Remove a channel; its waiting messages are not sent."""
     store(context).remove_alert_channel(name)
-    show_text(context, f"{name} is removed", data={"name": name})
+    show_text(context, f"removed channel {name}", data={"name": name})
 
 
 @alert_app.command("history", epilog="Example: featurestore alert history --output json")
@@ -168,7 +170,7 @@ def show_messages(
         columns=["at", "channel", "title", "state"],
         optional=["error"],
         wide=["attempts"],
-        empty="no messages",
+        empty="no messages yet",
     )
 
 

@@ -26,9 +26,11 @@ from featurestore.model.times import format_duration
 ROWS_OF_A_PAGE = 50
 Limit = Annotated[
     int | None,
-    typer.Option(min=1, help="Rows of a page: 50 as a table, all as JSON.", show_default=False),
+    typer.Option(
+        min=1, help="Rows per page; default: 50 in a table, all in JSON.", show_default=False
+    ),
 ]
-PageNumber = Annotated[int, typer.Option("--page", min=1, help="Number of the page.")]
+PageNumber = Annotated[int, typer.Option("--page", min=1, help="Page number.")]
 T = TypeVar("T")
 
 
@@ -72,7 +74,7 @@ def show_rows(
     columns: Sequence[str],
     wide: Sequence[str] = (),
     optional: Sequence[str] = (),
-    empty: str = "nothing there",
+    empty: str = "no entries",
     next_page: int | None = None,
 ) -> None:
     """Print records, either with all keys as a JSON list or as a table of 80 characters.
@@ -98,7 +100,7 @@ def show_rows(
     else:
         _print_table(records, columns)
         if next_page is not None:
-            sys.stdout.write(f"there are more: --page {next_page}\n")
+            sys.stdout.write(f"more entries: --page {next_page}\n")
 
 
 def show_record(

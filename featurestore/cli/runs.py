@@ -24,7 +24,7 @@ model_app = typer.Typer(help="Registered models.", no_args_is_help=True)
 
 ModelName = Annotated[str, typer.Argument(help="Name of the model.", show_default=False)]
 ModelVersion = Annotated[
-    int | None, typer.Option(help="Version; the latest when left out.", show_default=False)
+    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
 ]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
@@ -33,7 +33,7 @@ RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)
 def list_runs(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Option(help="Only of one experiment.", show_default=False)
+        str | None, typer.Option(help="Only runs of this experiment.", show_default=False)
     ] = None,
     trials: Annotated[bool, typer.Option("--trials", help="Include trials of studies.")] = False,
     limit: Limit = None,
@@ -111,11 +111,11 @@ def logs(
 def tensorboard(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="Experiment; all when left out.", show_default=False)
+        str | None, typer.Argument(help="Experiment; default: all.", show_default=False)
     ] = None,
-    port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: any free one.")] = 6006,
+    port: Annotated[int, typer.Option(min=0, help="Port to listen on; 0: any free port.")] = 6006,
 ) -> None:
-    """Show the runs of an experiment side by side in TensorBoard; as JSON only its directory."""
+    """Show the runs of an experiment in TensorBoard; with --output json print only its directory."""
     from featurestore.experiments.run_files import check_tensorboard
 
     paths = store(context).session.paths
@@ -132,7 +132,7 @@ def tensorboard(
 def list_models(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Option(help="Versions of one model only.", show_default=False)
+        str | None, typer.Option(help="Only versions of this model.", show_default=False)
     ] = None,
 ) -> None:
     """List every version of every model."""

@@ -26,7 +26,7 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.connections import check_location
 
 app = typer.Typer()
-registry_app = typer.Typer(help="The index of the store.", no_args_is_help=True)
+registry_app = typer.Typer(help="The registry: the index of the store.", no_args_is_help=True)
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
@@ -61,7 +61,7 @@ class Check:
 
 @app.command(epilog="Example: featurestore metrics > /var/lib/node_exporter/featurestore.prom")
 def metrics(context: typer.Context) -> None:
-    """Print rows, commits, runs, monitors and alerts in Prometheus' text format."""
+    """Print metrics of rows, commits, runs, monitors and alerts in the Prometheus text format."""
     text = store(context).get_metrics()
     show_text(context, text, data={"text": text})
 
@@ -70,10 +70,10 @@ def metrics(context: typer.Context) -> None:
 def init(
     context: typer.Context,
     directory: Annotated[
-        str | None, typer.Argument(help="Directory of the store; else --location.")
+        str | None, typer.Argument(help="Directory of the store; default: --location.")
     ] = None,
     config: Annotated[
-        bool, typer.Option(help="Write featurestore.toml here, unless it exists.")
+        bool, typer.Option(help="Write featurestore.toml to the current directory if missing.")
     ] = True,
 ) -> None:
     """Create a store: its directory, its registry, and a featurestore.toml that names it."""
@@ -156,7 +156,7 @@ def _check_store(options: Settings) -> Iterator[Check]:
         resolved = configuration.resolve(
             location=options.location, engine=options.engine, registry=options.registry
         )
-        yield Check("engine chosen", OK, resolved.engine)
+        yield Check("engine", OK, resolved.engine)
         directory = files.location_of(resolved.location)
         if not storage_for(directory).is_local:
             yield from _check_remote_store(directory, resolved.registry)
@@ -165,7 +165,7 @@ def _check_store(options: Settings) -> Iterator[Check]:
             yield Check("location", ABSENT, f"{directory} does not exist yet", "featurestore init")
             return
         files.ensure_writable(directory)
-        yield Check("location", OK, f"{directory} can be written")
+        yield Check("location", OK, f"{directory} is writable")
         yield _check_registry(directory, resolved.registry)
     except FeatureStoreError as error:
         yield Check("store", PROBLEM, error.message, error.hint)
@@ -179,7 +179,7 @@ def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
     yield from _check_session_settings(location)
     if registry is None:
         hint = "--registry postgresql://user@host/database, or sqlite:////path/to/cache.db"
-        yield Check("registry", PROBLEM, "a store at a URI needs one of its own", hint)
+        yield Check("registry", PROBLEM, "a store at a URI requires a registry URL", hint)
     else:
         yield _check_registry(location, registry)
 
@@ -193,9 +193,8 @@ def _check_session_settings(location: str) -> Iterator[Check]:
             continue
         assignments = " ".join(f"{key}={value}" for key, value in needed.items())
         if assignments:
-            yield Check(
-                f"location: {name} sessions", OK, f"those built elsewhere need {assignments}"
-            )
+            detail = f"sessions that are built elsewhere need {assignments}"
+            yield Check(f"location: {name} sessions", OK, detail)
 
 
 def _check_registry(directory: str, url: str | None) -> Check:
@@ -232,22 +231,23 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8787,
     auth: Annotated[
-        bool, typer.Option("--auth", help="Require sign-in of people and tokens of programs.")
+        bool, typer.Option("--auth", help="Require users to sign in and programs to send tokens.")
     ] = False,
     name: Annotated[
         list[str] | None,
         typer.Option(
-            help="Host name under which clients reach it, repeatable.", show_default=False
+            help="Host name that clients use for this server, repeatable.", show_default=False
         ),
     ] = None,
     tls_certificate: Annotated[
-        str | None, typer.Option(help="File of a TLS certificate.", show_default=False)
+        str | None, typer.Option(help="TLS certificate file.", show_default=False)
     ] = None,
     tls_key: Annotated[
-        str | None, typer.Option(help="File of its key.", show_default=False)
+        str | None, typer.Option(help="Private key file of the certificate.", show_default=False)
     ] = None,
     oidc_issuer: Annotated[
-        str | None, typer.Option(help="OpenID Connect provider.", show_default=False)
+        str | None,
+        typer.Option(help="Issuer URL of an OpenID Connect provider.", show_default=False),
     ] = None,
     oidc_client: Annotated[str, typer.Option(help="Client id of this server.")] = "featurestore",
     oidc_secret: Annotated[
@@ -256,17 +256,18 @@ def serve(
     oidc_role: Annotated[
         str | None,
         typer.Option(
-            help="Role of new users of the provider; else an admin adds each.", show_default=False
+            help="Role of new users of the provider; if unset, an admin must add each user.",
+            show_default=False,
         ),
     ] = None,
     query_seconds: Annotated[
-        float, typer.Option(help="Time limit of a page or response.", min=0.1)
+        float, typer.Option(help="Time limit of a page or response in seconds.", min=0.1)
     ] = 30.0,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy on this machine terminates TLS.")
     ] = False,
 ) -> None:
-    """Serve pages for people and a REST interface for programs until Ctrl-C."""
+    """Serve web pages and a REST interface until Ctrl-C."""
     from featurestore.errors import missing_extra
 
     try:
@@ -274,7 +275,7 @@ def serve(
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "fastapi", "server") from None
     if (tls_certificate is None) != (tls_key is None):
-        raise typer.BadParameter("--tls-certificate and --tls-key go together")
+        raise typer.BadParameter("--tls-certificate and --tls-key must be used together")
     provider = None
     if oidc_issuer is not None:
         provider = Provider(oidc_issuer, oidc_client, oidc_secret, role=oidc_role)

@@ -29,14 +29,16 @@ def list_sources(context: typer.Context) -> None:
 def add(
     context: typer.Context,
     name: Name,
-    uri: Annotated[str, typer.Argument(help="Its URI, without a password.", show_default=False)],
+    uri: Annotated[
+        str, typer.Argument(help="URI of the source, without a password.", show_default=False)
+    ],
     secret: Annotated[
-        str | None, typer.Option(help="env:NAME or file:path.", show_default=False)
+        str | None, typer.Option(help="Password: env:NAME or file:path.", show_default=False)
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE, repeatable.", show_default=False)
     ] = None,
-    description: Annotated[str, typer.Option(help="Content of the source.")] = "",
+    description: Annotated[str, typer.Option(help="Description of the source.")] = "",
 ) -> None:
     """Register a source without connecting to it."""
     added = store(context).add_source(
@@ -57,7 +59,7 @@ def _options(pairs: list[str] | None) -> dict[str, object]:
 
 @app.command(epilog="Example: featurestore source check shop")
 def check(context: typer.Context, name: Name) -> None:
-    """Check connection and rights, and show the first rows; exit code 1 if there are problems."""
+    """Check connection and permissions, show the first rows; exit code 1 if there are problems."""
     report = store(context).check_source(name)
     data = report.to_json()
     data["tables"] = [table.name for table in report.tables]
@@ -70,10 +72,12 @@ def check(context: typer.Context, name: Name) -> None:
 def read(
     context: typer.Context,
     name: Name,
-    table: Annotated[str | None, typer.Option(help="A table.", show_default=False)] = None,
-    sql: Annotated[str | None, typer.Option(help="A query.", show_default=False)] = None,
-    path: Annotated[str | None, typer.Option(help="Files.", show_default=False)] = None,
-    at: Annotated[str | None, typer.Option(help="A version or a time.", show_default=False)] = None,
+    table: Annotated[str | None, typer.Option(help="Table to read.", show_default=False)] = None,
+    sql: Annotated[str | None, typer.Option(help="Query to run.", show_default=False)] = None,
+    path: Annotated[str | None, typer.Option(help="Files to read.", show_default=False)] = None,
+    at: Annotated[
+        str | None, typer.Option(help="Version or time to read.", show_default=False)
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE, repeatable, such as delimiter=;", show_default=False),

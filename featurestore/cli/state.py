@@ -72,7 +72,7 @@ def check_store(options: Settings) -> None:
         if is_store(os.path.join(folder, name))
     ]
     raise ConfigurationError(
-        f"{directory!r} has no store. Stores near it: {listing(near)}.",
+        f"No store at {directory!r}. Stores nearby: {listing(near)}.",
         hint=f"--location {near[0]}" if near else f"featurestore init {directory}",
     )
 

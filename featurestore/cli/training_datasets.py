@@ -22,7 +22,7 @@ app = typer.Typer(help="Training datasets.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the training dataset.", show_default=False)]
 Version = Annotated[
-    int | None, typer.Option(help="Version; the latest when left out.", show_default=False)
+    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
 ]
 
 
@@ -110,7 +110,7 @@ def diff(
     context: typer.Context,
     name: Name,
     versions: Annotated[
-        tuple[int, int], typer.Option(help="The two versions; the last two when left out.")
+        tuple[int, int], typer.Option(help="The two versions; default: the last two.")
     ] = (0, 0),
     other_name: Annotated[
         str | None,
@@ -143,7 +143,7 @@ def diff(
 
 @app.command(epilog="Example: featurestore td clean")
 def clean(context: typer.Context) -> None:
-    """Remove the files of killed exports; running exports and finished datasets stay."""
+    """Remove the files of killed exports; keep running exports and finished datasets."""
     from featurestore.training.catalog import clean_all
 
     removed = clean_all(store(context).session)
@@ -161,7 +161,8 @@ def delete(
     name: Name,
     version: Annotated[int, typer.Option(help="The version to delete.", show_default=False)],
     force: Annotated[
-        bool, typer.Option("--force", help="Even if registered models were trained on it.")
+        bool,
+        typer.Option("--force", help="Delete even if registered models were trained on it."),
     ] = False,
 ) -> None:
     """Delete one version of a training dataset."""

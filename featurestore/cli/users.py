@@ -12,18 +12,18 @@ from featurestore.cli.state import store
 from featurestore.registry.audit_log import Actor
 
 app = typer.Typer(help="Users of the server.", no_args_is_help=True)
-token_app = typer.Typer(help="Tokens of programs.", no_args_is_help=True)
+token_app = typer.Typer(help="Tokens for programs.", no_args_is_help=True)
 access_app = typer.Typer(help="Private groups, roles and the audit log.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
 RoleArgument = Annotated[
-    str, typer.Argument(help="none, reader, writer or admin.", show_default=False)
+    str, typer.Argument(help="Role: none, reader, writer or admin.", show_default=False)
 ]
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]
-Group = Annotated[str, typer.Argument(help="A feature group.", show_default=False)]
-User = Annotated[str, typer.Argument(help="A user.", show_default=False)]
+Group = Annotated[str, typer.Argument(help="Name of the feature group.", show_default=False)]
+User = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
 
 
 def command_line() -> Actor:
@@ -38,23 +38,24 @@ def command_line() -> Actor:
 def add(
     context: typer.Context,
     name: Name,
-    role: Annotated[str, typer.Option(help="none, reader, writer or admin.")] = "reader",
+    role: Annotated[str, typer.Option(help="Role: none, reader, writer or admin.")] = "reader",
     password_stdin: FromInput = False,
     no_password: Annotated[
-        bool, typer.Option("--no-password", help="For users of a token or a provider.")
+        bool,
+        typer.Option("--no-password", help="Set no password: the user has a token or a provider."),
     ] = False,
     issuer: Annotated[
-        str | None, typer.Option(help="The identity provider.", show_default=False)
+        str | None, typer.Option(help="Issuer URL of the identity provider.", show_default=False)
     ] = None,
     subject: Annotated[
         str | None, typer.Option(help="Subject of the user at the provider.", show_default=False)
     ] = None,
 ) -> None:
-    """Add a user; prompts for a password."""
+    """Add a user and prompt for a password."""
     from featurestore.server.access import changes
 
     if (issuer is None) != (subject is None):
-        raise typer.BadParameter("--issuer and --subject go together")
+        raise typer.BadParameter("--issuer and --subject must be used together")
     connected = store(context)
     password = None
     if not no_password and issuer is None:
@@ -68,7 +69,7 @@ def add(
         issuer=issuer,
         subject=subject,
     )
-    show_text(context, f"user {name} is added: {role}", data={"name": name, "role": role})
+    show_text(context, f"added user {name}: {role}", data={"name": name, "role": role})
 
 
 @app.command("list", epilog="Example: featurestore user list")
@@ -89,16 +90,16 @@ def list_users(context: typer.Context) -> None:
 
 @app.command(epilog="Example: featurestore user remove ann")
 def remove(context: typer.Context, name: Name) -> None:
-    """Remove a user with tokens and roles; browser sessions end."""
+    """Remove a user with all tokens and roles, and end all browser sessions."""
     from featurestore.server.access import changes
 
     changes.remove_user(store(context).session, command_line(), name)
-    show_text(context, f"user {name} is removed", data={"name": name})
+    show_text(context, f"removed user {name}", data={"name": name})
 
 
 @app.command("role", epilog="Example: featurestore user role ann writer")
 def set_role(context: typer.Context, name: Name, role: RoleArgument) -> None:
-    """Give a user another role on the store."""
+    """Change the role of a user on the store."""
     from featurestore.server.access import changes
 
     changes.set_role(store(context).session, command_line(), name, role)
@@ -107,12 +108,12 @@ def set_role(context: typer.Context, name: Name, role: RoleArgument) -> None:
 
 @app.command("password", epilog="Example: featurestore user password ann")
 def set_password(context: typer.Context, name: Name, password_stdin: FromInput = False) -> None:
-    """Give a user another password; all browser sessions end."""
+    """Change the password of a user, and end all browser sessions."""
     from featurestore.server.access import changes
 
     connected = store(context)
     changes.set_password(connected.session, command_line(), name, _password(password_stdin))
-    show_text(context, f"user {name} has a new password", data={"name": name})
+    show_text(context, f"changed the password of user {name}", data={"name": name})
 
 
 def _password(from_input: bool) -> str:
@@ -146,9 +147,11 @@ def make_token(
 @token_app.command("list", epilog="Example: featurestore token list --user ann")
 def list_tokens(
     context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Only of one user.", show_default=False)] = None,
+    user: Annotated[
+        str | None, typer.Option(help="Only tokens of this user.", show_default=False)
+    ] = None,
 ) -> None:
-    """List tokens without their text, which is shown only once."""
+    """List tokens without their secrets, which are shown only at creation."""
     from featurestore.registry import access
 
     with store(context).session.registry.reading() as connection:
@@ -157,7 +160,7 @@ def list_tokens(
             for token in access.list_tokens(connection, user)
         ]
     columns = ["id", "user", "label", "scope", "expires"]
-    show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens")
+    show_rows(context, rows, columns=columns, wide=["created", "expired"], empty="no tokens yet")
 
 
 @token_app.command("revoke", epilog="Example: featurestore token revoke 4f2a9c01b7de")
@@ -169,7 +172,7 @@ def revoke_token(
     from featurestore.server.access import changes
 
     changes.revoke_token(store(context).session, command_line(), identifier)
-    show_text(context, f"token {identifier} is revoked", data={"id": identifier})
+    show_text(context, f"revoked token {identifier}", data={"id": identifier})
 
 
 @access_app.command("private", epilog="Example: featurestore access private salaries")
@@ -196,7 +199,7 @@ def grant(
     group: Group,
     user: User,
     role: Annotated[
-        str, typer.Argument(help="reader, writer or admin (the owner).", show_default=False)
+        str, typer.Argument(help="Role: reader, writer or admin (the owner).", show_default=False)
     ],
 ) -> None:
     """Give a user a role on a group."""
@@ -204,7 +207,7 @@ def grant(
 
     changes.set_group_role(store(context).session, command_line(), group, user, role)
     data = {"featuregroup": group, "user": user, "role": role}
-    show_text(context, f"{user} is {role} of {group}", data=data)
+    show_text(context, f"{user} has the role {role} on {group}", data=data)
 
 
 @access_app.command(epilog="Example: featurestore access withdraw salaries ann")
@@ -233,7 +236,7 @@ def list_groups(context: typer.Context) -> None:
 @access_app.command("log", epilog="Example: featurestore access log --user ann")
 def show_log(
     context: typer.Context,
-    user: Annotated[str, typer.Option(help="Only changes of one user.")] = "",
+    user: Annotated[str, typer.Option(help="Only changes by this user.")] = "",
     limit: Limit = None,
     page: PageNumber = 1,
 ) -> None:
@@ -250,4 +253,6 @@ def show_log(
     rows = [vars(entry) for entry in shown.items]
     columns = ["at", "who", "action", "subject"]
     wide = ["how", "detail"]
-    show_rows(context, rows, columns=columns, wide=wide, empty="nothing yet", next_page=shown.next)
+    show_rows(
+        context, rows, columns=columns, wide=wide, empty="no changes yet", next_page=shown.next
+    )

@@ -237,13 +237,13 @@ def test_fg_list_limit_and_page_split_results(location: str, run: Run) -> None:
         for number in range(4):
             store.create_featuregroup([{"x": number}], f"group{number}", validation="off")
     pages = [run("fg", "list", "--limit", "2", "--page", str(page)) for page in (1, 2, 3)]
-    assert ["there are more: --page" in page for page in pages] == [True, True, False]
+    assert ["more entries: --page" in page for page in pages] == [True, True, False]
     assert ["weather" in page for page in pages] == [False, False, True]
     names = [each["name"] for each in run("fg", "list", as_json=True)]
     assert names == ["group0", "group1", "group2", "group3", "weather"]
     second = run("fg", "list", "--limit", "2", "--page", "2", as_json=True)
     assert [each["name"] for each in second] == ["group2", "group3"]
-    assert "there are more" in run("features", "search", "group", "--limit", "3")
+    assert "more entries" in run("features", "search", "group", "--limit", "3")
     newest = run("fg", "history", "weather", "--limit", "1", as_json=True)
     assert [each["delta_version"] for each in newest] == [2]
 

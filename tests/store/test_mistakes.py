@@ -438,7 +438,7 @@ def test_command_line_wrong_location_creates_no_store(
     world: World, command_line: Callable[..., Any]
 ) -> None:
     output = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
-    assert f"Stores near it: '{world.place / 'store'}'" in output.err
+    assert f"Stores nearby: '{world.place / 'store'}'" in output.err
     assert f"hint: --location {world.place / 'store'}" in output.err
     assert not (world.place / "stroe").exists()
 

@@ -163,6 +163,6 @@ def test_replay_command_prints_counts_and_reasons(
     done = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines() == [
-        "1 records written, 1 stay in the quarantine",
+        "1 records written, 1 remain in quarantine",
         "  1: id is a string ('two'), which is not int64",
     ]

@@ -46,7 +46,7 @@ class Outgoing:
     @property
     def alert(self) -> Alert:
         """The alert to send."""
-        with translate_parse_errors(f"message {self.id!r}"):
+        with translate_parse_errors(f"alert message {self.id!r}"):
             return Alert.from_text(self._message)
 
 

@@ -118,8 +118,8 @@ class VersionedTable:
         existing = self.versions(connection, name)
         if existing:
             return self.not_found(
-                f"{self.noun.capitalize()} {name!r} has no version {version}; "
-                f"it has {', '.join(map(str, existing))}.",
+                f"{self.noun.capitalize()} {name!r} has no version {version}. "
+                f"Available: {', '.join(map(str, existing))}.",
                 hint=self.latest_hint.format(name=name, version=existing[-1]),
             )
         names = self.names(connection)
@@ -302,7 +302,7 @@ class _Models(VersionedTable):
         request = f"version {version}" if stage is None else f"version in stage {stage!r}"
         existing = listing([f"{row.version} ({row.stage})" for row in rows])
         raise ModelNotFound(
-            f"Model {name!r} has no {request}; it has {existing}.", hint=self.latest_hint
+            f"Model {name!r} has no {request}. Available: {existing}.", hint=self.latest_hint
         )
 
     def of_run(self, connection: Connection, run: str) -> list[tuple[str, int]]:
@@ -326,14 +326,14 @@ feature_views = _FeatureViews(
     noun="feature view",
     table=tables.feature_views,
     not_found=FeatureViewNotFound,
-    latest_hint="leave version=None for the latest",
-    creation_hint="featurestore.create_feature_view(name, features=[...]) makes one",
+    latest_hint="version=None selects the latest version",
+    creation_hint="featurestore.create_feature_view(name, features=[...]) creates one",
 )
 models = _Models(
     kind="model",
     noun="model",
     table=tables.models,
     not_found=ModelNotFound,
-    latest_hint="version=None takes the latest",
-    creation_hint="experiments.register_model(run, name) makes one",
+    latest_hint="version=None selects the latest version",
+    creation_hint="experiments.register_model(run, name) registers one",
 )

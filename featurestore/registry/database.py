@@ -84,8 +84,8 @@ class Registry:
         """Raise LocationNotWritable if the store is read-only."""
         if self._is_copy:
             raise LocationNotWritable(
-                f"The store at {self._location!r} is open for reading only: it cannot be written.",
-                hint="connect where the location can be written",
+                f"The store at {self._location!r} is read-only and cannot be written.",
+                hint="connect from a machine that can write to the location",
             )
 
     @contextmanager
@@ -319,7 +319,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
-            f"registry={format_url(url)!r} is a {backend} database; there are sqlite and postgresql.",
+            f"registry={format_url(url)!r} is a {backend} database. Supported: sqlite and postgresql.",
             hint="registry='postgresql://user@host/database'",
         )
     if url.drivername == "postgresql":
@@ -330,7 +330,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
             engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
     except (exc.ArgumentError, TypeError, ValueError):
         raise ConfigurationError(
-            f"registry={format_url(url)!r} has options that its driver does not know.",
+            f"registry={format_url(url)!r} has options that its driver does not support.",
             hint="registry='postgresql://user@host/database'",
         ) from None
     except ModuleNotFoundError as error:
@@ -417,10 +417,10 @@ def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
     if url.get_backend_name() == "sqlite":
         return text
     reasons = {
-        "refused": "the server refuses connections",
-        "resolve": "its host is unknown",
-        "translate host": "its host is unknown",
-        "password authentication failed": "the password or the user is wrong",
+        "refused": "the server refused the connection",
+        "resolve": "the host is unknown",
+        "translate host": "the host is unknown",
+        "password authentication failed": "the user name or the password is wrong",
         "no password supplied": "the server requires a password",
         "timeout": "the server does not respond",
     }
@@ -434,20 +434,20 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if url.get_backend_name() != "sqlite":
         user = url.username or "of this process"
         return (
-            f"is a server running at host {url.host or 'localhost'}, port {url.port or 5432}, and "
-            f"may user {user} open database {url.database}? "
+            f"check that a server runs at host {url.host or 'localhost'}, port {url.port or 5432}, "
+            f"and that the user {user} may open database {url.database}; "
             "registry='postgresql://user:password@host:5432/database'"
         )
     folder = os.path.dirname(os.path.abspath(url.database or ""))
     if not files.is_directory(folder):
-        return f"the folder {folder!r} does not exist: create it first"
+        return f"create the folder {folder!r} first"
     if "locked" in str(error.orig):
-        return "another process holds the write lock; try again"
+        return "another process is writing to the registry; try again"
     if isinstance(error, exc.OperationalError):
         return "check free space and permissions"
     return (
-        "a damaged one is restored from the tables: move it away and run "
-        "'featurestore registry rebuild'"
+        "if the file is damaged, move it to another folder and rebuild it from the tables: "
+        "featurestore registry rebuild"
     )
 
 

@@ -80,7 +80,7 @@ def experiment_of_run(connection: Connection, run_id: str) -> str:
     newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)
     raise RunNotFound(
         f"Unknown run {run_id!r}. Newest: {listing(connection.execute(newest).scalars())}.",
-        hint="experiments.get_runs() lists them; featurestore registry rebuild restores "
+        hint="experiments.get_runs() lists all runs; featurestore registry rebuild restores "
         "missing ones",
     )
 

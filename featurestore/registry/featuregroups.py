@@ -28,7 +28,7 @@ _TABLE = VersionedTable(
     table=featuregroups,
     not_found=FeatureGroupNotFound,
     latest_hint="the latest is {name}@v{version}",
-    creation_hint="featurestore.create_featuregroup(df, name) makes one",
+    creation_hint="featurestore.create_featuregroup(df, name) creates one",
     suggest=suggest_group,
     list_command="featurestore fg list",
 )
@@ -100,8 +100,8 @@ def add(
         return int(existing.id)
     if existing is not None:
         raise FeatureGroupExists(
-            f"Feature group {spec.name!r} version {spec.version} exists already.",
-            hint="leave version=None for the next version, or use insert_into_featuregroup",
+            f"Feature group {spec.name!r} version {spec.version} already exists.",
+            hint="use version=None for the next version, or insert_into_featuregroup",
         )
     creation_time = created or utc_now()
     inserted = connection.execute(

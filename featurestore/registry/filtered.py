@@ -134,7 +134,7 @@ class FilteredRegistry(Registry):
 
     def check_writable(self) -> NoReturn:
         """Raise NotAllowed: writes use the unfiltered registry after a role check."""
-        raise NotAllowed("This registry is open for reading only.")
+        raise NotAllowed("This registry is read-only.")
 
     @contextmanager
     def upgrade_transaction(self) -> Iterator[Connection]:

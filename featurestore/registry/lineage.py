@@ -117,7 +117,7 @@ def _edges(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Li
     for row in connection.execute(sa.select(*columns).where(condition).order_by(lineage.c.id)):
         values = row._asdict()
         if values["detail"] is not None:
-            with translate_parse_errors("the rows read from a source"):
+            with translate_parse_errors("the lineage of a source"):
                 values["detail"] = dict(json.loads(values["detail"]))
         edges.append(LineageEdge(**values))
     return edges

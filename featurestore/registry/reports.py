@@ -48,7 +48,7 @@ def validation_reports_of(
         .order_by(columns.id.desc())
         .limit(limit)
     )
-    with translate_parse_errors(f"validations of {name!r} version {version}"):
+    with translate_parse_errors(f"the validation reports of {name!r} version {version}"):
         newest_first = [json.loads(text) for text in connection.execute(query).scalars()]
     return newest_first[::-1]
 

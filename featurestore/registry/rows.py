@@ -28,7 +28,7 @@ def translate_parse_errors(subject: str) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise RegistryError(
             f"The registry entry of {subject} cannot be read: {type(error).__name__}: {error}",
-            hint="restore the index from the tables: featurestore registry rebuild",
+            hint="rebuild the registry from the tables: featurestore registry rebuild",
         ) from error
 
 

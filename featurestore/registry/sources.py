@@ -21,8 +21,8 @@ def add(connection: Connection, spec: SourceSpec) -> None:
     """
     if spec.name in names(connection):
         raise SourceExists(
-            f"Source {spec.name!r} is registered already.",
-            hint=f"remove_source({spec.name!r}) first, or choose another name",
+            f"Source {spec.name!r} is already registered.",
+            hint=f"call remove_source({spec.name!r}) first, or choose another name",
         )
     connection.execute(sources.insert().values(name=spec.name, spec=json.dumps(spec.to_json())))
 

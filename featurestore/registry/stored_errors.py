@@ -41,7 +41,7 @@ _WORD = re.compile(r"[a-z0-9_]+")
 _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
 _SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
-_WITHHELD = "The error names objects that you may not read."
+_WITHHELD = "The error contains names of objects that you are not allowed to read."
 
 
 def redact_names(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:

@@ -80,7 +80,7 @@ def read_reference(directory: str) -> RegistryReference | None:
     if not isinstance(store, str) or not _ID.fullmatch(store) or not isinstance(registry, str):
         raise RegistryError(
             f"The file {path!r} does not contain the URL of the store's registry.",
-            hint="remove it, then 'featurestore registry rebuild'",
+            hint="remove the file, then run 'featurestore registry rebuild'",
         )
     return RegistryReference(store, registry)
 
@@ -97,7 +97,7 @@ def check_no_reference(directory: str) -> None:
             f"The store at {directory!r} has its registry at {reference.registry}, "
             "which was not passed.",
             hint=f"connect({directory!r}, registry={reference.registry!r}), or "
-            "$FEATURESTORE_REGISTRY; a password goes into the URL",
+            "$FEATURESTORE_REGISTRY; add the password to the URL",
         )
 
 
@@ -254,17 +254,17 @@ def _contains_versions(directory: str) -> bool:
 def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
     known_locations = listing(locations(connection))
     return RegistryError(
-        f"The store at {directory!r} contains feature groups or training datasets that the registry "
-        f"{strip_secrets(url)} does not know. Its stores: {known_locations}.",
-        hint="pass the registry that the store had, or rebuild this one from the tables: "
+        f"The store at {directory!r} contains feature groups or training datasets that are missing "
+        f"in the registry {strip_secrets(url)}. Stores in this registry: {known_locations}.",
+        hint="pass the previous registry of the store, or rebuild this one from the tables: "
         f"featurestore --location {directory} --registry {strip_secrets(url)} registry rebuild",
     )
 
 
 def _copied_location_error(original: str, directory: str) -> RegistryError:
     return RegistryError(
-        f"The store at {directory!r} is a copy of the one at {original!r}, "
-        "and would share its index in the registry.",
+        f"The store at {directory!r} is a copy of the store at {original!r} and would share its "
+        "index in the registry.",
         hint="create an index for the copy: "
         f"featurestore --location {directory} --registry ... registry rebuild",
     )

@@ -38,7 +38,7 @@ _TABLE = VersionedTable(
     table=training_datasets,
     not_found=TrainingDatasetNotFound,
     latest_hint="the latest is version {version}",
-    creation_hint="featurestore.create_training_dataset(data, name) makes one",
+    creation_hint="featurestore.create_training_dataset(data, name) creates one",
     suggest=_suggest_dataset,
     list_command="featurestore td list",
 )
@@ -105,8 +105,8 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
     """
     if _TABLE.row(connection, dataset.name, dataset.version) is not None:
         raise TrainingDatasetExists(
-            f"Training dataset {dataset.name!r} version {dataset.version} exists already.",
-            hint="leave version=None for the next version",
+            f"Training dataset {dataset.name!r} version {dataset.version} already exists.",
+            hint="use version=None for the next version",
         )
     inserted = connection.execute(
         training_datasets.insert().values(
@@ -185,7 +185,7 @@ def datasets_pinning(
         .where(pins.featuregroup == featuregroup, pins.version == version)
         .order_by(training_datasets.c.name, training_datasets.c.version, pins.delta_version)
     )
-    with translate_parse_errors(f"what pins feature group {featuregroup!r} version {version}"):
+    with translate_parse_errors(f"the pins of feature group {featuregroup!r} version {version}"):
         return [(str(row[0]), int(row[1]), int(row[2])) for row in connection.execute(query)]
 
 

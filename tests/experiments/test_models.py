@@ -232,7 +232,7 @@ def test_invalid_registration_writes_nothing(
     assert experiments.get_models() == []
     assert not os.path.exists(os.path.join(kept.location, "models"))
     model = experiments.register_model(run, "line", trust=True)
-    with pytest.raises(ModelNotFound, match="it has '1 \\(development\\)'"):
+    with pytest.raises(ModelNotFound, match="Available: '1 \\(development\\)'"):
         experiments.get_model("line", 2)
     unknown = [{"origin": "EWR", "plane": 0, "asked_at": hour(4)}]
     with pytest.raises(NullsInColumns, match="nulls=\\{'temp': 0\\}"):

@@ -106,7 +106,9 @@ def test_open_registry_newer_revision_raises(tmp_path: Path, registry_url: str |
     with registry.transaction() as connection:
         connection.execute(sa.text("update alembic_version set version_num = '9999'"))
     registry.close()
-    with pytest.raises(RegistryTooNew, match="revision 9999; this release knows revisions up to"):
+    with pytest.raises(
+        RegistryTooNew, match="revision 9999; this release supports revisions up to"
+    ):
         open_registry(str(tmp_path), url=registry_url)
 
 

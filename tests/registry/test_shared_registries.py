@@ -75,7 +75,7 @@ def test_location_stores_registry_url_without_password(tmp_path: Path, url: str)
 def test_connect_unknown_registry_raises_until_rebuild(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a") as store:
         store.create_featuregroup(ROWS, "left")
-    with pytest.raises(RegistryError, match="does not know") as told:
+    with pytest.raises(RegistryError, match="missing in the registry") as told:
         featurestore.connect(tmp_path / "a", registry=url)
     assert "registry rebuild" in (told.value.hint or "")
     assert read_reference(str(tmp_path / "a")) is None
@@ -101,7 +101,7 @@ def test_moved_store_keeps_registry_and_copy_rebuilds(
         store.create_featuregroup(ROWS, "left")
     carry(tmp_path / "a", tmp_path / "c")
     if carry is copied:
-        with pytest.raises(RegistryError, match="is a copy of the one at"):
+        with pytest.raises(RegistryError, match="is a copy of the store at"):
             featurestore.connect(tmp_path / "c", registry=url)
         rebuild(str(tmp_path / "c"), url=url)
     with featurestore.connect(tmp_path / "c", registry=url) as store:

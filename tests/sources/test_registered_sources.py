@@ -64,7 +64,7 @@ def test_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
     (found,) = shop.get_sources()
     assert (found.name, found.kind, found.description) == ("shop", "sqlite", "two orders")
     assert SourceSpec.from_text(json.dumps(found.to_json())) == found
-    with pytest.raises(SourceExists, match="registered already"):
+    with pytest.raises(SourceExists, match="already registered"):
         shop.add_source("shop", "sqlite:////elsewhere.db")
     with pytest.raises(SourceNotFound, match="'shop'"):
         shop.read_source("shopp", table="orders")

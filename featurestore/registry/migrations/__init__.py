@@ -76,15 +76,15 @@ def upgrade(registry: Registry) -> str:
         if revision is not None and revision > head:
             raise RegistryTooNew(
                 f"The registry {registry.url} has revision {revision}; "
-                f"this release knows revisions up to {head}.",
+                f"this release supports revisions up to {head}.",
                 hint="pip install --upgrade featurestore",
             )
         if revision is not None and revision not in known_revisions():
             is_server = registry.dialect != "sqlite"
             rebuild = "featurestore registry rebuild"
             raise RegistryError(
-                f"The registry {registry.url} has revision {revision}, from before the first release; "
-                f"this release knows {listing(known_revisions())}.",
+                f"The registry {registry.url} has revision {revision}, which precedes the first "
+                f"release; this release supports {listing(known_revisions())}.",
                 hint=f"empty the database, then {rebuild}" if is_server else rebuild,
             )
         if revision is None:

@@ -147,6 +147,8 @@ def local_address(text: str) -> str:
     ('/groups?q=a', '/', '/')
     """
     url = urlsplit(text)
+    # Browsers treat a backslash as a slash and remove tabs and line breaks, so "/\evil" and
+    # "/<tab>/evil" would lead to another host.
     is_path = text.startswith("/") and not text.startswith("//")
     is_unsafe = "\\" in text or any(ord(letter) < 32 for letter in text)
     if not is_path or is_unsafe or url.scheme or url.netloc:
@@ -155,6 +157,7 @@ def local_address(text: str) -> str:
 
 
 def _sign_in_form(request: Request, following: str, error: NotSignedIn | None) -> HTMLResponse:
+    # An existing cookie is kept, so that sign-in forms in other tabs stay valid.
     form_cookie = request.cookies.get(FORM_COOKIE, "") or new_secret()
     response = page(
         request,
@@ -173,6 +176,8 @@ def _sign_in_form(request: Request, following: str, error: NotSignedIn | None) -
 
 def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
     """Set a cookie that is invisible to scripts and not sent with cross-site forms."""
+    # Browsers reject secure cookies over plain HTTP. The policy is lax, not strict, because the
+    # provider's redirect is a cross-site navigation that needs the cookie of the attempt.
     secure = request.url.scheme == "https"
     response.set_cookie(name, value, httponly=True, samesite="lax", secure=secure, path="/")
 

@@ -61,11 +61,14 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app = FastAPI(
         title="Feature store",
         version=__version__,
+        # FastAPI's documentation pages load scripts from a CDN, which the content security policy
+        # forbids.
         docs_url=None,
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
     )
     app.state.store = _in_process_store(store)
+    # Jobs of a Spark store are refused, although app.state.store may read with another engine.
     app.state.jobs_engine = store.engine
     app.state.settings = settings or ServerSettings()
     app.state.views = RegistryViews(store.session.registry)
@@ -75,12 +78,15 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         app.state.provider = ProviderClient(store.session, app.state.settings.provider)
     guards = [Depends(find_visitor), Depends(check_form)]
     app.include_router(api, prefix=API, dependencies=guards)
+    # Visitors must reach these pages before they are signed in, so they have no guards.
     app.include_router(sign_in_pages, include_in_schema=False)
     app.include_router(pages, include_in_schema=False, dependencies=guards)
     static_folder = str(files("featurestore.server").joinpath("static"))
     app.mount("/static", StaticFiles(directory=static_folder), name="static")
     add_error_handlers(app)
     upload_limit = app.state.settings.upload + app.state.settings.body
+    # Starlette calls the middleware that is added last first: hosts and origins are checked before
+    # limits, and limits before the routes.
     app.add_middleware(
         BodyLimit,
         max_bytes=app.state.settings.body,
@@ -91,6 +97,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         TimeLimit, seconds=app.state.settings.query_seconds, exempt_types=(RETRIEVAL.encode(),)
     )
     app.add_middleware(AddressLimit, max_bytes=app.state.settings.url)
+    # Entity tags are inside the guard, so a 304 response has the security headers too.
     app.add_middleware(EntityTags)
     app.add_middleware(BrowserGuard)
     # Prevents DNS rebinding: unknown host names that resolve to this machine are rejected.
@@ -126,6 +133,7 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
     """
     settings = settings or ServerSettings()
     if settings.auth:
+        # Without users no one could sign in.
         require_users(store.session)
     else:
         check_host(settings.host)
@@ -140,6 +148,7 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
             "warning: passwords and tokens are sent unencrypted; set --tls-certificate and "
             "--tls-key, or terminate TLS in a proxy (--behind-proxy)\n"
         )
+    # uvicorn.run blocks until shutdown, and a pipe would not receive the buffered address before.
     sys.stdout.flush()
     uvicorn.run(
         app,
@@ -149,11 +158,15 @@ def serve(store: FeatureStore, settings: ServerSettings | None = None) -> None:
         server_header=False,
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
+        # Only a proxy may set the client address: clients could otherwise forge the X-Forwarded-For
+        # header and evade the sign-in limits.
         proxy_headers=settings.behind_proxy,
+        # Row streams may take minutes; without a limit uvicorn would wait for them.
         timeout_graceful_shutdown=5,
         http=timed_protocol(read_seconds=settings.seconds),
         ws="none",
     )
+    # uvicorn has stopped accepting requests, so no further run can be queued.
     app.state.job_runs.close()
 
 
@@ -170,6 +183,7 @@ def timed_protocol(*, read_seconds: float, header_seconds: float = HEADER_SECOND
         read_seconds: The time that a client may stop reading once its buffers are full.
         header_seconds: The time for receiving a request header, and for the first request to start.
     """
+    # The base class is the httptools or the h11 protocol, depending on the installed libraries.
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     limits = {"read_seconds": read_seconds, "header_seconds": header_seconds}
@@ -198,12 +212,15 @@ class _TimedConnection:
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)  # type: ignore[misc]
+        # uvicorn creates a cycle when a header is complete; until then the timer continues.
         if self._has_request():
             self._header_timer.stop()
         else:
             self._header_timer.start()
 
     def pause_writing(self) -> None:
+        # The event loop calls this when the send buffer is full, because the client reads too
+        # slowly.
         super().pause_writing()  # type: ignore[misc]
         self._read_timer.start()
 
@@ -241,6 +258,7 @@ class _Timer:
 
     def start(self) -> None:
         """Start the timer if it is not running."""
+        # A running timer is not restarted, so a client cannot extend it by sending single bytes.
         if self._handle is None:
             self._handle = self._loop.call_later(self._seconds, self._run_callback)
 

@@ -66,6 +66,7 @@ def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
         rows, unpacked, is_compressed = _declared_sizes(message)
         total += unpacked
         metadata += message.metadata.size
+        # Uncompressed batches are read from the memory map and need no memory of their own.
         if is_compressed and unpacked > MESSAGE_BYTES:
             raise LimitExceeded(
                 f"A record batch has {unpacked:,} bytes uncompressed; the limit is "
@@ -74,6 +75,7 @@ def check_messages(data: pa.Buffer, *, max_bytes: int) -> StreamShape:
             )
         if total > max_bytes:
             raise LimitExceeded(f"The rows have more than {max_bytes:,} bytes uncompressed.")
+        # A column with values has at least one bit per row.
         if rows > EMPTY_ROWS + 8 * unpacked:
             raise LimitExceeded(
                 f"A record batch declares {rows:,} rows in {unpacked:,} bytes.",
@@ -110,6 +112,8 @@ def _messages(data: pa.Buffer) -> Iterator[pa.Message]:
 def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
     """Return a message's declared rows and uncompressed bytes, and whether it is compressed."""
     try:
+        # Field numbers of Message.fbs: the header of a Message is 2, the data of a DictionaryBatch
+        # is 1; a RecordBatch has length 0, buffers 2 and compression 3.
         batch = _Table.root(message.metadata).table(2)
         if batch is not None and message.type == _DICTIONARY:
             batch = batch.table(1)
@@ -171,6 +175,7 @@ class _Table:
         start = self._follow_offset(position)
         (count,) = struct.unpack_from("<I", self.data, start)
         end = start + 4 + 16 * count
+        # Python would truncate a slice beyond the end without an error.
         if end > len(self.data):
             raise struct.error("a vector is longer than the metadata")
         pairs = struct.iter_unpack("<qq", self.data[start + 4 : end])

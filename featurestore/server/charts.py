@@ -16,10 +16,12 @@ _MAX_BARS = 12
 _CELL, _LABEL, _CHARACTER = 26, 12, 7
 _MAX_COLUMNS = 60
 # The colors of the scale at -1, 0 and 1.
+# They are those of Moreland's diverging color map ("coolwarm" in matplotlib).
 _NEGATIVE, _NEUTRAL, _POSITIVE = (59, 76, 192), (221, 221, 221), (180, 4, 38)
 Series = Mapping[int, float]
 _WIDTH, _HEIGHT = 420, 180
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 64, 10, 10, 24
+# About one point per pixel of the width.
 _MAX_POINTS = 400
 
 
@@ -214,6 +216,7 @@ def downsample(
     points = []
     for start in range(0, len(line), size):
         segment = line[start : start + size]
+        # A mean would hide spikes.
         ends = {min(segment, key=_value), max(segment, key=_value)}
         points += sorted(ends)
     return points

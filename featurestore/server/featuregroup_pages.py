@@ -149,7 +149,9 @@ def history_page(
         columns = list(commits[0]._summary()) if commits else []
         rows = [list(each._summary().values()) for each in commits]
         return csv_file(f"{name}-v{version}-history", columns, rows)
+    # A full page may be followed by older commits.
     next_before = commits[-1].delta_version if len(commits) == settings.page else None
+    # The predecessor of the oldest commit is on the next page, so that commit has no drift link.
     previous_versions = [each.delta_version for each in commits[1:]]
     return page(
         request,
@@ -249,6 +251,7 @@ def _open_group(
 
 
 def _parse_group_version(text: str) -> int:
+    # isdigit() would accept characters such as "²", which int() cannot parse.
     if not text.isdecimal():
         raise InvalidArgument(f"{text!r} is not a version number.", hint="against=1")
     return parse_version(text)

@@ -37,6 +37,8 @@ from featurestore.server.rest import (
 )
 from featurestore.store import FeatureStore
 
+# Batches are small because a complete batch is in memory before its size is checked, and a single
+# cell may have 64 MiB.
 _ROWS_AT_ONCE = 16
 api = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=REFUSALS)
 
@@ -218,6 +220,7 @@ def _read_within(
         reader = engine.stream(frame.relation, batch_rows=_ROWS_AT_ONCE, limit=bounds.rows)
         for batch in reader:
             fitting_rows = batch
+            # nbytes counts only the slice, so rows are removed until the rest fits.
             while fitting_rows.num_rows and fitting_rows.nbytes > remaining:
                 fitting_rows = fitting_rows.slice(0, fitting_rows.num_rows - 1)
             batches.append(fitting_rows)
@@ -324,6 +327,7 @@ def get_rows(
     version: Version,
     limit: Limit = 20,
     delta_version: Annotated[
+        # JSON numbers are exact up to 2**53.
         int | None, Query(ge=0, le=2**53, description="As of this Delta version.")
     ] = None,
     at: Annotated[

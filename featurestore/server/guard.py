@@ -39,6 +39,7 @@ def find_visitor(request: Request) -> Visitor | None:
     store: FeatureStore = request.app.state.store
     authorization = request.headers.get("authorization", "")
     if authorization:
+        # The name of the scheme is case-insensitive (RFC 9110).
         if not authorization.lower().startswith(_BEARER):
             raise NotSignedIn(
                 "Unsupported Authorization header. Expected: Authorization: Bearer fs_...",
@@ -94,6 +95,8 @@ async def check_form(request: Request, visitor: CurrentVisitor) -> None:
     Raises:
         NotAllowed: The token is missing or invalid.
     """
+    # Browsers attach cookies to requests of other sites, but no Authorization header, so requests
+    # with a token need no form token.
     if visitor is None or visitor.cookie is None or request.method in _SAFE_METHODS:
         return
     await check_token(request, visitor.cookie)
@@ -123,6 +126,7 @@ async def read_form(request: Request) -> dict[str, str]:
     if len(body) > _MAX_FORM_BYTES:
         raise InvalidArgument(f"The form exceeds the limit of {_MAX_FORM_BYTES:,} bytes.")
     try:
+        # The number of fields is limited, since each one takes more memory than its bytes.
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))
     except (UnicodeDecodeError, ValueError):
         raise InvalidArgument("The body is not a URL-encoded form.") from None

@@ -159,6 +159,7 @@ def _parse_range(start: str, end: str) -> tuple[datetime, datetime]:
 
 def _check_windows(spec: JobSpec, first: datetime, last: datetime, *, max_windows: int) -> None:
     """Reject a time range with more windows than the limit."""
+    # The limit stops the enumeration early: a long range of a frequent job has millions of windows.
     if len(find_complete_windows(spec, first, last, limit=max_windows + 1)) > max_windows:
         raise LimitExceeded(
             f"The range has more than {max_windows:,} windows, the limit of one plan.",
@@ -262,6 +263,8 @@ class JobRuns:
                 job, description, actor.name, utc_now(), self._pool.submit(work)
             )
             self._latest[job] = requested_run
+        # Errors of the store are displayed on the page of the job; only unexpected errors are
+        # logged.
         requested_run.future.add_done_callback(_log_failure)
         return requested_run
 

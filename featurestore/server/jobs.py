@@ -104,6 +104,7 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[Jo
     with session.registry.reading() as connection:
         states = dict(overview.newest_windows(connection, name, limit=limit))
     for window in find_due_windows(session, job)[-limit:]:
+        # Failed windows are due as well; their recorded state is displayed.
         states.setdefault(window, "due")
     return [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]
 
@@ -197,6 +198,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
     if log is None or not files.is_below(log, store.session.logs_path) or not files.exists(log):
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")
+    # The location is removed first, since its folders may be named like hidden objects.
     if store.session.registry.has_hidden_name(text.replace(store.location, "")):
         raise no_log
     with store.session.registry.reading() as connection:
@@ -246,6 +248,7 @@ def accept(
     name: str, store: Store, full_store: FullStore, visitor: CurrentVisitor, form: Form
 ) -> RedirectResponse:
     """Accept the out-of-bounds windows of a monitor up to a time."""
+    # A hidden monitor raises the error of a missing one before the role is checked.
     monitor_service.get_monitor(store.session, name)
     if visitor is not None:
         visitor.check(visitors.WRITER)

@@ -201,6 +201,7 @@ def _contains(node: Node, origins: Iterable[Origin]) -> bool:
 def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
     """Return the lineage graph of the entire store, truncated to ``limit`` nodes."""
     with store.session.registry.reading() as connection:
+        # One more row shows that the graph is truncated.
         rows = overview.lineage_edges(connection, limit=limit + 1)
         group_lines = overview.groups(connection, GroupFilter(), limit=limit)
         edges = steps.edges_of(connection, rows) + steps.trainings(connection, limit=limit)
@@ -283,6 +284,7 @@ def _edges_within(
     edges: list[tuple[Node, Node]] = []
     visited = {focus}
     waiting = deque([(focus, 0)])
+    # The search stops one node beyond the limit, which marks the graph as truncated.
     while waiting and len(visited) <= limit:
         node, distance = waiting.popleft()
         if distance >= depth:

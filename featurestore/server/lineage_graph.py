@@ -170,6 +170,7 @@ def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     else:
         name = _source_name(node)
         rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={"source": name})
+        # Sources that are not registered, such as paths, have no prefix.
         if not rows and node.kind == "source":
             rows = overview.lineage_edges(
                 connection, limit=MAX_NODES, matching={"source": node.name}

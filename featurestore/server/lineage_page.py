@@ -124,6 +124,8 @@ def _layer_depths(graph: Graph) -> dict[Node, int]:
     for before, after in graph.edges:
         sources.setdefault(after, []).append(before)
     depths: dict[Node, int] = {}
+    # The nodes on the current path; an edge to one of them closes a cycle and is ignored. The
+    # search is iterative, since a lineage may be deeper than Python's recursion limit.
     open_nodes: set[Node] = set()
     for start in graph.nodes:
         waiting = [(start, False)]
@@ -135,6 +137,7 @@ def _layer_depths(graph: Graph) -> dict[Node, int]:
                 depths[node] = max(known, default=-1) + 1
             elif node not in depths and node not in open_nodes:
                 open_nodes.add(node)
+                # The node is visited again after its sources, when their layers are known.
                 waiting.append((node, True))
                 for source in sources.get(node, ()):
                     if source not in open_nodes:
@@ -154,6 +157,7 @@ def _order_by_neighbors(
     middles = {}
     for row, item in enumerate(layer):
         known = [heights[neighbor] for neighbor in neighbors.get(item, ()) if neighbor in heights]
+        # Items without placed neighbors keep their row; the sort is stable.
         middles[item] = sum(known) / len(known) if known else float(row)
     return sorted(layer, key=lambda item: middles[item])
 
@@ -188,6 +192,7 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
     x, middle = position
     label = node.label
     if len(label) > _MAX_LABEL_LENGTH:
+        # The end of a path distinguishes it better than its beginning.
         label = "…" + label[1 - _MAX_LABEL_LENGTH :]
     focus = " focus" if is_focus else ""
     kind = kind_label(node.kind)

@@ -45,6 +45,8 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
     lock = threading.Lock()
 
     def watch() -> None:
+        # An interrupt between two queries of the block has no effect, so it is repeated until the
+        # block has finished.
         is_finished = finished.wait(seconds)
         while not is_finished:
             with lock:
@@ -95,6 +97,7 @@ class BodyLimit:
             return
         headers = dict(scope["headers"])
         max_bytes = self._max_bytes_by_type.get(headers.get(b"content-type", b""), self._max_bytes)
+        # A body without a declared length is counted while it is received.
         content_length = headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > max_bytes:
             await _reject(send, 413, f"The request body exceeds the limit of {max_bytes:,} bytes.")
@@ -142,6 +145,7 @@ async def _reject(send: Send, status: int, detail: str) -> None:
         "status": status,
         "detail": detail,
     }
+    # The body is not read, so the connection cannot be used for another request.
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
@@ -162,6 +166,8 @@ class _CountedBody:
             return await self._receive()
         remaining = self._deadline + self._received / MIN_BYTES_PER_SECOND - time.monotonic()
         try:
+            # With a timeout of zero, wait_for would cancel even the receipt of data that has
+            # arrived.
             message = await asyncio.wait_for(self._receive(), max(remaining, 0.01))
         except TimeoutError:
             raise HTTPException(408, "The request arrived too slowly") from None
@@ -213,9 +219,12 @@ class _BufferedResponse:
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = MutableHeaders(scope=start)
         headers["etag"] = tag
+        # Responses depend on the visitor: shared caches must not store them, and browsers must
+        # revalidate. Pages with secrets have already set no-store.
         headers.setdefault("cache-control", "private, no-cache")
         if matches_tag(self._known_tags, tag):
             start["status"] = 304
+            # A 304 response has no body.
             del headers["content-length"]
             body = b""
         await self._send(start)
@@ -233,6 +242,7 @@ def matches_tag(header: str, tag: str) -> bool:
     >>> matches_tag('"a", W/"b"', '"b"'), matches_tag("*", '"b"'), matches_tag("", '"b"')
     (True, True, False)
     """
+    # If-None-Match uses the weak comparison of RFC 9110, which ignores the prefix W/.
     tags = [tag_text.strip().removeprefix("W/") for tag_text in header.split(",")]
     return tag in tags or "*" in tags
 

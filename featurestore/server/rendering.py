@@ -50,6 +50,7 @@ def markdown(text: str) -> Markup:
 
 @cache
 def _parser() -> MarkdownIt:
+    # The preset "zero" has no rules, so rules that a new release adds stay disabled.
     return MarkdownIt("zero", {"html": False, "linkify": False}).enable(_RULES)
 
 
@@ -64,6 +65,7 @@ class ListPage(Generic[T]):
 
 def load_page(read: Callable[[int, int], list[T]], *, number: int, size: int) -> ListPage[T]:
     """Load one page of a list; ``read`` takes limit and offset."""
+    # One more entry shows whether there is another page.
     entries = read(size + 1, (number - 1) * size)
     return ListPage(entries[:size], number, len(entries) > size)
 
@@ -85,6 +87,8 @@ def error_page(request: Request, status: int, problem: Mapping[str, object]) -> 
 def is_partial(request: Request) -> bool:
     """Return True if htmx requests a page fragment."""
     headers = request.headers
+    # htmx sends hx-request also for restored history entries and boosted links, which replace the
+    # full page.
     needs_full_page = "hx-history-restore-request" in headers or "hx-boosted" in headers
     return headers.get("hx-request") == "true" and not needs_full_page
 
@@ -149,6 +153,7 @@ def _render(
 ) -> HTMLResponse:
     state = request.app.state
     visitor: Visitor | None = getattr(request.state, "visitor", None)
+    # Visitors who are not signed in see neither the location nor the navigation.
     is_allowed = visitor is not None or not state.settings.auth
     chunks = (
         _environment()
@@ -164,6 +169,7 @@ def _render(
             **values,
         )
     )
+    # The template yields parts of the page, so the time limit is checked while it is rendered.
     return HTMLResponse("".join(iterate_within_limit(chunks)), status_code=status)
 
 
@@ -181,6 +187,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("featurestore.server"),
         autoescape=True,
+        # A misspelled name in a template raises an error instead of rendering nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -220,6 +227,7 @@ def highlight(value: object, text: str) -> Markup:
     if not text.strip():
         return Markup("{}").format(shown)
     segments = re.split(f"({re.escape(text.strip())})", shown, flags=re.IGNORECASE)
+    # Segments are escaped after the search: in escaped text, "am" would also match "&amp;".
     escaped = [Markup("{}").format(part) for part in segments]
     for index in range(1, len(escaped), 2):
         escaped[index] = Markup("<mark>{}</mark>").format(segments[index])
@@ -296,6 +304,7 @@ def ago(value: datetime | None) -> str:
 
 def with_query(request: Request, **changed: object) -> str:
     """Return the query string of a request with changed parameters; None removes one."""
+    # The basket repeats the parameter "feature".
     arguments = [item for item in request.query_params.multi_items() if item[0] not in changed]
     arguments += [(name, str(value)) for name, value in changed.items() if value is not None]
     return f"?{urlencode(arguments)}" if arguments else request.url.path

@@ -61,12 +61,14 @@ def to_json_value(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | str):
         return value
+    # JSON has no NaN and no infinity.
     if isinstance(value, float):
         return value if math.isfinite(value) else _non_finite_text(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
         return format_duration(value)
+    # A JSON number is usually parsed as a float, which would lose digits.
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, bytes):
@@ -126,6 +128,7 @@ def items(
     offset: int,
 ) -> Items:
     """Return one page of a list; ``read`` takes limit and offset."""
+    # One more entry shows whether there is another page.
     entries = read(limit + 1, offset)
     next_offset = offset + limit if len(entries) > limit else None
     return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)
@@ -180,6 +183,7 @@ def problem_details(error: FeatureStoreError) -> dict[str, Any]:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Register handlers for all errors in an application."""
+    # Starlette calls the handler of the most specific class, so NotSignedIn has its own.
     app.add_exception_handler(FeatureStoreError, _handle_store_error)
     app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
     app.add_exception_handler(RoutingError, _handle_routing_error)
@@ -224,10 +228,12 @@ def _handle_not_signed_in(request: Request, error: Exception) -> Response:
     """Redirect browsers to the sign-in page; return 401 to programs."""
     assert isinstance(error, FeatureStoreError)
     is_page = not request.url.path.startswith(API) and "authorization" not in request.headers
+    # After the sign-in a browser can repeat only a GET request.
     if is_page and request.method == "GET":
         return RedirectResponse(sign_in_address(request), status_code=303)
     details = _hide_location(request, problem_details(error))
     response = _error_response(request, http_status_of(error), details)
+    # RFC 9110 requires this header in a 401 response.
     response.headers["www-authenticate"] = "Bearer"
     return response
 
@@ -264,6 +270,7 @@ def _handle_unexpected(request: Request, error: Exception) -> Response:
         "type": "about:blank",
         "title": "Internal error",
         "status": 500,
+        # The message of the error may contain paths and private names.
         "detail": "Unexpected error; see the server log for the traceback.",
     }
     return _error_response(request, 500, details)

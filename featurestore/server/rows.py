@@ -129,6 +129,7 @@ def check_sql(*sql_strings: str, max_characters: int) -> None:
     Raises:
         LimitExceeded: The SQL is too long.
     """
+    # The SQL parser cannot be interrupted, so the time limit alone does not bound it.
     characters = sum(map(len, sql_strings))
     if characters > max_characters:
         raise LimitExceeded(
@@ -304,6 +305,7 @@ class ChunkProducer:
 
     async def end(self) -> None:
         """Close the generator and release its inputs."""
+        # A cancelled request must still remove its temporary files.
         await asyncio.shield(asyncio.to_thread(self._close))
 
     async def _next_chunk(self) -> bytes | None:
@@ -316,6 +318,7 @@ class ChunkProducer:
         deadline = time.monotonic() + self._seconds
         try:
             while not computation.done():
+                # Starlette reports a disconnect only when it is polled.
                 await asyncio.wait([computation], timeout=_POLL_SECONDS)
                 if not computation.done() and (
                     time.monotonic() > deadline or await self._is_disconnected()
@@ -362,6 +365,7 @@ class ArrowResponse(StreamingResponse):
         self._producer = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # send() waits while the buffers are full, because the client does not read.
         async def send_in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), self._producer.seconds)
 
@@ -393,10 +397,12 @@ async def stream_rows(
         retrieval = upload.parse_line(Retrieval)
         check_conditions(retrieval, max_characters=settings.condition)
     except InvalidArgument:
+        # The producer, whose cleanup removes the upload, does not exist yet.
         await asyncio.to_thread(upload.remove)
         raise
 
     def chunks() -> Generator[bytes, None, None]:
+        # The frame is built in the generator, which runs in a worker thread under the time limit.
         yield from stream_chunks(build_frame(store, retrieval, upload.table()), retrieval)
 
     producer = ChunkProducer(

@@ -156,6 +156,7 @@ def search_page(
     results = search(store, q, kind=kind, filters=search_filter, limit=_MAX_RESULTS)
     is_partial_page = is_partial(request)
     choices: dict[str, list[str]] = {}
+    # A partial page replaces only the results, not the form with the filters.
     if not is_partial_page:
         with store.session.registry.reading() as connection:
             choices["tag"] = overview.tag_values(connection)
@@ -179,6 +180,7 @@ def search_page(
 @pages.get("/suggestions")
 def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
     """Display the first search results below the search field."""
+    # Several fields of one object may match; the object is displayed once.
     by_address: dict[str, SearchResult] = {}
     for result in search(store, q, limit=_MAX_SUGGESTIONS):
         by_address.setdefault(result.address, result)

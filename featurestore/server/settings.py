@@ -20,12 +20,15 @@ POLICY = "; ".join(
         "connect-src 'self'",
         "form-action 'self'",
         "base-uri 'none'",
+        # Other sites must not place the pages in a frame, where a click could press a hidden
+        # button.
         "frame-ancestors 'none'",
     ]
 )
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
+    # URLs contain names of objects, which linked sites must not receive.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
@@ -98,6 +101,7 @@ class ServerSettings:
     answer: int = 16 << 20
     page: int = 50
     url: int = 65_536
+    # The SQL parser cannot be interrupted, and takes about a second for this length.
     condition: int = 20_000
     windows: int = 10_000
 
@@ -155,6 +159,7 @@ def known_hosts(host: str, names: Sequence[str] = ()) -> list[str]:
     >>> known_hosts("127.0.0.2")
     ['localhost', '127.0.0.1', '[::1]', '127.0.0.2']
     """
+    # Host headers contain IPv6 addresses in brackets.
     bracketed = f"[{host}]" if ":" in host else host
     return list(dict.fromkeys([*_LOOPBACK_HOSTS, bracketed, *names]))
 
@@ -173,8 +178,11 @@ def is_cross_site(method: str, headers: Mapping[str, str]) -> bool:
     """
     if method in _SAFE_METHODS:
         return False
+    # "same-site" is rejected too: other servers of the same domain receive the cookie, but are not
+    # trusted. "none" is a request by the user, such as a bookmark.
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
+    # Older browsers do not send Sec-Fetch-Site.
     origin = headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != headers.get("host")

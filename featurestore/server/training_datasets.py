@@ -40,6 +40,7 @@ from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from featurestore.training.download import manifest_hashes
 
+# Offsets with at most 18 digits fit into 64 bits.
 _OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")
 api = APIRouter(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
 _PART: dict[int | str, dict[str, Any]] = {
@@ -135,6 +136,7 @@ def file_response(dataset: TrainingDataset, path: str, range_header: str) -> Str
             f"Training dataset {dataset.name!r} version {dataset.version} has no file {path!r}.",
             hint=f"its manifest lists {len(file_hashes):,} files",
         )
+    # A manipulated manifest or a symbolic link must not expose other files.
     full_path = files.resolve_inside(dataset.path, path)
     size = files.size(full_path)
     headers = {"etag": f'"{file_hashes[path]}"', "accept-ranges": "bytes"}

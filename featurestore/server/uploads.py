@@ -22,8 +22,11 @@ from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange
 from featurestore.model.runtime import check_time
 from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
 
+# Small batches are combined up to these limits, since each batch of a stream needs memory for its
+# objects when it is mapped.
 _WRITE_BYTES = 8 << 20
 _WRITE_BATCHES = 256
+# The time limit is checked once per slice.
 _SLICE_ROWS = 65_536
 # View types by name, since older pyarrow releases do not have them: each value is a reference to
 # bytes.
@@ -119,6 +122,7 @@ def _plain_batches(
 
 def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows without dictionaries, split so that no batch exceeds MESSAGE_BYTES."""
+    # The bound is computed before the cast, which would allocate this memory.
     size = sum(_max_decoded_bytes(column) for column in batch.columns)
     if size > MESSAGE_BYTES and batch.num_rows == 1:
         raise LimitExceeded(
@@ -126,6 +130,8 @@ def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch
             hint="store such values in files, and their paths in the rows",
         )
     if size > MESSAGE_BYTES:
+        # The bound assumes the longest dictionary value in every row, so each half has a lower
+        # bound.
         half = batch.num_rows // 2
         yield from _decode(batch.slice(0, half), schema)
         yield from _decode(batch.slice(half), schema)
@@ -178,6 +184,7 @@ def _max_decoded_bytes(array: pa.Array) -> int:
     if len(array) == 0:
         return 0
     if str(array.type) in _VIEWS:
+        # A view has 16 bytes, of which the first four contain the length of its value.
         views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
         lengths = views[array.offset : array.offset + len(array), 0]
         return 8 * len(array) + int(lengths.sum(dtype=np.int64))
@@ -203,6 +210,7 @@ def _max_value_bytes(values: pa.Array) -> int:
         or pat.is_large_binary(data_type)
         or pat.is_large_string(data_type)
     ):
+        # Each value also needs an offset of up to eight bytes.
         longest = pc.max(pc.binary_length(values)).as_py()
         return 8 + int(longest or 0)
     if pat.is_primitive(data_type) or pat.is_fixed_size_binary(data_type):
@@ -232,6 +240,7 @@ class Upload:
         try:
             return model.model_validate_json(self.line)
         except ValidationError as error:
+            # An exceeded length determines the error class, so it is reported first.
             first_error = min(error.errors(), key=lambda entry: entry["type"] not in _LENGTH_ERRORS)
             field_path = ".".join(map(str, first_error["loc"]))
             raise _error_class(error)(
@@ -256,6 +265,8 @@ class Upload:
             reader = pa.ipc.open_stream(data)
             if can_share_values(reader.schema) or not shape.is_mapped:
                 unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed by remove()
+                # The new file is assigned first, so that remove() closes it if decoding fails. The
+                # memory map keeps the content of the closed file readable.
                 compressed, self.file = self.file, unpacked
                 compressed.close()
                 write_decoded(reader, unpacked, max_bytes=self.max_bytes)
@@ -312,6 +323,7 @@ async def receive_upload(chunks: AsyncIterator[bytes], *, max_bytes: int) -> Upl
     upload = Upload(bytes(line), max_bytes)
     try:
         await _write(upload, remainder, chunks, max_bytes)
+    # BaseException includes the cancellation of the request.
     except BaseException:
         upload.remove()
         raise
@@ -338,9 +350,11 @@ async def _write(
         byte_count += len(chunk)
         if byte_count > max_bytes:
             raise HTTPException(413, "Rows too long")
+        # Requests without rows need no file.
         if chunk and upload.file is None:
             upload.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by remove()
         if chunk and upload.file is not None:
+            # A disk write would block the event loop.
             await run_in_threadpool(upload.file.write, chunk)
         chunk = await anext(chunks, None)
     if upload.file is not None:

@@ -100,6 +100,8 @@ def creatable_store(
     """Return the unfiltered store if the visitor may create a version of a group."""
     if visitor is not None:
         visitor.check(visitors.WRITER, name)
+        # A hidden group raises the same error as a missing one: creating its next version would
+        # reveal that it exists.
         is_hidden = not store.get_latest_featuregroup_version(name)
         if is_hidden and full_store.get_latest_featuregroup_version(name):
             raise FeatureGroupNotFound(f"Unknown feature group {name!r}.")
@@ -110,6 +112,7 @@ def writable_store(
     name: Name, version: Version, store: Store, full_store: FullStore, visitor: CurrentVisitor
 ) -> FeatureStore:
     """Return the unfiltered store if the visitor may write to a group."""
+    # A hidden group raises the error of a missing one before the role is checked.
     store.featuregroup(name, version=version)
     if visitor is not None:
         visitor.check(visitors.WRITER, name)
@@ -129,6 +132,7 @@ def create(
         group_record = request.create(full_store, name, require_rows(upload.table()))
         # If the group already existed, its first commit may have another author.
         first_commit = {} if request.may_exist else {"delta_version": 1}
+        # The entry follows the commit, so a failed write is not logged.
         log_change(full_store, visitor, audit_log.CREATE, name, group_record | first_commit)
         return group_record
 

@@ -44,8 +44,11 @@ def access_transaction(session: Session) -> Iterator[Connection]:
     """
     with session.registry.transaction() as connection:
         lock(connection, "access")
+        # A new registry has no users yet; without this, the write below would replace the users in
+        # the file.
         record_files.restore_access(connection, session.location)
         yield connection
+        # If the file cannot be written, the exception rolls the change back.
         record_files.write_access(connection, session.location)
 
 
@@ -81,6 +84,7 @@ def add_user(
     """
     check_user_name(name)
     visitors.check_role(role)
+    # Hashing is slow by design, so it must not extend the locked transaction.
     hashed = None if password is None else hash_password(password)
     with access_transaction(session) as connection:
         if access.find_user(connection, name) is not None:
@@ -103,6 +107,7 @@ def remove_user(session: Session, actor: Actor, name: str) -> None:
     """
     with access_transaction(session) as connection:
         user = get_user(connection, name)
+        # The only user may be removed, even an admin: a store without users needs none.
         if user.role == visitors.ADMIN and len(access.list_users(connection)) > 1:
             _check_another_admin(connection, name)
         access.remove_user(connection, name)
@@ -126,6 +131,7 @@ def set_password(session: Session, actor: Actor, name: str, password: str) -> No
     with access_transaction(session) as connection:
         get_user(connection, name)
         access.change_user(connection, name, password=hashed)
+        # A stolen session must not survive the change of the password.
         access.remove_sign_ins(connection, name)
         audit_log.add(connection, actor, "set password", name)
 

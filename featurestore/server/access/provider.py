@@ -60,6 +60,7 @@ class Attempt:
             NotSignedIn: The cookie is missing or damaged.
         """
         try:
+            # The cookie is untrusted: unknown keys raise TypeError, deep nesting RecursionError.
             attempt = cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
             raise NotSignedIn("No sign-in is in progress in this browser.") from None
@@ -152,6 +153,8 @@ class ProviderClient:
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
+        # The keys are requested at each sign-in, so that a provider can rotate them at any time.
+        # They are public, so the request does not contain the access token.
         address = self._metadata()["jwks_uri"]
         response = client.get(
             address, timeout=_TIMEOUT_SECONDS, withhold_token=True, allow_redirects=False
@@ -159,6 +162,8 @@ class ProviderClient:
         response.raise_for_status()
         keys = KeySet.import_key_set(response.json())
         decoded = jwt.decode(token["id_token"], keys, algorithms=list(_ALGORITHMS))
+        # The issuer and audience bind the token to this provider and server, and the nonce to this
+        # attempt.
         required_claims = {
             "iss": {"essential": True, "value": self._provider.issuer},
             "aud": {"essential": True, "value": self._provider.client},
@@ -167,12 +172,14 @@ class ProviderClient:
         request_values = {"nonce": nonce, "client_id": self._provider.client}
         request_values["access_token"] = token.get("access_token", "")
         claims = CodeIDToken(decoded.claims, decoded.header, required_claims, request_values)
+        # The clocks of the provider and this machine may differ.
         claims.validate(leeway=_LEEWAY_SECONDS)
         return dict(claims)
 
     def _find_or_add_user(self, claims: dict[str, Any]) -> str:
         issuer, subject = str(claims["iss"]), str(claims["sub"])
         with self._session.registry.reading() as connection:
+            # OpenID Connect guarantees only the pair of issuer and subject to be stable and unique.
             known_user = access.find_identity(connection, issuer, subject)
         if known_user is not None:
             return known_user.name
@@ -233,6 +240,8 @@ class ProviderClient:
                     f"The provider at {address} is unreachable: {type(error).__name__}.",
                     hint="--oidc-issuer is the URL before /.well-known/openid-configuration",
                 ) from error
+            # OpenID Connect Discovery requires this comparison, so that a provider cannot
+            # impersonate another one.
             if metadata.get("issuer") != self._provider.issuer:
                 raise ConfigurationError(
                     f"The provider at {address} has the issuer {metadata.get('issuer')!r}, not "
@@ -240,6 +249,7 @@ class ProviderClient:
                     hint=f"--oidc-issuer {metadata.get('issuer')}",
                 )
             for name in _ENDPOINTS:
+                # The code and the client secret must not be sent over plain HTTP.
                 _check_address(str(metadata.get(name)))
             self._cached_metadata = metadata
         return self._cached_metadata

@@ -31,6 +31,7 @@ _MAX_NAME_LENGTH = 127
 _CLOCK_SKEW = timedelta(minutes=1)
 # The seconds that an attempt waits for previous attempts from the same address.
 _TURN_SECONDS = 10.0
+# Addresses share a fixed number of locks, since one lock per address would grow without limit.
 _TURNS = [threading.Lock() for _ in range(64)]
 
 
@@ -48,9 +49,12 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
     attempt_key = _attempt_key(name, address)
     with _serialize_attempts(address):
         attempt_id = _record_attempt(session, attempt_key)
+        # The transaction ends before the password is verified, since argon2 is slow by design.
         with session.registry.reading() as connection:
             user = access.find_user(connection, name)
         hashed = None if user is None else user.password
+        # Unknown users are verified too, so the response time does not reveal whether a name
+        # exists.
         if not verify_password(hashed, password) or user is None:
             raise NotSignedIn("Invalid user name or password.")
         with session.registry.transaction() as connection:
@@ -84,6 +88,7 @@ def delay_after(failure_count: int, allowed: int) -> timedelta:
     """
     if failure_count < allowed:
         return timedelta(0)
+    # A large exponent would overflow the timedelta.
     doublings = min(failure_count - allowed, 16)
     return min(_FIRST_WAIT * 2**doublings, _LONGEST_WAIT)
 
@@ -120,6 +125,7 @@ def _short_hash(text: str) -> str:
 def _serialize_attempts(address: str) -> Iterator[None]:
     """Serialize attempts from one address, so that successful attempts do not count as failures."""
     turn_lock = _TURNS[int(_short_hash(network_of(address)), 16) % len(_TURNS)]
+    # Waiting attempts occupy threads of the server, so they give up after some seconds.
     if not turn_lock.acquire(timeout=_TURN_SECONDS):
         raise _too_many_attempts_error(timedelta(seconds=_TURN_SECONDS))
     try:
@@ -131,6 +137,7 @@ def _serialize_attempts(address: str) -> Iterator[None]:
 def _record_attempt(session: Session, attempt_key: str) -> int:
     """Record an attempt as failed and return its id; raise TooManyAttempts during a delay."""
     with session.registry.transaction() as connection:
+        # Without the lock, parallel attempts would read the count before any of them is recorded.
         lock(connection, "sign in")
         wait = _remaining_wait(connection, attempt_key)
         if wait > timedelta(0):
@@ -147,6 +154,7 @@ def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
     now = utc_now()
     account, network = attempt_key.split(" ")
     longest = timedelta(0)
+    # Attempts in the future were recorded before the clock was set back and would extend the delay.
     access.remove_attempts_outside(connection, now - _FAILURE_WINDOW, now + _CLOCK_SKEW)
     for pattern, allowed in (
         (attempt_key, _PAIR_LIMIT),

@@ -78,16 +78,20 @@ def hash_secret(secret: str) -> str:
     >>> hash_secret("x")[:8]
     '2d711642'
     """
+    # Secrets have 256 random bits, so a fast hash without a salt cannot be reversed by guessing.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def compute_form_token(cookie: str) -> str:
     """Return the CSRF token for a cookie, which other sites cannot compute."""
+    # The token is derived from the secret cookie, so the server needs neither a key nor stored
+    # state.
     return hash_secret(f"form of {cookie}")
 
 
 def verify_form_token(cookie: str, token: str) -> bool:
     """Return True if a string is the CSRF token for a cookie."""
+    # The comparison takes constant time, so its duration does not reveal matching characters.
     return secrets.compare_digest(compute_form_token(cookie).encode(), token.encode())
 
 
@@ -240,5 +244,6 @@ def _build_visitor(
     for group, role in access.roles_of(connection, user.name).items():
         groups[group] = lower_role(role, max_role)
     role = lower_role(user.role, max_role)
+    # The scope of a token does not restrict reading: a read token of an admin reads everything.
     sees_all = user.role == ADMIN
     return Visitor(user.name, role, groups, sign_in_method, sees_all, cookie)

@@ -51,6 +51,7 @@ def search(
 
     def matches(limit: int | None, offset: int) -> list[Match]:
         end = None if limit is None else offset + limit
+        # search() has no offset, so the matches of earlier pages are read and skipped.
         return connected.search(text, limit=end)[offset:]
 
     matches_page = get_page(context, matches, limit=limit, page=page)
@@ -165,6 +166,7 @@ def _write_rows(frame: FeatureFrame, path: Path) -> int:
         )
     rows = 0
     with _open_writer(path, frame) as writer:
+        # The result may exceed the memory of this machine.
         for batch in frame.to_batches():
             writer.write_batch(batch)
             rows += batch.num_rows

@@ -146,6 +146,7 @@ def run(
     connected = store(context)
     runs = connected.run_job(name, window=window_start, due=due, stale=stale)
     empty = "no windows to run"
+    # --due skips a paused job, which would look as if all windows were computed.
     if not runs and get_job(connected.session, name).paused:
         empty = f"{name} is paused: featurestore job unpause {name}, or --window to run one"
     _show_runs(context, runs, empty=empty)
@@ -314,6 +315,7 @@ def _progress_bar(
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
+    # A progress bar moves the cursor with control sequences, which the escaping stream would print.
     with Progress(*columns, console=Console(file=raw_errors())) as bar:
         task = bar.add_task(title, total=None)
         yield lambda completed, total: bar.update(task, completed=completed, total=total)
@@ -372,6 +374,7 @@ def start_scheduler(
     if settings(context).log_format is None:
         log_to_stderr(LogFormat.TEXT)
     seconds = parse_duration(every, argument="--every").total_seconds()
+    # An interval of zero would poll the registry without a pause.
     options = Options(every=max(seconds, 0.1), workers=workers, stale=stale)
     connected = store(context)
     with ExitStack() as stack:

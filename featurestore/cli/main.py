@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Compute, version and retrieve features for deep learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    # Help texts contain brackets, which Rich would read as markup.
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -60,6 +61,7 @@ _NOUNS = {
 
 def main() -> None:
     """Run the command line."""
+    # Everything that a command prints may contain stored text, so the streams are replaced first.
     with escaping():
         try:
             app()
@@ -135,6 +137,7 @@ def _move_global_options_first(args: list[str]) -> list[str]:
     other_words: list[str] = []
     words = iter(args)
     for word in words:
+        # Words after -- are arguments, even if they look like options.
         if word == "--":
             other_words += [word, *words]
         elif word in _GLOBAL_FLAGS:
@@ -142,6 +145,7 @@ def _move_global_options_first(args: list[str]) -> list[str]:
         elif word.split("=")[0] in _GLOBAL:
             global_words.append(word)
             if "=" not in word:
+                # The value of an option is the next word; Typer reports a missing one.
                 global_words.append(next(words, ""))
         else:
             other_words.append(word)

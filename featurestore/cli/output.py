@@ -61,6 +61,7 @@ def get_page(
         limit = ROWS_OF_A_PAGE
     if limit is None:
         return Page(get(None, 0), None)
+    # One more item shows whether there is another page.
     items = get(limit + 1, (page - 1) * limit)
     if len(items) <= limit:
         return Page(items, None)
@@ -137,6 +138,7 @@ def show_json(data: Any) -> None:
 
 def show_error(error: FeatureStoreError, *, output: OutputFormat) -> None:
     """Print an error message and its hint to standard error."""
+    # An error is one line, so that scripts can parse it.
     message = " ".join(error.message.split())
     hint = _command_hint(error)
     if output is OutputFormat.JSON:
@@ -198,6 +200,7 @@ def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> N
     )
     with console.capture() as captured:
         console.print(table)
+    # Rich pads each line to the width of the table.
     for line in captured.get().strip("\n").split("\n"):
         sys.stdout.write(f"{line.rstrip()}\n")
 

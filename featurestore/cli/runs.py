@@ -45,6 +45,7 @@ def list_runs(
     connected = store(context)
 
     def get(most: int | None, skip: int) -> list[Any]:
+        # get_runs() has no offset, so the runs of earlier pages are read and skipped.
         end = None if most is None else skip + most
         runs = experiments.get_runs(name, trials=trials, limit=end, store=connected)
         return runs[skip:]
@@ -74,6 +75,7 @@ def show(context: typer.Context, run_id: RunId) -> None:
     if settings(context).output is OutputFormat.JSON:
         show_json(details)
         return
+    # A record lists all installed packages and the source code, which would hide the other values.
     packages = details["environment"].pop("packages", {})
     details["environment"]["packages"] = len(packages)
     details["code"].pop("source", None)

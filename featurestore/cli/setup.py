@@ -137,12 +137,14 @@ def _check_java() -> Check:
     requirement = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     java = shutil.which("java")
     if "JAVA_HOME" in os.environ:
+        # Spark uses JAVA_HOME in preference to the PATH.
         java = os.path.join(os.environ["JAVA_HOME"], "bin", "java")
     if java is None or not os.access(java, os.X_OK):
         return Check("java", ABSENT, "not found", requirement)
     process = subprocess.run(
         [java, "-version"], capture_output=True, text=True, timeout=60, check=False
     )
+    # Java prints its version to standard error; Java 8 reports version 1.8.
     version_match = re.search(r'version "(?:1\.)?(\d+)[^"]*"', process.stderr + process.stdout)
     if version_match is None:
         return Check("java", ABSENT, f"{java} does not run", requirement)
@@ -189,6 +191,7 @@ def _check_session_settings(location: str) -> Iterator[Check]:
     for name in plugin_names("engines"):
         try:
             needed = find_engine(name).session_settings(location)
+        # The check of libraries reports the missing extra.
         except MissingExtra:
             continue
         assignments = " ".join(f"{key}={value}" for key, value in needed.items())
@@ -310,6 +313,7 @@ def upgrade(context: typer.Context) -> None:
     from featurestore.registry.database import inspect, revision
 
     location, url = _location_and_registry(context)
+    # Opening the registry upgrades it, so the earlier revision is read first.
     earlier_revision = inspect(location, url=url)
     registry = open_registry(location, url=url)
     try:

@@ -50,6 +50,7 @@ def add(
 def _options(pairs: list[str] | None) -> dict[str, object]:
     options: dict[str, object] = {}
     for each in pairs or []:
+        # Only the first "=" separates: a value such as a delimiter may contain more.
         key, separator, value = each.partition("=")
         if not separator:
             raise typer.BadParameter(f"{each!r} is not KEY=VALUE")

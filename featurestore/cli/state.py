@@ -101,9 +101,11 @@ def log_to_stderr(form: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     if form is LogFormat.JSON:
         handler.setFormatter(JsonLines())
+        # Warnings would otherwise appear as text between the JSON lines.
         logging.captureWarnings(True)
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    # Handlers of an earlier configuration would print each record again.
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
@@ -129,6 +131,7 @@ class JsonLines(logging.Formatter):
 def _work_fields(work: Work) -> dict[str, object]:
     """Return the fields of the job run, or of the outermost write with its registry id."""
     fields: dict[str, object] = {"work": f"{work.kind} {work.name}"}
+    # A write may consist of several nested operations; its log lines have one run id.
     outermost = work
     while outermost.parent is not None:
         outermost = outermost.parent

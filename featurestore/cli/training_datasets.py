@@ -120,6 +120,7 @@ def diff(
     """Show the changes between two datasets; exit code 1 if rows or columns differ."""
     connected = store(context)
     first_version, second_version = versions
+    # Versions start at 1, so (0, 0) means that the option is missing.
     if versions == (0, 0):
         second_version = connected.get_latest_training_dataset_version(other_name or name)
         first_version = (

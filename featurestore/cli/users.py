@@ -58,6 +58,7 @@ def add(
         raise typer.BadParameter("--issuer and --subject must be used together")
     connected = store(context)
     password = None
+    # A user of an identity provider signs in there.
     if not no_password and issuer is None:
         password = _password(password_stdin)
     changes.add_user(
@@ -118,6 +119,7 @@ def set_password(context: typer.Context, name: Name, password_stdin: FromInput =
 
 def _password(from_input: bool) -> str:
     if from_input:
+        # Spaces belong to the password; only the line break is removed.
         return sys.stdin.readline().rstrip("\r\n")
     password: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
     return password

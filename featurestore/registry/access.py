@@ -76,6 +76,7 @@ def change_user(connection: Connection, name: str, **changed: str | None) -> boo
 
 def remove_user(connection: Connection, name: str) -> bool:
     """Remove a user with all tokens, sign-ins and roles; return whether the user existed."""
+    # Foreign keys delete the tokens, sign-ins and roles of the user.
     return bool(connection.execute(users.delete().where(users.c.name == name)).rowcount)
 
 
@@ -152,6 +153,7 @@ def _to_token(row: Any) -> Token:
 
 def put_sign_in(connection: Connection, hashed: str, user: str, expires: datetime) -> None:
     """Record that a user signed in with a browser, and remove expired sign-ins."""
+    # No other task removes expired sign-ins.
     connection.execute(sign_ins.delete().where(sign_ins.c.expires <= to_micros(utc_now())))
     values = {"hash": hashed, "username": user, "expires": to_micros(expires)}
     connection.execute(sign_ins.insert().values(**values))
@@ -206,6 +208,7 @@ def count_attempts(connection: Connection, pattern: str) -> dict[str, tuple[int,
             sa.func.count().label("number"),
             sa.func.max(attempted).label("at"),
         )
+        # The keys are hexadecimal hashes, so they contain no wildcards.
         .where(failed_sign_ins.c.who.like(pattern))
         .group_by(failed_sign_ins.c.who)
     )

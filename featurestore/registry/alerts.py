@@ -133,6 +133,7 @@ def enqueue_alert(
     now = times.utc_now()
     lines = [line for family in lines_by_family.values() for line in family]
     for channel in channels:
+        # Each channel has a message of its own, because attempts and errors differ by channel.
         alert = Alert(uuid.uuid4().hex, event, job, tuple(lines_by_family), tuple(lines), now)
         connection.execute(
             outbox.insert().values(
@@ -174,6 +175,8 @@ def messages(connection: Connection, *, limit: int | None = None) -> list[Outgoi
 
 def claim_message(connection: Connection, message: Outgoing, holder: str) -> bool:
     """Claim a message for sending; return False if another process claimed or sent it."""
+    # Another process may have claimed or sent the message since it was read, so the holder is
+    # compared in the update.
     is_unclaimed = sa.and_(
         outbox.c.id == message.id,
         outbox.c.delivered.is_(None),

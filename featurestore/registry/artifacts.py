@@ -137,6 +137,7 @@ class VersionedTable:
         columns = self.table.c
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))
+        # These tables refer to several kinds of objects, so they have no foreign keys.
         for table in _DEPENDENT_TABLES:
             belongs = _refers_to_version(table, self.kind, name, version)
             connection.execute(table.delete().where(belongs))
@@ -209,6 +210,8 @@ class _FeatureViews(VersionedTable):
     ) -> list[FeatureViewSpec]:
         """Return the views that read a group (any version, or one of them)."""
         edges, columns = tables.lineage.c, self.table.c
+        # Lineage contains the group and version of each input, so no definition is parsed to find
+        # readers.
         readers = (
             sa.select(edges.name, edges.version)
             .where(edges.kind == self.kind, edges.source == group)

@@ -33,6 +33,7 @@ def process_actor(how: str) -> Actor:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
+        # A container may run with a user id that has no name.
         name = str(os.getuid())
     return Actor(name, how)
 
@@ -86,6 +87,7 @@ def entries(
 def commits(connection: Connection, group: str, version: int) -> list[tuple[int, AuditEntry]]:
     """Return the writes to a group version as (Delta version, entry), oldest first."""
     subject = f"{group}@v{version}"
+    # The creation of a group has its name as subject, and the version in the detail.
     query = sa.select(audit_log).where(audit_log.c.subject.in_([group, subject]))
     commit_entries = []
     for row in connection.execute(query.order_by(audit_log.c.id)):

@@ -100,6 +100,7 @@ class Registry:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Yield a connection whose queries all read the same snapshot."""
+        # In the WAL mode of SQLite, a deferred transaction takes no lock and reads one snapshot.
         with self._connection(immediate=False) as connection, connection.begin():
             yield connection
 
@@ -140,6 +141,7 @@ class Registry:
                 hint="featurestore registry rebuild, and register the jobs again",
             ) from error
         except (exc.OperationalError, exc.DatabaseError) as error:
+            # An integrity error is an error of the caller, not of the database.
             if isinstance(error, exc.IntegrityError):
                 raise
             raise _to_registry_error(self._url, error) from _cause_without_secrets(self._url, error)
@@ -163,6 +165,8 @@ class ChangeWatch:
         if self._registry.dialect == "postgresql":
             statement = "select txid_current_snapshot()::text"
         with self._lock, self._registry.reading() as connection:
+            # SQLite's data_version can be compared only within one connection, and the pool may
+            # open a new one.
             number = connection.info.setdefault(_CONNECTION_NUMBER, next(_connection_numbers))
             return number, str(connection.exec_driver_sql(statement).scalar_one())
 
@@ -198,6 +202,7 @@ def open_registry(
     """
     registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
     try:
+        # upgrade() reads the revision again while it holds a lock.
         if revision(registry) != head_revision():
             upgrade(registry)
     except BaseException:
@@ -216,6 +221,7 @@ def _open_directory(
     if read_only:
         copy = files.temporary_directory()
         database = os.path.join(copy, REGISTRY_FILE)
+        # Transactions that are not yet in the database file are in the write-ahead log.
         files.copy_consistently([_sqlite_path(directory) + ending for ending in SQLITE_FILES], copy)
         registry = Registry(sa.URL.create("sqlite", database=database), directory, is_copy=True)
         weakref.finalize(registry, files.remove_temporary, copy)
@@ -230,6 +236,8 @@ def _open_shared(
     shared = Registry(url, directory, durable=durable)
     try:
         with shared.upgrade_transaction() as connection:
+            # The schema is created in the transaction of the claim, so no process sees a claim
+            # without it.
             index = stores.claim(connection, url, directory, adopt=adopt, read_only=read_only)
             if index.schema is not None and shared.dialect == "postgresql":
                 connection.execute(sa.schema.CreateSchema(index.schema, if_not_exists=True))
@@ -322,8 +330,10 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
             f"registry={format_url(url)!r} is a {backend} database. Supported: sqlite and postgresql.",
             hint="registry='postgresql://user@host/database'",
         )
+    # SQLAlchemy's default driver is psycopg2, but the extra "postgres" installs psycopg 3.
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
+    # SQLite waits this long for the write lock of another process.
     arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
     try:
         with uninterrupted():  # SQLAlchemy imports the driver by name
@@ -338,6 +348,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
     if backend == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
         if durable:
+            # This listener replaces the mode that _prepare_sqlite sets.
             event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
     if schema is not None:
@@ -351,6 +362,7 @@ def _set_search_path(schema: str, connection: object, _record: object) -> None:
         f'set search_path to "{schema}"'
     )  # the schema name is derived from a validated id
     cursor.close()
+    # A later rollback would otherwise undo the setting.
     connection.commit()  # type: ignore[attr-defined]
 
 
@@ -360,7 +372,10 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
     _switch_to_wal(cursor)
+    # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last
+    # transactions.
     cursor.execute("pragma synchronous=normal")
+    # SQLite enforces foreign keys, and deletes dependent rows, only if the connection enables them.
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
 
@@ -388,6 +403,8 @@ def _sync_each_transaction(connection: object, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    # A write transaction locks the database at its start. A deferred one fails without waiting if
+    # another process has written since it began to read.
     immediate = connection.get_execution_options().get("immediate", True)
     connection.exec_driver_sql("begin immediate" if immediate else "begin")
 
@@ -416,6 +433,7 @@ def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
     text = str(error.orig)
     if url.get_backend_name() == "sqlite":
         return text
+    # The messages of libpq contain addresses and advice in several lines.
     reasons = {
         "refused": "the server refused the connection",
         "resolve": "the host is unknown",

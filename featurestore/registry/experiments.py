@@ -49,6 +49,7 @@ def register(connection: Connection, record: RunRecord) -> None:
             {"kind": RUN, "name": record.id, "version": 1, "key": mentioned_name}
             for mentioned_name in names
         ]
+        # The names are tags of the run, so that hidden runs are found without opening their files.
         connection.execute(tags.insert().values(value=""), rows)
 
 

@@ -208,11 +208,13 @@ def advance(
     row = _TABLE.row(connection, name, version)
     if row is None:
         return
+    # Concurrent writers may register their commits in another order.
     values: dict[str, object] = {"delta_version": max(row.delta_version, delta_version)}
     if delta_version > row.delta_version:
         values["changed"] = to_micros(changed or utc_now())
     if spec is not None:
         stored_spec = _to_registered_group(row).spec
+        # A writer that started before columns were added must not remove them from the registry.
         if _extends_schema(stored_spec.schema, spec.schema):
             values["spec"] = json.dumps(spec.to_json())
             _replace_features(connection, row.id, spec)

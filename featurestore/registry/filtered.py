@@ -92,6 +92,8 @@ VISIBLE_ROWS = {
     # Rows about sources and live processes reveal no features.
     "sources": EVERYTHING,
     "owners": EVERYTHING,
+    # The addresses of alert channels may contain tokens. Only admins, who use the unfiltered
+    # registry, see users, roles and the audit log.
     "alert_channels": NOTHING,
     "outbox": NOTHING,
     "users": NOTHING,
@@ -113,6 +115,7 @@ class FilteredRegistry(Registry):
 
     def __init__(self, registry: Registry, views: RegistryViews, hidden: HiddenObjects) -> None:
         self._views = views  # keeps the connections open while this registry is in use
+        # The constructor of Registry would create another connection pool.
         self._engine = views.engine
         self._url = registry._url
         self._location = registry._location
@@ -139,6 +142,7 @@ class FilteredRegistry(Registry):
     @contextmanager
     def upgrade_transaction(self) -> Iterator[Connection]:
         self.check_writable()
+        # check_writable() always raises; the statement makes this function a generator.
         yield from ()
 
     def close(self) -> None:
@@ -186,10 +190,12 @@ class RegistryViews:
 def _create_views(connection: Any, _record: object) -> None:
     """Create the views in a new connection; the database drops them with the connection."""
     cursor = connection.cursor()
+    # The event passes the connection of the driver, which does not name its dialect.
     is_sqlite = type(connection).__module__.startswith("sqlite3")
     base_schema = "main."
     if not is_sqlite:
         cursor.execute("select quote_ident(current_schema())")
+        # Without the schema, the definition of a view would refer to the view.
         base_schema = f"{cursor.fetchone()[0]}."
     for name, types in _LISTS.items():
         columns = ", ".join(f"{column} {kind}" for column, kind in types.items())
@@ -206,6 +212,7 @@ def _create_views(connection: Any, _record: object) -> None:
         cursor.execute(_view_statement(table, base_schema))
     cursor.close()
     if not is_sqlite:
+        # Postgres drops the views if the transaction of this setup is rolled back.
         connection.commit()
 
 
@@ -225,8 +232,10 @@ def _view_statement(table: sa.Table, base_schema: str) -> str:
 def _set_hidden_names(connection: Connection, hidden: HiddenObjects) -> None:
     """Set the hidden names of a connection, unless they are already set."""
     connection_info = connection.info
+    # The hidden objects of a user are cached, so comparing the identity is enough.
     if connection_info.get(HIDDEN) is hidden:
         return
+    # If the update fails, the next use of the connection must not trust its lists.
     connection_info.pop(HIDDEN, None)
     lists: dict[str, list[tuple[Any, ...]]] = {
         "hidden_groups": list(zip(hidden.groups)),
@@ -245,6 +254,8 @@ def _set_hidden_names(connection: Connection, hidden: HiddenObjects) -> None:
             else:
                 records = [dict(zip(_LISTS[name], row, strict=True)) for row in rows]
                 setting = sa.select(
+                    # The last argument keeps the setting for the session instead of the
+                    # transaction.
                     sa.func.set_config(f"featurestore.{name}", json.dumps(records), False)
                 )
                 connection.execute(setting)

@@ -131,17 +131,20 @@ class _Closure:
     jobs: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        # All edges are loaded once, since the closure visits them several times.
         self._waiting: list[Source] = []
         self._following = _results_by_source(self.connection)
         self._paths = _paths_of_groups(self._following)
         self._jobs = _job_definitions(self.connection)
         self._job_edges = _jobs_by_source(self.connection)
         self._trained = _runs_of_models(self.connection)
+        # Runs store the names that they mention as tags, so their files need not be opened.
         mentions = sa.select(tags.c.name, tags.c.key).where(tags.c.kind == RUN)
         self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(mentions)]
 
     def hide_groups(self, names: Collection[str]) -> None:
         """Hide groups on which the user has no role."""
+        # A role on a group makes it visible, so the closure does not pass through it.
         for name in set(names) - self.groups - self.granted:
             self.groups.add(name)
             self._hide_source((name, None))
@@ -152,6 +155,7 @@ class _Closure:
         """Hide derived objects until no more are found."""
         before = None
         while before != (len(self.sources), len(self.jobs), len(self.outputs)):
+            # The sets only grow, so equal sizes mean that nothing was added.
             before = (len(self.sources), len(self.jobs), len(self.outputs))
             self._follow_lineage()
             self._hide_jobs()
@@ -205,8 +209,10 @@ def _all_group_names(connection: Connection) -> set[str]:
     """Return all group names in the registry, including those of deleted groups."""
     return {
         name
+        # Pins and lineage still contain the names of deleted groups.
         for column in (featuregroups.c.name, training_dataset_pins.c.featuregroup, lineage.c.source)
         for name in connection.execute(sa.select(column).distinct()).scalars()
+        # Sources in lineage are also paths and registered sources.
         if _NAME.fullmatch(name)
     }
 
@@ -217,6 +223,7 @@ def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
     columns = lineage.c
     selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
     for source, source_version, *artifact in connection.execute(sa.select(*selected).distinct()):
+        # A hidden group stands for all its versions, a hidden dataset for one.
         for key in {(source, source_version), (source, None)}:
             results.setdefault(key, set()).add((artifact[0], artifact[1], artifact[2]))
     dataset = training_datasets.c
@@ -242,6 +249,7 @@ def _job_definitions(connection: Connection) -> list[_JobWords]:
     """Return all definitions of all jobs, including previous versions."""
     columns = job_definitions.c
     definitions = []
+    # The target may still contain rows that an earlier definition computed.
     for name, text in connection.execute(sa.select(columns.name, columns.spec)):
         try:
             spec = json.loads(text)

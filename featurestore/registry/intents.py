@@ -87,6 +87,7 @@ def _read(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Int
 def record_heartbeat(connection: Connection, name: str) -> None:
     """Record that an owner is alive."""
     now = correct_future_heartbeats(connection)
+    # The first heartbeat inserts the row.
     result = connection.execute(owners.update().where(owners.c.name == name).values(seen=now))
     if result.rowcount == 0:
         connection.execute(owners.insert().values(name=name, seen=now))

@@ -68,6 +68,7 @@ def register(
             job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
         )
     if last is not None and last.hash == spec.hash:
+        # The same definition may be registered from another file.
         is_last = sa.and_(
             job_definitions.c.name == spec.name, job_definitions.c.version == last.version
         )
@@ -161,6 +162,7 @@ def watermark(connection: Connection, name: str) -> datetime | None:
 
 def lock_watermark(connection: Connection, name: str) -> datetime | None:
     """Return the watermark of a job and lock it until the end of the transaction."""
+    # SQLAlchemy omits FOR UPDATE for SQLite, where write transactions exclude each other.
     query = sa.select(job_states.c.watermark).where(job_states.c.name == name).with_for_update()
     micros = connection.execute(query).scalar_one()
     return to_time(micros)
@@ -169,6 +171,7 @@ def lock_watermark(connection: Connection, name: str) -> datetime | None:
 def advance(connection: Connection, name: str, watermark: datetime) -> None:
     """Move the watermark forward; an earlier watermark has no effect."""
     micros = to_micros(watermark)
+    # A backfill of earlier windows must not move the watermark back.
     is_behind = sa.or_(job_states.c.watermark.is_(None), job_states.c.watermark < micros)
     connection.execute(
         job_states.update()
@@ -195,6 +198,7 @@ def set_lease(connection: Connection, name: str, holder: str) -> None:
 
 def drop_lease(connection: Connection, name: str, holder: str) -> None:
     """Release a lease if ``holder`` owns it."""
+    # Another process may have taken over the lease of an owner that was considered dead.
     is_owned = sa.and_(job_states.c.name == name, job_states.c.lease_owner == holder)
     connection.execute(job_states.update().where(is_owned).values(lease_owner=None))
 
@@ -276,6 +280,7 @@ def record_offsets(
     now = to_micros(times.utc_now())
     for number, offset in offsets.items():
         end = ends.get(number)
+        # The end may have been read before the offset advanced.
         lag = None if end is None else max(end - offset, 0)
         key = {"job": job, "topic": topic, "partition": number}
         values = {"offset": offset, "end_offset": end, "lag": lag, "at": now}
@@ -348,6 +353,7 @@ def _put_row(
     connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
     """Update a row, or insert it if it does not exist."""
+    # SQLAlchemy has no upsert that works in both databases.
     has_key = sa.and_(*(table.c[name] == value for name, value in key.items()))
     result = connection.execute(table.update().where(has_key).values(**values))
     if not result.rowcount:

@@ -69,7 +69,9 @@ def add(
     )
     connection.execute(
         lineage.delete().where(
-            is_output, lineage.c.delta_version.is_not_distinct_from(delta_version)
+            is_output,
+            # Datasets have no Delta version, and "= NULL" is never true in SQL.
+            lineage.c.delta_version.is_not_distinct_from(delta_version),
         )
     )
     rows = [
@@ -132,6 +134,7 @@ def replace_windows(
     for window in windows:
         texts.append(str(window))
         values = dict(
+            # The columns have the order of the fields of WindowLineage.
             zip([column.name for column in _AGGREGATE], asdict(window).values(), strict=True)
         )
         rows.append({"kind": kind, "name": name, "version": version, **values})

@@ -248,6 +248,7 @@ def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
     """Return the group tags as ``key=value``, most frequent first."""
     query = (
         sa.select(tags.c.key, tags.c.value)
+        # Owners have a filter of their own.
         .where(tags.c.kind == KIND, tags.c.key != OWNER)
         .group_by(tags.c.key, tags.c.value)
         .order_by(sa.func.count().desc(), tags.c.key, tags.c.value)
@@ -358,6 +359,7 @@ def failed_validations(connection: Connection, *, limit: int = 20) -> list[Faile
         newer.c.kind == reports.c.kind,
         newer.c.name == reports.c.name,
         newer.c.version == reports.c.version,
+        # Ids order the reports even if their times are equal.
         newer.c.id > reports.c.id,
     )
     query = (
@@ -402,6 +404,7 @@ def lineage_edges(
     query = sa.select(*edge_columns).distinct()
     for name, value in (matching or {}).items():
         query = query.where(columns[name] == value)
+    # A fixed order makes a truncated graph the same for each request.
     rows = connection.execute(query.order_by(*edge_columns).limit(limit))
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 

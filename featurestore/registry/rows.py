@@ -54,4 +54,5 @@ def lock(connection: Connection, subject: str) -> None:
     SQLite allows only one write transaction at a time, so no lock is needed there.
     """
     if connection.dialect.name == "postgresql":
+        # hashtext returns 32 bits: two subjects may share a lock, which only makes them wait.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))

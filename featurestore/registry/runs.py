@@ -129,6 +129,7 @@ def runs_of_job(
     connection: Connection, job: str, *, state: str | None = None, last: int | None = None
 ) -> list[Run]:
     """Return the runs of a job, oldest first, optionally only the ``last`` newest ones."""
+    # The limit selects the newest runs, so the order is reversed afterwards.
     newest_first = (runs.c.started.desc(), runs.c.window_start.desc())
     query = sa.select(runs).where(runs.c.job == job).order_by(*newest_first).limit(last)
     if state is not None:
@@ -190,6 +191,7 @@ def restore(connection: Connection, run: Run) -> None:
             "rows": run.rows,
             "delta_version": run.delta_version,
         }
+        # begin() records the current time, and a commit contains only the time of its end.
         started = {} if ended is None else {"started": ended}
         connection.execute(
             runs.update().where(runs.c.run_id == run.run_id).values(**values, **started)
@@ -304,6 +306,8 @@ def _replace_states(
     if not new_windows:
         return
     existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
+    # One commit of a backfill may have 1,000 windows, so they are replaced by two statements with
+    # many parameter sets.
     replaced = [window for window in new_windows if window in existing]
     if replaced:
         connection.execute(
@@ -324,6 +328,7 @@ def _replace_states(
 
 def _matches_bound_window() -> sa.ColumnElement[bool]:
     names = ("job", "window_start", "window_end")
+    # SQLAlchemy reserves the names of columns for the values of an update, hence the prefix.
     return sa.and_(*(windows.c[name] == sa.bindparam(f"b_{name}") for name in names))
 
 

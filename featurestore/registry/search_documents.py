@@ -117,6 +117,7 @@ def has_index(connection: Connection) -> bool:
     """Return True if the database is SQLite and has a trigram index that is maintained."""
     if connection.dialect.name != "sqlite":
         return False
+    # The result is cached for the connection, since each write of a name needs it.
     if "trigrams" not in connection.info:
         statement = f"select 1 from sqlite_master where name = '{_INDEX}'"
         has_table = connection.exec_driver_sql(statement).first() is not None
@@ -131,6 +132,8 @@ def create_index(connection: Connection) -> None:
     elif _supports_trigrams(connection):
         connection.info.pop("trigrams", None)
         connection.exec_driver_sql(
+            # The strings are stored only in search_documents (content=), and without positions
+            # (detail=none) the index is smaller; a search checks the matches in the tables anyway.
             f"create virtual table {_INDEX} using fts5(text, content='search_documents', "
             "content_rowid='id', detail=none, columnsize=0, tokenize='trigram case_sensitive 1')"
         )
@@ -168,6 +171,7 @@ def _trigram_query(searched_text: str) -> str:
     '"win" AND "ind"'
     """
     trigrams = {
+        # FTS5 escapes a quote in a string by doubling it.
         searched_text[start : start + 3].replace('"', '""'): True
         for start in range(min(len(searched_text) - 2, _MOST_TRIGRAMS))
     }
@@ -178,6 +182,7 @@ def _supports_trigrams(connection: Connection) -> bool:
     version_text = connection.exec_driver_sql("select sqlite_version()").scalar_one()
     version = tuple(map(int, version_text.split(".")))
     options = connection.exec_driver_sql("pragma compile_options").scalars().all()
+    # The trigram tokenizer was added in SQLite 3.34, and FTS5 is a compile option.
     return version >= _OLDEST_WITH_TRIGRAMS and "ENABLE_FTS5" in options
 
 

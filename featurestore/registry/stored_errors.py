@@ -52,6 +52,7 @@ def redact_names(registry: Registry, text: str, *, allowed_names: Collection[str
         text: The error message or hint.
         allowed_names: The names that may remain: those in the definition of the job or run.
     """
+    # If the registry cannot be read, names stays None and every quoted string is removed.
     names: Mapping[str, str] | None = None
     private: frozenset[str] = frozenset()
     with suppress(FeatureStoreError), registry.reading() as connection:
@@ -106,6 +107,7 @@ class NameRedactor:
         if self._watch is None:
             self._watch = ChangeWatch(self._registry)
         state = self._watch.state()  # the rows below are read in this state or a later one
+        # Only strings that were not checked since the last commit are looked up.
         if state == self._state and self._checked.issuperset(quoted):
             return
         with self._registry.reading() as connection:
@@ -139,6 +141,7 @@ def restore_names(connection: Connection, text: str) -> str:
 
     text = _SHOWN.sub(list_names, text)
     hidden: HiddenObjects | None = connection.info.get(HIDDEN)
+    # An error that was stored before a group became private may contain its name.
     if hidden is not None and hidden.is_mentioned_in(text):
         return _WITHHELD
     return text
@@ -165,6 +168,7 @@ def _redact(
             return match[0]
         return _HIDDEN_NAME if suffix or names is None else f"[list of {names[name]}]"
 
+    # Quoted names are marked first, so that a list of names becomes one placeholder for its kind.
     text = _QUOTED.sub(mark, text)
     if private:
         text = _WORD.sub(lambda match: _HIDDEN_NAME if match[0] in private else match[0], text)

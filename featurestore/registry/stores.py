@@ -134,21 +134,26 @@ def claim(
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
+    # The lock must precede the creation: two processes could both find that the table is missing.
     _stores.create(connection, checkfirst=True)
     reference = read_reference(directory)
     row = _row(connection, directory, reference)
     if row is not None and _is_copy(row, directory):
         if not adopt:
             raise _copied_location_error(row.location, directory)
+        # A rebuild gives the copy an index and an id of its own.
         row = None
         reference = None
     if row is None:
         index = _claim_index(connection, directory, reference, adopt=adopt, url=url)
     else:
         index = IndexLocation(row.id, row.is_first)
+        # The store was moved, or another machine has mounted it at another path.
         update = sa.update(_stores).where(_stores.c.id == row.id)
         connection.execute(update.values(location=directory))
     new_reference = RegistryReference(index.store, _url_to_store(url, directory))
+    # The file is written before the transaction commits. If the commit fails, the next claim uses
+    # the id in the file.
     if not read_only and new_reference != reference:
         fields = {"store": new_reference.store, "registry": new_reference.registry}
         files.write_json(os.path.join(directory, MEMORY_FILE), fields)
@@ -189,6 +194,7 @@ def _is_copy(row: sa.Row, directory: str) -> bool:  # type: ignore[type-arg]
     """Return whether a registered store still exists at its previous location."""
     if row.location == directory or not files.is_directory(row.location):
         return False
+    # A symbolic link or a second mount leads to the same store.
     if files.is_same(row.location, directory):
         return False
     try:
@@ -207,10 +213,13 @@ def _claim_index(
     url: sa.URL,
 ) -> IndexLocation:
     is_indexed = _indexes_location(connection, directory)
+    # A wrong URL would otherwise create an empty index, which hides the groups of the store.
     if not (adopt or is_indexed) and _contains_versions(directory):
         raise _unknown_location_error(connection, directory, url)
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
+    # The tables of the database belong to its first store, also if they are older than this table
+    # of stores.
     is_first = is_free and (is_indexed or not _indexed_versions(connection))
     store = uuid.uuid4().hex if reference is None else reference.store
     connection.execute(sa.insert(_stores).values(id=store, location=directory, is_first=is_first))

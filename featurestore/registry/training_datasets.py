@@ -73,6 +73,7 @@ class RegisteredDataset:
 def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset with pins, tags and lineage, unless it is already registered."""
     name, version = manifest.name, manifest.version
+    # Recovery may already have registered the dataset of an interrupted export.
     if find(connection, name, version) is not None:
         return
     dataset = RegisteredDataset(
@@ -123,7 +124,9 @@ def add(connection: Connection, dataset: RegisteredDataset) -> None:
     key = inserted.inserted_primary_key
     identifier = None if key is None else key[0]
     pins = [
-        {"training_dataset_id": identifier, **asdict(pin)} for pin in dict.fromkeys(dataset.pins)
+        # A dataset may read one table version several times, but pins it once.
+        {"training_dataset_id": identifier, **asdict(pin)}
+        for pin in dict.fromkeys(dataset.pins)
     ]
     if pins:
         connection.execute(training_dataset_pins.insert(), pins)

@@ -53,6 +53,7 @@ def current_revision(connection: Connection) -> str | None:
     if connection.dialect.name == "sqlite":
         statement = "select 1 from sqlite_master where type = 'table' and name = 'alembic_version'"
     else:
+        # to_regclass uses the search path, so each schema has its own revision.
         statement = "select 1 where to_regclass('alembic_version') is not null"
     if connection.execute(sa.text(statement)).first() is None:
         return None
@@ -73,6 +74,7 @@ def upgrade(registry: Registry) -> str:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
         # Read while holding the lock: another process may have upgraded the database meanwhile.
         revision = current_revision(connection)
+        # Revisions are numbers with leading zeros, so they are compared as strings.
         if revision is not None and revision > head:
             raise RegistryTooNew(
                 f"The registry {registry.url} has revision {revision}; "
@@ -100,6 +102,7 @@ def migrate(connection: Connection) -> None:
     from alembic.config import Config
 
     settings = Config()
+    # The configuration parser interpolates percent signs.
     settings.set_main_option("script_location", DIRECTORY.replace("%", "%%"))
     settings.attributes["connection"] = connection
     command.upgrade(settings, "head")
@@ -123,5 +126,6 @@ def _creation_statements(dialect: str) -> list[str]:
 
     recorder = sa.create_mock_engine(f"{dialect}://", collect)
     for metadata in (tables.metadata, _revision_table.metadata):
+        # The mock engine passes each statement to collect() instead of running it.
         metadata.create_all(recorder, checkfirst=False)
     return statements

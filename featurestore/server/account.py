@@ -70,7 +70,7 @@ async def check_sign_in(request: Request) -> None:
 @sign_in_pages.post("/sign-in", dependencies=[Depends(check_sign_in)])
 def sign_in(request: Request, form: Form) -> Response:
     """Sign in and redirect to the requested page."""
-    following = form.get("next", "/")
+    next_address = form.get("next", "/")
     store: FeatureStore = request.app.state.store
     address = "" if request.client is None else request.client.host
     try:
@@ -78,8 +78,8 @@ def sign_in(request: Request, form: Form) -> Response:
             store.session, form.get("name", ""), form.get("password", ""), address=address
         )
     except NotSignedIn as error:
-        return _sign_in_form(request, following, error)
-    return signed_in_response(request, cookie, following)
+        return _sign_in_form(request, next_address, error)
+    return signed_in_response(request, cookie, next_address)
 
 
 @sign_in_pages.post("/sign-out", dependencies=[Depends(check_form)])
@@ -94,7 +94,7 @@ def sign_out(request: Request, visitor: CurrentVisitor) -> Response:
 
 
 @sign_in_pages.get("/sign-in/provider")
-def leave_for_provider(request: Request, next: str = "/") -> Response:
+def redirect_to_provider(request: Request, next: str = "/") -> Response:
     """Redirect to the sign-in page of the provider."""
     client = _provider_of(request)
     address, attempt = client.begin(_redirect_uri(request), local_address(next))
@@ -104,7 +104,7 @@ def leave_for_provider(request: Request, next: str = "/") -> Response:
 
 
 @sign_in_pages.get("/sign-in/back")
-def come_from_provider(request: Request) -> Response:
+def finish_provider_sign_in(request: Request) -> Response:
     """Sign in the user in the provider response and redirect to the requested page."""
     client = _provider_of(request)
     store: FeatureStore = request.app.state.store
@@ -129,12 +129,12 @@ def _provider_of(request: Request) -> ProviderClient:
 
 
 def _redirect_uri(request: Request) -> str:
-    return str(request.url_for("come_from_provider"))
+    return str(request.url_for("finish_provider_sign_in"))
 
 
-def signed_in_response(request: Request, cookie: str, following: str) -> Response:
+def signed_in_response(request: Request, cookie: str, next_address: str) -> Response:
     """Return the redirect that sets the session cookie."""
-    response = RedirectResponse(local_address(following), status_code=303)
+    response = RedirectResponse(local_address(next_address), status_code=303)
     _set_cookie(request, response, COOKIE, cookie)
     response.delete_cookie(FORM_COOKIE)
     return response
@@ -156,14 +156,15 @@ def local_address(text: str) -> str:
     return text
 
 
-def _sign_in_form(request: Request, following: str, error: NotSignedIn | None) -> HTMLResponse:
+def _sign_in_form(request: Request, next_address: str, error: NotSignedIn | None) -> HTMLResponse:
+    """Render the sign-in form, with the error of the previous attempt."""
     # An existing cookie is kept, so that sign-in forms in other tabs stay valid.
     form_cookie = request.cookies.get(FORM_COOKIE, "") or new_secret()
     response = page(
         request,
         "sign_in.html",
         title="Sign in",
-        following=local_address(following),
+        following=local_address(next_address),
         sign_in_token=compute_form_token(form_cookie),
         refusal=error,
         provider=request.app.state.settings.provider,
@@ -269,6 +270,7 @@ def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Respo
 def _account_response(
     request: Request, store: FeatureStore, person: Visitor, *, new_token: str | None
 ) -> HTMLResponse:
+    """Render the account page, with the secret of a new token."""
     with store.session.registry.reading() as connection:
         tokens = access.list_tokens(connection, person.name)
         user = changes.get_user(connection, person.name)

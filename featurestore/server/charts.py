@@ -47,6 +47,7 @@ def histogram(column: ColumnStatistics | None) -> Markup:
 
 
 def _bars(column: ColumnStatistics) -> tuple[Sequence[int], str]:
+    """Return the heights of the bars and the label of a histogram."""
     if column.histogram is not None:
         edges = column.histogram.edges
         label = (
@@ -165,6 +166,7 @@ def curves(metric: str, runs: Sequence[tuple[str, Series]]) -> Markup:
 
 
 def _scale(runs: Sequence[Series]) -> _Scale | None:
+    """Return the scale of all finite values, None if there are none."""
     points = [
         (step, value) for series in runs for step, value in series.items() if math.isfinite(value)
     ]
@@ -175,6 +177,7 @@ def _scale(runs: Sequence[Series]) -> _Scale | None:
 
 
 def _axes(scale: _Scale) -> list[Markup]:
+    """Draw the axes with the first and last step and the lowest and highest value."""
     foot, right = _HEIGHT - _MARGIN_BOTTOM, _WIDTH - _MARGIN_RIGHT
     frame = f"M{_MARGIN_LEFT} {_MARGIN_TOP}V{foot}H{right}"
     elements = [Markup('<path class="axis" d="{}"/>').format(frame)]

@@ -241,6 +241,7 @@ def validation_page(
 def _open_group(
     store: FeatureStore, name: str, version: int
 ) -> tuple[FeatureGroup, dict[str, object]]:
+    """Return a group and the values that all of its pages display."""
     group = store.featuregroup(name, version=version)
     common: dict[str, object] = {
         "group": group,

@@ -196,6 +196,7 @@ def _quarantine(group: FeatureGroup) -> FeatureFrame:
 
 
 def _rows_or_error(group: FeatureGroup, frame: FeatureFrame, bounds: RowBounds) -> dict[str, Any]:
+    """Return rows, or raise LimitExceeded if they exceed the byte limit."""
     table, has_more = _read_within(group, frame, bounds)
     if has_more:
         raise LimitExceeded(
@@ -226,7 +227,7 @@ def _read_within(
             batches.append(fitting_rows)
             remaining -= fitting_rows.nbytes
             if fitting_rows.num_rows < batch.num_rows:
-                if not any(kept_batch.num_rows for kept_batch in batches):
+                if not any(earlier_batch.num_rows for earlier_batch in batches):
                     batches.append(batch.slice(0, 1))
                 reader.close()  # the connection accepts no other query before
                 return pa.Table.from_batches(batches, reader.schema), True

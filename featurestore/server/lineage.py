@@ -190,6 +190,7 @@ def _derived_columns(node: Node, origins: ColumnOrigins) -> list[str]:
 
 
 def _contains(node: Node, origins: Iterable[Origin]) -> bool:
+    """Return True if a feature is one of the origins."""
     group, column = node.parts
     for origin in origins:
         name, version = origin.group
@@ -238,14 +239,14 @@ def filter_kinds(graph: Graph, kinds: Collection[str]) -> Graph:
     """Return the graph with only some kinds of nodes; edges bridge the removed nodes."""
     if not kinds:
         return graph
-    following: dict[Node, list[Node]] = {}
+    successors: dict[Node, list[Node]] = {}
     for source, target in graph.edges:
-        following.setdefault(source, []).append(target)
+        successors.setdefault(source, []).append(target)
     nodes = [node for node in graph.nodes if node.kind in kinds]
     edges = [
         (node, next_node)
         for node in nodes
-        for next_node in _nearest_of_kinds(node, following, kinds)
+        for next_node in _nearest_of_kinds(node, successors, kinds)
     ]
     return Graph.from_edges(nodes, edges, truncated=graph.truncated, columns=graph.columns)
 
@@ -261,10 +262,10 @@ def split_isolated(graph: Graph, focus: Node | None) -> tuple[list[Node], Graph]
 
 
 def _nearest_of_kinds(
-    node: Node, following: Mapping[Node, Iterable[Node]], kinds: Collection[str]
+    node: Node, successors: Mapping[Node, Iterable[Node]], kinds: Collection[str]
 ) -> list[Node]:
     """Return the nearest descendants that have one of the kinds."""
-    nearest, visited, waiting = [], {node}, deque(following.get(node, ()))
+    nearest, visited, waiting = [], {node}, deque(successors.get(node, ()))
     while waiting:
         candidate = waiting.popleft()
         if candidate in visited:
@@ -273,7 +274,7 @@ def _nearest_of_kinds(
         if candidate.kind in kinds:
             nearest.append(candidate)
         else:
-            waiting.extend(following.get(candidate, ()))
+            waiting.extend(successors.get(candidate, ()))
     return nearest
 
 

@@ -136,13 +136,13 @@ class Graph:
 
     def descendants(self, node: Node) -> list[Node]:
         """Return all descendants of a node, nearest first."""
-        following: dict[Node, list[Node]] = {}
+        successors: dict[Node, list[Node]] = {}
         for before, after in self.edges:
-            following.setdefault(before, []).append(after)
-        reached = dict.fromkeys(following.get(node, ()))
+            successors.setdefault(before, []).append(after)
+        reached = dict.fromkeys(successors.get(node, ()))
         waiting = list(reached)
         while waiting:
-            for each in following.get(waiting.pop(0), ()):
+            for each in successors.get(waiting.pop(0), ()):
                 if each not in reached and each != node:
                     reached[each] = None
                     waiting.append(each)
@@ -225,6 +225,7 @@ def _source_name(node: Node) -> str:
 
 
 def _source_node(connection: Connection, source: str, version: int | None) -> Node:
+    """Return the node of a source in a lineage row."""
     if source.startswith(_SOURCE_PREFIX):
         return Node("source", source.removeprefix(_SOURCE_PREFIX))
     folder, _, name = source.partition("/")

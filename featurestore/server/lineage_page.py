@@ -150,6 +150,7 @@ def _order_by_neighbors(
     neighbors: Mapping[Item, Iterable[Item]],
     placed_layers: Iterable[list[Item]],
 ) -> list[Item]:
+    """Sort a layer by the barycenters of the neighbors in placed layers."""
     heights: dict[Item, float] = {}
     for placed_layer in placed_layers:
         for row, item in enumerate(placed_layer):
@@ -189,6 +190,7 @@ def _draw_edge(before: tuple[int, float], after: tuple[int, float], end: Item) -
 
 
 def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focus: bool) -> Markup:
+    """Draw a node as a link with its kind and label."""
     x, middle = position
     label = node.label
     if len(label) > _MAX_LABEL_LENGTH:

@@ -45,6 +45,7 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
     lock = threading.Lock()
 
     def watch() -> None:
+        """Interrupt the queries of the thread after the time limit."""
         # An interrupt between two queries of the block has no effect, so it is repeated until the
         # block has finished.
         is_finished = finished.wait(seconds)
@@ -139,6 +140,7 @@ class TimeLimit:
 
 
 async def _reject(send: Send, status: int, detail: str) -> None:
+    """Send a problem response and close the connection."""
     problem = {
         "type": "about:blank",
         "title": "Request too long",
@@ -215,6 +217,7 @@ class _BufferedResponse:
                 await self._finish(self._start)
 
     async def _finish(self, start: Message) -> None:
+        """Send the response with its tag, or 304 if the client has this tag."""
         body = bytes(self._body)
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers = MutableHeaders(scope=start)

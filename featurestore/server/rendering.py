@@ -151,6 +151,7 @@ def _csv_cell(value: object) -> str:
 def _render(
     request: Request, template: str, status: int, values: Mapping[str, Any]
 ) -> HTMLResponse:
+    """Render a template with the values that all pages need."""
     state = request.app.state
     visitor: Visitor | None = getattr(request.state, "visitor", None)
     # Visitors who are not signed in see neither the location nor the navigation.

@@ -192,6 +192,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _error_response(request: Request, status: int, details: dict[str, object]) -> Response:
+    """Return an error as JSON for the REST interface, otherwise as a page."""
     if request.url.path.startswith(API):
         response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
     else:

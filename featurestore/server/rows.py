@@ -169,6 +169,7 @@ def _read_frame(
     read: ReadGroup | ReadFeatures | ReadSplit,
     labels: object | None,
 ) -> FeatureFrame:
+    """Return the lazy frame of a group, of features or of a split."""
     frame: FeatureFrame
     if isinstance(read, ReadGroup):
         frame = store.get_featuregroup(read.name, version=read.version, as_of=read.as_of)
@@ -192,6 +193,7 @@ def _read_frame(
 
 
 def _parse_feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDemandFeature:
+    """Parse a feature reference, a window feature or an on-demand feature."""
     if isinstance(spec, str):
         return spec
     try:
@@ -205,6 +207,7 @@ def _parse_feature(spec: str | Mapping[str, Any]) -> str | WindowFeature | OnDem
 
 
 def _parse_as_of(as_of: int | str | Mapping[str, int | str] | None) -> Any:
+    """Reject a Delta version, which refers to one group and not to a retrieval."""
     if isinstance(as_of, int):
         raise InvalidArgument(
             f"as_of={as_of} is a Delta version of one group, not of a retrieval.",
@@ -338,6 +341,7 @@ class ChunkProducer:
                 self._interrupt(self._thread)
 
     def _compute_chunk(self) -> bytes | None:
+        """Compute the next chunk in a worker thread."""
         self._thread = threading.get_ident()
         try:
             with time_limit(self._seconds):

@@ -92,6 +92,7 @@ def count_kinds(results: Sequence[SearchResult]) -> dict[str, int]:
 
 
 def _result_of_match(match: Match) -> SearchResult:
+    """Convert a match to a result with the URL of its page."""
     address, name = f"/groups/{match.group}/{match.version}", match.reference
     if match.kind == "feature":
         address = f"{address}#feature-{match.reference.partition('.')[2]}"

@@ -298,6 +298,7 @@ def start_verification(request: Request, store: Store, name: str, version: int) 
 def _verify_page(
     request: Request, store: FeatureStore, name: str, version: int, *, verify: bool
 ) -> HTMLResponse:
+    """Render the verification page, with a report if ``verify``."""
     dataset = store.get_training_dataset(name, version=version)
     report = dataset.verify() if verify else None
     return page(

@@ -109,6 +109,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 def _plain_batches(
     reader: pa.RecordBatchReader, schema: pa.Schema, max_bytes: int
 ) -> Iterator[pa.RecordBatch]:
+    """Validate the batches of a stream, and yield them decoded in slices."""
     for batch in reader:
         # Offsets and lengths are untrusted and must not point outside the buffers.
         batch.validate()
@@ -331,6 +332,7 @@ async def receive_upload(chunks: AsyncIterator[bytes], *, max_bytes: int) -> Upl
 
 
 async def _with_timeout(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield chunks; raise an error if the client sends none for a minute."""
     while True:
         try:
             chunk = await asyncio.wait_for(anext(chunks, None), _IDLE_SECONDS)
@@ -344,6 +346,7 @@ async def _with_timeout(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def _write(
     upload: Upload, first: bytes, chunks: AsyncIterator[bytes], max_bytes: int
 ) -> None:
+    """Write the rows of an upload to its temporary file."""
     byte_count = 0
     chunk: bytes | None = first
     while chunk is not None:

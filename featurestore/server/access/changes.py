@@ -236,6 +236,7 @@ def _check_another_admin(connection: Connection, name: str) -> None:
 
 
 def _check_group(connection: Connection, group: str) -> None:
+    """Raise FeatureGroupNotFound if a group neither exists nor is private."""
     # A deleted private group stays private, so that creating it again does not publish it.
     if group in access.private_groups_of_store(connection):
         return

@@ -177,6 +177,7 @@ class ProviderClient:
         return dict(claims)
 
     def _find_or_add_user(self, claims: dict[str, Any]) -> str:
+        """Return the name of the user that an ID token identifies."""
         issuer, subject = str(claims["iss"]), str(claims["sub"])
         with self._session.registry.reading() as connection:
             # OpenID Connect guarantees only the pair of issuer and subject to be stable and unique.
@@ -270,6 +271,7 @@ def _check_address(address: str) -> None:
 
 
 def _client_secret(session: Session, provider: Provider) -> str:
+    """Resolve the client secret; raise ConfigurationError if it is unavailable."""
     reference = parse_secret(provider.secret)
     secret_context = {
         "location": session.location,

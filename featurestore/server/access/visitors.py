@@ -240,6 +240,7 @@ def _build_visitor(
     *,
     cookie: str | None = None,
 ) -> Visitor:
+    """Return the visitor for a user whose roles are limited to ``max_role``."""
     groups = {}
     for group, role in access.roles_of(connection, user.name).items():
         groups[group] = lower_role(role, max_role)

@@ -38,8 +38,8 @@ function sortRows(button) {
   const rows = Array.from(table.tBodies[0].rows), column = head.cellIndex;
   rows.sort((first, second) => {
     const left = valueOf(first.cells[column]), right = valueOf(second.cells[column]);
-    const found = compareTexts(left, right);
-    return order === "ascending" || !left || !right ? found : -found;
+    const difference = compareTexts(left, right);
+    return order === "ascending" || !left || !right ? difference : -difference;
   });
   table.tBodies[0].append(...rows);
 }

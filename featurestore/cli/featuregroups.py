@@ -235,6 +235,7 @@ def parse_version_or_time(text: str | None) -> str | int | None:
 
 
 def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
+    """Parse column=value pairs to values with the types of the schema."""
     import pyarrow as pa
 
     key = {}

@@ -147,6 +147,7 @@ def _read_labels(text: str | None) -> Any:
 
 
 def _parse_pairs(join_key: list[str] | None) -> dict[str, str] | None:
+    """Parse left_column=key_column pairs."""
     if not join_key:
         return None
     pairs = dict(text.split("=", 1) for text in join_key if "=" in text)
@@ -174,6 +175,7 @@ def _write_rows(frame: FeatureFrame, path: Path) -> int:
 
 
 def _open_writer(path: Path, frame: FeatureFrame) -> Any:
+    """Open a CSV or Parquet writer for the schema of a frame."""
     if path.suffix == ".csv":
         from pyarrow import csv
 

@@ -223,6 +223,7 @@ def _job_row(job: Any) -> Mapping[str, Any]:
 
 
 def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
+    """Return the values of a job definition, by kind of job."""
     spec_json = job.spec.to_json()
     details = {
         **_job_row(job),

@@ -133,6 +133,7 @@ def options(
 
 
 def _move_global_options_first(args: list[str]) -> list[str]:
+    """Move the global options before the command, where Typer expects them."""
     global_words: list[str] = []
     other_words: list[str] = []
     words = iter(args)

@@ -40,10 +40,10 @@ def check(
     ] = None,
 ) -> None:
     """Check a window now; exit code 1 if a measure is out of bounds."""
-    begin = None
+    window_start = None
     if window is not None:
-        begin = parse_moment(window, argument="--window", warn=False)
-    report = store(context).check_monitor(name, window=begin)
+        window_start = parse_moment(window, argument="--window", warn=False)
+    report = store(context).check_monitor(name, window=window_start)
     show_text(context, str(report), data=report.to_json() | {"ok": report.ok})
     if not report.ok:
         raise typer.Exit(1)
@@ -177,8 +177,8 @@ def show_messages(
 @alert_app.command("send", epilog="Example: featurestore alert send")
 def send_messages(context: typer.Context) -> None:
     """Send waiting messages; the scheduler does so automatically."""
-    arrived = store(context).send_alerts()
-    show_text(context, f"{arrived} delivered", data={"delivered": arrived})
+    delivered_count = store(context).send_alerts()
+    show_text(context, f"{delivered_count} delivered", data={"delivered": delivered_count})
 
 
 def _message_row(message: Any) -> Mapping[str, Any]:

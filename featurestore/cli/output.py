@@ -178,6 +178,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print rows as a table without colors."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

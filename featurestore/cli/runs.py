@@ -44,11 +44,11 @@ def list_runs(
 
     connected = store(context)
 
-    def get(most: int | None, skip: int) -> list[Any]:
+    def get(page_limit: int | None, offset: int) -> list[Any]:
         # get_runs() has no offset, so the runs of earlier pages are read and skipped.
-        end = None if most is None else skip + most
+        end = None if page_limit is None else offset + page_limit
         runs = experiments.get_runs(name, trials=trials, limit=end, store=connected)
-        return runs[skip:]
+        return runs[offset:]
 
     runs_page = get_page(context, get, limit=limit, page=page)
     rows = []

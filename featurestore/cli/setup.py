@@ -134,6 +134,7 @@ def _installed_version(name: str) -> str | None:
 
 
 def _check_java() -> Check:
+    """Check that a Java version that Spark supports is installed."""
     requirement = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     java = shutil.which("java")
     if "JAVA_HOME" in os.environ:
@@ -154,6 +155,7 @@ def _check_java() -> Check:
 
 
 def _check_store(options: Settings) -> Iterator[Check]:
+    """Check the engine, the location and the registry that the options select."""
     try:
         resolved = configuration.resolve(
             location=options.location, engine=options.engine, registry=options.registry
@@ -201,6 +203,7 @@ def _check_session_settings(location: str) -> Iterator[Check]:
 
 
 def _check_registry(directory: str, url: str | None) -> Check:
+    """Compare the revision of a registry with that of this release."""
     from featurestore.registry.database import inspect
     from featurestore.registry.migrations import head_revision
 

@@ -65,15 +65,17 @@ def check_store(options: Settings) -> None:
     if is_store(directory) or resolved.registry is not None:
         return
     folders = dict.fromkeys([os.path.dirname(directory), directory, os.getcwd()])
-    near = [
+    nearby_stores = [
         os.path.join(folder, name)
         for folder in folders
         for name in files.list_directory(folder)
         if is_store(os.path.join(folder, name))
     ]
     raise ConfigurationError(
-        f"No store at {directory!r}. Stores nearby: {listing(near)}.",
-        hint=f"--location {near[0]}" if near else f"featurestore init {directory}",
+        f"No store at {directory!r}. Stores nearby: {listing(nearby_stores)}.",
+        hint=f"--location {nearby_stores[0]}"
+        if nearby_stores
+        else f"featurestore init {directory}",
     )
 
 
@@ -96,10 +98,10 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def log_to_stderr(form: LogFormat) -> None:
+def log_to_stderr(log_format: LogFormat) -> None:
     """Write log records of level INFO and above to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    if form is LogFormat.JSON:
+    if log_format is LogFormat.JSON:
         handler.setFormatter(JsonLines())
         # Warnings would otherwise appear as text between the JSON lines.
         logging.captureWarnings(True)

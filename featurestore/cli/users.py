@@ -138,11 +138,17 @@ def make_token(
     from featurestore.server.access import changes
 
     connected = store(context)
-    until = None if expires == "never" else expires
-    text, token = changes.make_token(
-        connected.session, command_line(), name, scope=scope, label=label, expires=until
+    lifetime = None if expires == "never" else expires
+    secret, token = changes.make_token(
+        connected.session, command_line(), name, scope=scope, label=label, expires=lifetime
     )
-    record = {"token": text, "id": token.id, "user": name, "scope": scope, "expires": token.expires}
+    record = {
+        "token": secret,
+        "id": token.id,
+        "user": name,
+        "scope": scope,
+        "expires": token.expires,
+    }
     show_record(context, record)
 
 
@@ -247,14 +253,14 @@ def show_log(
 
     connected = store(context)
 
-    def get(most: int | None, skip: int) -> list[Any]:
+    def get(page_limit: int | None, offset: int) -> list[Any]:
         with connected.session.registry.reading() as connection:
-            return audit_log.entries(connection, who=user, limit=most, offset=skip)
+            return audit_log.entries(connection, who=user, limit=page_limit, offset=offset)
 
-    shown = get_page(context, get, limit=limit, page=page)
-    rows = [vars(entry) for entry in shown.items]
+    log_page = get_page(context, get, limit=limit, page=page)
+    rows = [vars(entry) for entry in log_page.items]
     columns = ["at", "who", "action", "subject"]
     wide = ["how", "detail"]
     show_rows(
-        context, rows, columns=columns, wide=wide, empty="no changes yet", next_page=shown.next
+        context, rows, columns=columns, wide=wide, empty="no changes yet", next_page=log_page.next
     )

@@ -124,7 +124,7 @@ def _send_waiting(session: Session, deadline: float) -> int:
         channels = {each.name: each for each in alerts.channels(connection)}
         untrusted = [each.name for each in channels.values() if not is_trusted(session, each)]
         # Messages of other machines' channels would fill the batch at each call.
-        messages = alerts.due_messages(connection, limit=_BATCH_SIZE, besides=untrusted)
+        messages = alerts.due_messages(connection, limit=_BATCH_SIZE, excluded_channels=untrusted)
     if untrusted:
         _log.info(
             "skipping alert channels that were not added on this machine: %s", ", ".join(untrusted)

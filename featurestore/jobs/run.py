@@ -240,7 +240,7 @@ def record_computed(
     # Stale windows were computed, so they are not gaps.
     states = [runs.DONE, runs.STALE]
     computed = runs.find_windows(
-        connection, spec.name, states=states, start=watermark, besides=run.run_id
+        connection, spec.name, states=states, start=watermark, excluded_run=run.run_id
     )
     advanced = advance_watermark(build_schedule(spec), watermark, computed.union(windows))
     if advanced is not None:

@@ -148,9 +148,9 @@ def enqueue_alert(
 
 
 def due_messages(
-    connection: Connection, *, limit: int | None = None, besides: Iterable[str] = ()
+    connection: Connection, *, limit: int | None = None, excluded_channels: Iterable[str] = ()
 ) -> list[Outgoing]:
-    """Return the messages due for sending, oldest first, except to the channels in ``besides``.
+    """Return the messages due for sending, oldest first, except to ``excluded_channels``.
 
     A message whose next attempt is further away than the maximum delay is also due, because the
     clock was set back.
@@ -160,7 +160,7 @@ def due_messages(
     due = sa.or_(next_try <= to_micros(now), next_try > to_micros(now + LONGEST_WAIT))
     query = (
         sa.select(outbox)
-        .where(outbox.c.delivered.is_(None), due, outbox.c.channel.not_in(list(besides)))
+        .where(outbox.c.delivered.is_(None), due, outbox.c.channel.not_in(list(excluded_channels)))
         .order_by(outbox.c.created)
         .limit(limit)
     )

@@ -130,6 +130,7 @@ class Registry:
 
     @contextmanager
     def _connection(self, *, immediate: bool) -> Iterator[Connection]:
+        """Yield a connection, and convert database errors to RegistryError."""
         try:
             with self._engine.connect() as connection:
                 options = {"immediate": immediate, LOCATION: self._location}
@@ -214,6 +215,7 @@ def open_registry(
 def _open_directory(
     directory: str, url: str | None, read_only: bool, *, durable: bool = True, adopt: bool = False
 ) -> Registry:
+    """Open the registry of a location, or a copy if the location is read-only."""
     parsed = _parse_url(directory, url)
     if not _is_inside(parsed, directory):
         return _open_shared(parsed, directory, read_only, durable=durable, adopt=adopt)
@@ -324,6 +326,7 @@ def revision(registry: Registry) -> str | None:
 
 
 def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None = None) -> Engine:
+    """Create the engine of a SQLite or Postgres database with its connection settings."""
     backend = url.get_backend_name()
     if backend not in ("sqlite", "postgresql"):
         raise ConfigurationError(
@@ -357,6 +360,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
 
 
 def _set_search_path(schema: str, connection: object, _record: object) -> None:
+    """Make the tables of a schema those of a new connection."""
     cursor = connection.cursor()  # type: ignore[attr-defined]
     cursor.execute(
         f'set search_path to "{schema}"'
@@ -367,6 +371,7 @@ def _set_search_path(schema: str, connection: object, _record: object) -> None:
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:
+    """Set the transaction, journal and foreign key modes of a new connection."""
     # The driver must not begin transactions itself: they would be deferred, and fail when they are
     # upgraded to a write lock.
     connection.isolation_level = None  # type: ignore[attr-defined]
@@ -420,6 +425,7 @@ def format_url(url: sa.URL) -> str:
 
 
 def _to_registry_error(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
+    """Convert a database error, without the secrets of the URL."""
     reason = _error_reason(url, error)
     for secret in _secret_strings(url):
         reason = reason.replace(secret, "***")
@@ -449,6 +455,7 @@ def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
 
 
 def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
+    """Return the next step for a database error."""
     if url.get_backend_name() != "sqlite":
         user = url.username or "of this process"
         return (

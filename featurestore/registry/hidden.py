@@ -173,6 +173,7 @@ class _Closure:
             self._hide_source((f"{_FOLDERS[kind]}/{name}", version))
 
     def _follow_lineage(self) -> None:
+        """Hide the outputs of hidden sources."""
         while self._waiting:
             for kind, name, version in self._following.get(self._waiting.pop(), ()):
                 if kind == GROUP:
@@ -181,6 +182,7 @@ class _Closure:
                     self._hide_output((kind, name, version))
 
     def _hide_jobs(self) -> None:
+        """Hide jobs that name or read hidden objects, and the groups they write."""
         names = self.groups | {name for _, name, _ in self.outputs}
         for job in self._jobs:
             if job.name not in self.jobs and names.isdisjoint(job.words):
@@ -260,6 +262,7 @@ def _job_definitions(connection: Connection) -> list[_JobWords]:
 
 
 def _to_job_words(name: str, spec: Any) -> _JobWords:
+    """Extract the words of a job definition."""
     words = frozenset(_string_words(spec))
     if not isinstance(spec, dict):
         return _JobWords(name, None, words, words)

@@ -204,6 +204,7 @@ def drop_lease(connection: Connection, name: str, holder: str) -> None:
 
 
 def _latest_row(connection: Connection, name: str) -> Row[tuple[object, ...]] | None:
+    """Return the row of the latest definition of a job."""
     columns = job_definitions.c
     query = (
         sa.select(job_definitions)

@@ -208,6 +208,7 @@ def group_names(connection: Connection, search_filter: SearchFilter) -> list[str
 def _group_conditions(
     connection: Connection, search_filter: SearchFilter
 ) -> list[sa.ColumnElement[bool]]:
+    """Return the SQL conditions of a group filter."""
     columns = featuregroups.c
     conditions = [is_latest(featuregroups)]
     if isinstance(search_filter, GroupFilter) and search_filter.text:
@@ -224,6 +225,7 @@ def _group_conditions(
 
 
 def _has_tag(key: str, value: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a group has a tag, with a value unless it is empty."""
     is_match = sa.and_(
         tags.c.kind == KIND,
         tags.c.name == featuregroups.c.name,
@@ -304,6 +306,7 @@ def filter_names(
 
 
 def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
+    """Yield queries for the names that meet each condition of a filter."""
     tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
     if search_filter.tag:
         key, _, value = search_filter.tag.partition("=")

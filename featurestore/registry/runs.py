@@ -276,12 +276,12 @@ def find_windows(
     end: datetime | None = None,
     states: Iterable[str] | None = None,
     target_version: int | None = None,
-    besides: str | None = None,
+    excluded_run: str | None = None,
 ) -> set[Window]:
     """Return the windows of a job whose end is after ``start`` and at most ``end``.
 
     ``states`` selects windows by state, ``target_version`` excludes windows in other target
-    versions, and ``besides`` excludes the windows of one run.
+    versions, and ``excluded_run`` excludes the windows of one run.
     """
     columns = windows.c
     query = sa.select(columns.window_start, columns.window_end).where(columns.job == job)
@@ -295,14 +295,15 @@ def find_windows(
         query = query.where(
             sa.or_(columns.target_version.is_(None), columns.target_version == target_version)
         )
-    if besides is not None:
-        query = query.where(columns.run_id != besides)
+    if excluded_run is not None:
+        query = query.where(columns.run_id != excluded_run)
     return {Window(from_micros(low), from_micros(high)) for low, high in connection.execute(query)}
 
 
 def _replace_states(
     connection: Connection, job: str, new_windows: Sequence[Window], **values: Any
 ) -> None:
+    """Replace the states of windows, which are sorted by time."""
     if not new_windows:
         return
     existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
@@ -333,6 +334,7 @@ def _matches_bound_window() -> sa.ColumnElement[bool]:
 
 
 def _bind_windows(job: str, bound_windows: Iterable[Window]) -> list[dict[str, Any]]:
+    """Return the parameters of ``_matches_bound_window`` for windows."""
     return [
         {
             "b_job": job,

@@ -84,6 +84,7 @@ def candidate_names(
 
 
 def _matching_names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
+    """Return the sorted names with a document that contains a string."""
     searched_text = normalize(text)
     names_of_field = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
     matching_names = names_of_field.where(_contains(connection, searched_text))
@@ -140,6 +141,7 @@ def create_index(connection: Connection) -> None:
 
 
 def _remove(connection: Connection, condition: sa.ColumnElement[bool]) -> None:
+    """Remove documents from the table and from the index."""
     if has_index(connection):
         # FTS5 needs the indexed string to remove its trigrams.
         indexed_documents = sa.select(_columns.id, _columns.text).where(
@@ -187,6 +189,7 @@ def _supports_trigrams(connection: Connection) -> bool:
 
 
 def _create_in_postgres(connection: Connection) -> None:
+    """Create a trigram index if the extension pg_trgm is installed."""
     schema_query = sa.text(
         "select quote_ident(n.nspname) from pg_extension e "
         "join pg_namespace n on n.oid = e.extnamespace where e.extname = 'pg_trgm'"

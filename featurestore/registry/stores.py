@@ -212,6 +212,7 @@ def _claim_index(
     adopt: bool,
     url: sa.URL,
 ) -> IndexLocation:
+    """Claim an index in the database for a location that has none."""
     is_indexed = _indexes_location(connection, directory)
     # A wrong URL would otherwise create an empty index, which hides the groups of the store.
     if not (adopt or is_indexed) and _contains_versions(directory):
@@ -251,6 +252,7 @@ def _indexes_location(connection: Connection, directory: str) -> bool:
 
 
 def _contains_versions(directory: str) -> bool:
+    """Return whether a location contains versions of groups or datasets."""
     paths = StorePaths(directory)
     for root in (paths.featuregroups, paths.training_datasets):
         for name in files.list_directory(root):

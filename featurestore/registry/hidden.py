@@ -225,7 +225,7 @@ def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
     columns = lineage.c
     selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
     for source, source_version, *artifact in connection.execute(sa.select(*selected).distinct()):
-        # A hidden group stands for all its versions, a hidden dataset for one.
+        # A group is hidden in all its versions, a dataset in one.
         for key in {(source, source_version), (source, None)}:
             results.setdefault(key, set()).add((artifact[0], artifact[1], artifact[2]))
     dataset = training_datasets.c

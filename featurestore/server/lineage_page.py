@@ -124,7 +124,7 @@ def _layer_depths(graph: Graph) -> dict[Node, int]:
     for before, after in graph.edges:
         sources.setdefault(after, []).append(before)
     depths: dict[Node, int] = {}
-    # The nodes on the current path; an edge to one of them closes a cycle and is ignored. The
+    # The nodes on the current path; an edge to such a node closes a cycle and is ignored. The
     # search is iterative, since a lineage may be deeper than Python's recursion limit.
     open_nodes: set[Node] = set()
     for start in graph.nodes:

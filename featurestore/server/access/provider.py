@@ -205,7 +205,7 @@ class ProviderClient:
             # An equal name does not prove that it is the same person.
             raise NotSignedIn(
                 f"The name {name!r} is taken by another user.",
-                hint="ask an admin to add you under another name",
+                hint="an admin can add you under another name",
             ) from None
         return new_user.name
 

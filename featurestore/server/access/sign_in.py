@@ -137,7 +137,7 @@ def _serialize_attempts(address: str) -> Iterator[None]:
 def _record_attempt(session: Session, attempt_key: str) -> int:
     """Record an attempt as failed and return its id; raise TooManyAttempts during a delay."""
     with session.registry.transaction() as connection:
-        # Without the lock, parallel attempts would read the count before any of them is recorded.
+        # Without the lock, parallel attempts would read the count before any attempt is recorded.
         lock(connection, "sign in")
         wait = _remaining_wait(connection, attempt_key)
         if wait > timedelta(0):

@@ -245,6 +245,8 @@ def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
             raise InvalidArgument(
                 f"--key {pair!r} is not column=value. Available: {listing(schema.names)}."
             )
+        # Values on the command line are strings, but keys are compared with the types of their
+        # columns.
         kind = schema.field(column).type
         try:
             key[column] = pa.scalar(value).cast(kind).as_py()

@@ -109,6 +109,7 @@ def get(
         as_of=as_of,
         include_keys=include_keys,
     )
+    # The frame of a served store has no plan; the basket page of the server displays one.
     if explain and frame.plan is None:
         raise UnsupportedRemotely(
             f"The server at {connected.location} does not return plans.",
@@ -161,6 +162,7 @@ def _parse_pairs(join_key: list[str] | None) -> dict[str, str] | None:
 
 def _write_rows(frame: FeatureFrame, path: Path) -> int:
     """Write all rows in batches, and return the row count."""
+    # An unsupported suffix is rejected before any rows are read.
     if path.suffix not in _FILES:
         raise InvalidArgument(
             f"--out {str(path)!r} is neither .parquet nor .csv.", hint="--out rows.parquet"

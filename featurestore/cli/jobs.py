@@ -77,6 +77,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     rows = []
     for status in status_page.items:
         counts = {"due": status.due, "failed": status.failed}
+        # Jobs without a topic have the same keys in the JSON output.
         stream = (status.stream or NO_STATUS).summary()
         rows.append({**_job_row(status.job), **counts, **stream, **_last_run_columns(status.last)})
     show_rows(
@@ -176,6 +177,7 @@ def backfill(
         )
     _show_runs(context, runs, empty="all windows are already computed")
     note = getattr(runs, "note", "")
+    # JSON output must be a single document.
     if note and settings(context).output is not OutputFormat.JSON:
         show_text(context, note, data=None)
 
@@ -247,6 +249,7 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
 
 def _last_run_columns(run: Any) -> Mapping[str, Any]:
     if run is None:
+        # The keys of the JSON output do not depend on whether there is a run.
         return {"last_state": None, "last_error": None, "last_hint": None, "last_ended": None}
     return {
         "last_state": run.state,

@@ -102,6 +102,7 @@ def accept(
         first = parse_moment(window, argument="--window", warn=False)
     if until is not None:
         last = parse_moment(until, argument="--until", warn=False)
+    # The service is called directly, because the audit log needs the account that runs the command.
     accepted = service.accept(
         store(context).session,
         name,

@@ -125,7 +125,9 @@ def tensorboard(
     if settings(context).output is OutputFormat.JSON:
         show_json({"log_dir": directory})
         return
+    # A configuration file in a run could make TensorBoard serve other files of this machine.
     check_tensorboard(directory)
+    # A tensorboard command on the PATH may belong to another environment.
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory, "--port", str(port)]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 

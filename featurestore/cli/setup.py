@@ -84,6 +84,7 @@ def init(
         connect(directory or options.location, engine=options.engine, registry=options.registry)
     )
     file = Path.cwd() / configuration.CONFIG_FILE
+    # An existing file may name another store, so it is never overwritten.
     if config and not file.exists():
         file.write_text(
             f"location = {_toml_string(store.location)}\nengine = {_toml_string(store.engine)}\n"

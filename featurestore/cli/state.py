@@ -64,6 +64,7 @@ def check_store(options: Settings) -> None:
     directory = files.location_of(resolved.location)
     if is_store(directory) or resolved.registry is not None:
         return
+    # The location may have a typing error in its last part, or be a folder above the store.
     folders = dict.fromkeys([os.path.dirname(directory), directory, os.getcwd()])
     nearby_stores = [
         os.path.join(folder, name)

@@ -19,7 +19,7 @@ Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=Fals
 RoleArgument = Annotated[
     str, typer.Argument(help="Role: none, reader, writer or admin.", show_default=False)
 ]
-# There is no option with a password, since other users can see the command line.
+# A password option would be visible to other users in the list of processes.
 FromInput = Annotated[
     bool, typer.Option("--password-stdin", help="Read the password from standard input.")
 ]

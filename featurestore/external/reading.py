@@ -73,7 +73,7 @@ def open_snapshot(
     """Connect to a registered source, and return a snapshot with renamed columns.
 
     Raises:
-        SourceUnavailable: The source cannot be reached, or refuses the user.
+        SourceUnavailable: The source cannot be reached, or rejects the user.
     """
     snapshot = open_source(session, spec).snapshot(version_or_time)
     return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))

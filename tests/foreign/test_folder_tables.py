@@ -52,9 +52,11 @@ def test_partition_folders_become_columns(lake: Lake) -> None:
 
 
 def test_inconsistent_partitions_are_refused(lake: Lake) -> None:
-    with pytest.raises(InvalidSourceFile, match="has the column 'day', and its folder"):
+    with pytest.raises(
+        InvalidSourceFile, match="has the column 'day', which is also a partition key"
+    ):
         lake({"day=1/a.csv": "id,day\n1,2\n"})
-    with pytest.raises(InvalidArgument, match="folders of other keys"):
+    with pytest.raises(InvalidArgument, match="different partition keys"):
         lake({"day=1/a.csv": "id\n1\n", "month=1/a.csv": "id\n1\n"})
 
 

@@ -58,7 +58,7 @@ def test_hint_calls_read_the_files(
         lake(files, **options).to_arrow()
     hint = str(refusal.value.hint)
     call = re.match(
-        r"read_source\(.*\)(?= (takes|reads|leaves|rounds|renames|names|separates|declares))", hint
+        r"read_source\(.*\)(?= (reads|skips|leaves|rounds|renames|names|splits|declares))", hint
     )
     assert call is not None, hint
     frame = eval(f"store.{call[0]}", {"store": duckdb_store})
@@ -130,7 +130,7 @@ def test_iceberg_metadata_errors_are_short(
     pytest.importorskip("pyiceberg")
     (tmp_path / "v1.metadata.json").write_text(text)
     duckdb_store.add_source("table", f"iceberg+{tmp_path}/v1.metadata.json")
-    with pytest.raises(SourceError, match="not those of an Iceberg table") as error:
+    with pytest.raises(SourceError, match="not that of an Iceberg table") as error:
         duckdb_store.read_source("table")
     assert len(str(error.value)) < 500
     assert "pydantic" not in str(error.value)

@@ -61,7 +61,7 @@ def test_check_options_refuses_unknown_options(uri: str) -> None:
     any_other()
     for name in refused:
         for value in ("1", "/etc/passwd"):
-            with pytest.raises(InvalidArgument, match="not among those") as error:
+            with pytest.raises(InvalidArgument, match="is not allowed for") as error:
                 opened(kind, f"{uri}?{quote(name, safe='')}={value}")
             assert repr(name) in str(error.value)
             assert "/etc/" not in str(error.value)
@@ -75,7 +75,7 @@ def test_check_options_requires_plain_text(uri: str) -> None:
         for value in ("/etc/passwd", "..%5Cx", "a%3BDriver%3Dx", "x%7D", "a%0A", f"1&{name}=2"):
             if kind == "postgresql" and "&" in value:
                 continue  # the last one counts there
-            with pytest.raises(InvalidArgument, match="not plain text"):
+            with pytest.raises(InvalidArgument, match="unsafe value"):
                 opened(kind, f"{uri}?{name}={value}")
 
 

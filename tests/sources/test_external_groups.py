@@ -249,7 +249,9 @@ def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_pa
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("alter table customers drop column plan")
-    with pytest.raises(SourceTableNotFound, match=r"(?s)no columns 'plan'.*dropped or renamed"):
+    with pytest.raises(
+        SourceTableNotFound, match=r"(?s)Unknown columns 'plan'.*dropped or renamed"
+    ):
         shop.get_features(["customers.spent"], **arguments).to_arrow()
     path.unlink()
     with pytest.raises(SourceUnavailable, match="does not exist"):

@@ -186,7 +186,7 @@ def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
 
 def test_missing_iceberg_file_raises(table: Any, tmp_path: Path) -> None:
     (tmp_path / "lake" / "a.parquet").unlink()
-    with pytest.raises(SourceError, match="is gone"):
+    with pytest.raises(SourceError, match="no longer exists"):
         read(tmp_path)
 
 
@@ -198,11 +198,11 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
     with pytest.raises(UnsupportedType, match=r"'tags' \(map<string, long>\)"):
         read(tmp_path)
     assert read(tmp_path, SourceQuery(table="sales.orders", columns=("id",))).num_rows == 20
-    with pytest.raises(SourceTableNotFound, match=r"no table 'sales.order'.*'sales.orders'"):
+    with pytest.raises(SourceTableNotFound, match=r"unknown table 'sales.order'.*'sales.orders'"):
         read(tmp_path, SourceQuery(table="sales.order"))
     gone = table.metadata.snapshots[0].snapshot_id
     table.maintenance.expire_snapshots().by_id(gone).commit()
-    with pytest.raises(SourceTableNotFound, match="has expired it"):
+    with pytest.raises(SourceTableNotFound, match="may have expired"):
         read(tmp_path, at=gone)
     with pytest.raises(SourceUnavailable, match="does not exist"):
         read(tmp_path / "elsewhere")

@@ -133,7 +133,7 @@ def test_bucket_folder_is_readable_and_secret_hidden(
 
 @pytest.mark.parametrize("path", ["../raw2", "a%20b/../../raw2", "/..", "a//b"])
 def test_path_outside_bucket_folder_is_refused(lake: FeatureStore, path: str) -> None:
-    with pytest.raises(InvalidArgument, match="leads out"):
+    with pytest.raises(InvalidArgument, match="is outside of the source"):
         lake.read_source("lake", path=path)
 
 
@@ -165,7 +165,7 @@ def test_delta_source_reads_versions_from_bucket(
     duckdb_store.add_source("table", f"delta+{table}", secret="env:LAKE_SECRET", options=options)
     assert duckdb_store.read_source("table", at=1).count() == 2
     assert duckdb_store.read_source("table", at=datetime.now(UTC)).count() == 3
-    with pytest.raises(FeatureStoreError, match="latest is 2"):
+    with pytest.raises(FeatureStoreError, match="Latest version: 2"):
         duckdb_store.read_source("table", at=7)
 
 
@@ -173,7 +173,7 @@ def test_unreachable_bucket_error_hides_secret(
     lake: FeatureStore, bucket: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LAKE_SECRET", "another-secret-pass-0815-word")
-    with pytest.raises(SourceUnavailable, match="refuses the user") as caught:
+    with pytest.raises(SourceUnavailable, match="rejects the user") as caught:
         lake.read_source("lake", path="gz")
     assert "pass-0815-word" not in f"{caught.value!r} {caught.value}"
     monkeypatch.setenv("LAKE_SECRET", SECRET_KEY)
@@ -190,9 +190,9 @@ def test_add_source_refuses_invalid_storage_options(
     with pytest.raises(ConfigurationError, match=r"options= has 'aws_regoin'"):
         add("a", "s3://lake/raw", options={"aws_regoin": "eu-west-1"})
     for arguments in ({"secret": "env:X"}, {"options": {"aws_access_key_id": ACCESS_KEY}}):
-        with pytest.raises(InvalidArgument, match="one half"):
+        with pytest.raises(InvalidArgument, match="only one of access key and secret"):
             add("a", "s3://lake/raw", **arguments)
-    with pytest.raises(InvalidArgument, match="it has 'format'"):
+    with pytest.raises(InvalidArgument, match="Available: 'format'"):
         add("a", str(tmp_path), options={"aws_region": "eu-west-1"})
     with pytest.raises(InvalidArgument, match="would be stored"):
         add("a", "s3://lake/raw", options={"aws_session_token": "t"})
@@ -256,7 +256,7 @@ def test_hdfs_folder_is_a_source(
     for path, count in {"a b": 2, "csv": 2, "json": 1}.items():
         frame = duckdb_store.read_source("lake", path=path).to_arrow()
         assert frame.equals(rows.slice(0, count))
-    with pytest.raises(InvalidArgument, match="has no options 'aws_region'"):
+    with pytest.raises(InvalidArgument, match="Unknown options 'aws_region'"):
         duckdb_store.add_source("other", place, options={"aws_region": "eu"})
 
 
@@ -296,7 +296,7 @@ def test_delta_source_reads_versions_from_hdfs(
     with pytest.raises(SourceError, match="version 0"):
         frame.to_arrow()
     assert os.listdir(tmp_path / "temporary") == []
-    with pytest.raises(SourceTableNotFound, match="the latest is 2"):
+    with pytest.raises(SourceTableNotFound, match="Latest version: 2"):
         duckdb_store.read_source("orders", at=7)
     duckdb_store.create_external_featuregroup("orders", source="orders", primary_key="id")
     assert duckdb_store.get_featuregroup("orders").count() == 3

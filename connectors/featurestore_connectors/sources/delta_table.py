@@ -53,7 +53,7 @@ class DeltaSource:
             if not log.is_delta_table(path):
                 raise SourceTableNotFound(
                     f"Source {self._config.name!r}: {remove_owner(path)} is not a Delta table.",
-                    hint="a folder of Parquet files is a source by its path alone, without delta+",
+                    hint="for a folder of Parquet files, pass its path without delta+",
                 )
             if isinstance(at, datetime):
                 version = version_at(path, at)
@@ -119,7 +119,8 @@ class DeltaSnapshot(TypedColumns):
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:
             raise InvalidArgument(
-                f"A Delta table has no {query}.", hint="its source is one table; at=3 is a version"
+                f"A Delta source does not support {query}.",
+                hint="the source is a single table; at=3 reads version 3",
             )
         columns = []
         for field in self._empty.schema:
@@ -157,12 +158,11 @@ class DeltaSnapshot(TypedColumns):
         )
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
-                f"{subject}: there is no such version; the latest is "
-                f"{log.latest_version(self._path)}."
+                f"{subject} does not exist. Latest version: {log.latest_version(self._path)}."
             )
         return SourceError(
             f"{subject} cannot be read: {reason}",
-            hint="was it vacuumed, or does it use a feature of Delta that is newer than the reader?",
+            hint="the version may have been vacuumed, or use an unsupported Delta feature",
         )
 
 

@@ -96,17 +96,15 @@ def convert_adbc_error(
     if state in _NO_TABLE or "no such table" in message:
         return SourceTableNotFound(f"{subject}: {message}")
     if state == _NOT_ALLOWED:
-        return SourceError(
-            f"{subject}: {message}", hint="grant the user of the URI the right to select"
-        )
+        return SourceError(f"{subject}: {message}", hint="grant SELECT to the user of the URI")
     if state.startswith(_CONNECTION_ERRORS) or "Failed to connect" in message:
         return SourceUnavailable(
-            f"{subject} cannot be reached, or refuses the user: {message}",
-            hint="look at the URI and at the secret that secret= refers to",
+            f"{subject} cannot be reached, or rejects the user: {message}",
+            hint="check the URI, and the secret that secret= refers to",
         )
     if state.startswith(_WRONG_SQL) or "syntax error" in message or "no such column" in message:
         return InvalidSql(
-            f"{subject}: {message}", hint="the SQL is that of the source's own database"
+            f"{subject}: {message}", hint="use the SQL dialect of the source database"
         )
     return SourceError(f"{subject}: {message}")
 
@@ -155,16 +153,16 @@ def check_options(
     for name, value in options.items():
         if name not in allowed:
             raise InvalidArgument(
-                f"Source {config.name!r}: the URI has the option {name!r}, which is not among those "
-                f"that a source may set for {driver}: {listing(allowed)}.",
+                f"Source {config.name!r}: the URI option {name!r} is not allowed for {driver}. "
+                f"Allowed: {listing(allowed)}.",
                 hint=did_you_mean(name, allowed, write="?{}=...")
-                or "files and statements of a driver are set on this machine, by its own "
-                "environment or configuration",
+                or "set files and statements of a driver on this machine, in the environment or the "
+                "configuration of the driver",
             )
         if not isinstance(value, str) or not _PLAIN.fullmatch(value):
             raise InvalidArgument(
-                f"Source {config.name!r}: the option {name!r} of the URI is not plain text.",
-                hint="it is given once, and holds letters, digits and .,:=+()- alone",
+                f"Source {config.name!r}: the URI option {name!r} is repeated or has an unsafe value.",
+                hint="set it once, using only letters, digits and .,:=+()-",
             )
 
 

@@ -93,13 +93,14 @@ class DuckDBSnapshot(TypedColumns):
             return sqltext.subquery(query.sql)
         if query.table is None:
             raise InvalidArgument(
-                f"A DuckDB source has no {query}.", hint="give table='orders', or sql='select ...'"
+                f"A DuckDB source does not support {query}.",
+                hint="pass table='orders', or sql='select ...'",
             )
         table_names = [each.name for each in self.tables()]
         if query.table not in table_names:
             raise SourceTableNotFound(
-                f"Source {self._config.name!r} has no table {query.table!r}; "
-                f"it has {listing(table_names, limit=50)}.",
+                f"Source {self._config.name!r}: unknown table {query.table!r}. Available: "
+                f"{listing(table_names, limit=50)}.",
                 hint=did_you_mean(query.table, table_names, write="table={!r}"),
             )
         return sqltext.table_name(query.table)
@@ -118,7 +119,7 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
     except duckdb.Error as error:
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be reached: {to_single_line(str(error), None)}",
-            hint="another process that writes a DuckDB file keeps others out",
+            hint="a process that writes a DuckDB file locks it for all other processes",
         ) from error
     return connection
 
@@ -212,7 +213,7 @@ def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
     if isinstance(error, duckdb.CatalogException):
         return SourceTableNotFound(message)
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):
-        return InvalidSql(message, hint="the SQL is DuckDB's")
+        return InvalidSql(message, hint="use the SQL dialect of DuckDB")
     return SourceError(message)
 
 

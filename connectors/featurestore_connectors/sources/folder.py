@@ -84,7 +84,7 @@ class FolderSource:
         if at is not None:
             raise InvalidArgument(
                 f"at={at!r}: a folder of files keeps no earlier versions.",
-                hint="a Delta table does: uri='delta+/path'",
+                hint="a Delta table has versions: uri='delta+/path'",
             )
         return FolderSnapshot(self._config, self._location.open(self._config))
 
@@ -266,14 +266,14 @@ class FolderSnapshot:
     def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
-                f"A folder has no {query}.",
+                f"A folder source does not support {query}.",
                 hint="pass path='orders', or no path for the complete folder",
             )
         files_root = locations.resolve_inside(self._root, query.path or ".")
         if files_root is None:
             raise InvalidArgument(
-                f"path={query.path!r} leads out of the source {self._config.name!r}.",
-                hint="register the other folder as a source of its own",
+                f"path={query.path!r} is outside of the source {self._config.name!r}.",
+                hint="register the other folder as a separate source",
             )
         statuses = self._list_files(files_root)
         folder_files = split_by_format(
@@ -285,10 +285,10 @@ class FolderSnapshot:
         endings = sorted({ending for each in ENDINGS.values() for ending in each})
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
-            f"it has {listing(table_names)}.{_describe_unread(statuses)}",
+            f"available: {listing(table_names)}.{_describe_unread(statuses)}",
             hint=did_you_mean(query.path or "", table_names, write="path={!r}")
-            or f"names of files end in {listing(endings)}, and then in {listing(COMPRESSIONS)} "
-            "if compressed",
+            or f"file extensions are {listing(endings)}, and for compressed files also "
+            f"{listing(COMPRESSIONS)}",
         )
 
     def _list_files(self, root: str) -> dict[str, FileStatus]:
@@ -324,7 +324,7 @@ def _describe_unread(statuses: Mapping[str, FileStatus]) -> str:
     if not statuses:
         return ""
     names = [os.path.basename(path) for path in statuses]
-    return f" {len(names)} files have other formats: {listing(names)}."
+    return f" {len(names)} files have unsupported formats: {listing(names)}."
 
 
 if TYPE_CHECKING:

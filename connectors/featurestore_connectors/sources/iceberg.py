@@ -52,8 +52,8 @@ class IcebergSource:
         unknown = [name for name in config.options if name not in _OPTIONS]
         if unknown:
             raise InvalidArgument(
-                f"An Iceberg source has no options {listing(unknown)}.",
-                hint=f"it has {listing(_OPTIONS)}",
+                f"Unknown options {listing(unknown)} of an Iceberg source. Available: "
+                f"{listing(_OPTIONS)}.",
             )
         self._config = config
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
@@ -184,8 +184,8 @@ class IcebergSnapshot:
             or is_single_table == (query.table is not None)
         ):
             raise InvalidArgument(
-                f"An Iceberg source has no {query or 'query for nothing'}.",
-                hint="table='sales.orders' in a catalog, nothing for the table of a metadata file",
+                f"This Iceberg source does not support {query}.",
+                hint="pass table='sales.orders' for a catalog, and no table= for a metadata file",
             )
         name = query.table or _SINGLE_TABLE
         if name not in self._open_tables:
@@ -206,9 +206,9 @@ class IcebergSnapshot:
                 timestamp = from_micros(each.timestamp_ms * 1000).isoformat()
                 last_snapshots.append(f"{each.snapshot_id} of {timestamp}")
             raise SourceTableNotFound(
-                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._version}: it "
-                f"never had, or has expired it. Its last ones are {listing(last_snapshots)}.",
-                hint="leave at= out for the latest",
+                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._version}; it "
+                f"may have expired. Latest snapshots: {listing(last_snapshots)}.",
+                hint="omit at= to read the latest snapshot",
             )
         schema = table.schemas().get(snapshot.schema_id, table.schema())
         return _OpenTable(table, snapshot, schema)
@@ -224,8 +224,8 @@ class IcebergSnapshot:
             except (NoSuchTableError, NoSuchNamespaceError) as error:
                 table_names = [each.name for each in self.tables()]
                 raise SourceTableNotFound(
-                    f"Source {self._config.name!r} has no table {name!r}; "
-                    f"it has {listing(table_names, limit=50)}.",
+                    f"Source {self._config.name!r}: unknown table {name!r}. Available: "
+                    f"{listing(table_names, limit=50)}.",
                     hint=did_you_mean(name, table_names, write="table={!r}"),
                 ) from error
 
@@ -238,7 +238,7 @@ def _database_url(config: SourceConfig, uri: str) -> str:
         url = sa.make_url(uri)
     except (sa.exc.ArgumentError, ValueError) as error:
         raise InvalidArgument(
-            f"Source {config.name!r}: {config.uri!r} names no catalog.",
+            f"Source {config.name!r}: {config.uri!r} is not the URI of an Iceberg catalog or table.",
             hint="iceberg+sqlite:///catalog.db, iceberg+https://catalog, iceberg+/table/metadata.json",
         ) from error
     checked = secure_url(config, url)
@@ -263,20 +263,22 @@ def _translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None
         raise
     except FileNotFoundError as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {to_single_line(str(error), secret)}",
-            hint="was its snapshot expired while it was read?",
+            f"Source {config.name!r}: a file of the table no longer exists: "
+            f"{to_single_line(str(error), secret)}",
+            hint="the snapshot may have expired during the read",
         ) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
         if isinstance(error, _METADATA_ERRORS) or "validation error" in str(error):
             raise SourceError(
-                f"Source {config.name!r}: the metadata are not those of an Iceberg table, or are "
+                f"Source {config.name!r}: the metadata is not that of an Iceberg table, or is "
                 f"damaged: {_short_message(error, secret)}.",
-                hint="iceberg+/path/to/table/metadata/....metadata.json is the file of one table",
+                hint="pass the metadata file of a table: "
+                "iceberg+/path/to/table/metadata/....metadata.json",
             ) from None
         # Not chained: the message of the cause may contain the secret.
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be read: {to_single_line(str(error), secret)}",
-            hint="look at the URI, the catalog's name (options={'catalog': ...}) and the secret",
+            hint="check the URI, the name of the catalog (options={'catalog': ...}) and the secret",
         ) from None
 
 

@@ -84,8 +84,8 @@ def _plan_files(config: SourceConfig, scan: Any) -> list[Any]:
         return list(scan.plan_files())
     except (ValueError, NotImplementedError) as error:
         raise SourceError(
-            f"Source {config.name!r}: the table has deletes by equality, which cannot be read.",
-            hint="rewrite its data files, or read it by the engine that wrote it",
+            f"Source {config.name!r}: the table has equality deletes, which are not supported.",
+            hint="rewrite the data files of the table, or read it with the engine that wrote it",
         ) from error
 
 
@@ -159,9 +159,9 @@ def _delete_path(config: SourceConfig, delete: Any) -> str:
     if str(delete.file_format).upper().endswith("PARQUET"):
         return _local_path(config, delete.file_path)
     raise SourceError(
-        f"Source {config.name!r}: the table has deletes of format {delete.file_format}, which "
-        "cannot be read.",
-        hint="rewrite its data files, or read it by the engine that wrote it",
+        f"Source {config.name!r}: the table has delete files of format {delete.file_format}, "
+        "which is not supported.",
+        hint="rewrite the data files of the table, or read it with the engine that wrote it",
     )
 
 
@@ -177,14 +177,15 @@ def _check_ids(
         files_without_ids = connection.cursor().execute(text).fetchall()
     except duckdb.IOException as error:
         raise SourceError(
-            f"Source {config.name!r}: a file of the table is gone: {to_single_line(str(error), None)}",
-            hint="was its snapshot expired while it was read?",
+            f"Source {config.name!r}: a file of the table no longer exists: "
+            f"{to_single_line(str(error), None)}",
+            hint="the snapshot may have expired during the read",
         ) from error
     if files_without_ids:
         raise SourceError(
-            f"Source {config.name!r}: {files_without_ids[0][0]} has no ids of columns: it was added to the "
-            "table as a file of something else.",
-            hint="rewrite the table's data files",
+            f"Source {config.name!r}: {files_without_ids[0][0]} has no Iceberg field ids: it was not "
+            "written for this table, but added to it.",
+            hint="rewrite the data files of the table",
         )
 
 
@@ -204,6 +205,6 @@ def _local_path(config: SourceConfig, location: str) -> str:
     if "://" in path or not path.startswith("/"):
         raise SourceError(
             f"Source {config.name!r}: {location} is not a local path.",
-            hint="local and mounted paths are read",
+            hint="only local and mounted paths are supported",
         )
     return path

@@ -68,9 +68,9 @@ def parse_location(
     location = Location.parse(uri) if is_remote else None
     if location is None or location.scheme != "s3":
         if settings_options:
-            options_text = f"it has {listing(option_names)}" if option_names else "it takes none"
             raise InvalidArgument(
-                f"A {noun} has no options {listing(settings_options)}; {options_text}."
+                f"Unknown options {listing(settings_options)} of a {noun}. Available: "
+                f"{listing(option_names)}."
             )
         if location is None:
             return SourceLocation(local_path(config, prefix=prefix))
@@ -78,7 +78,7 @@ def parse_location(
     settings = check_options(settings_options, argument="options")
     if (config.secret is None) != (USER not in settings):
         raise InvalidArgument(
-            f"Source {config.name!r} has one half of its credentials only.",
+            f"Source {config.name!r} has only one of access key and secret.",
             hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither",
         )
     return SourceLocation(location.text, settings)
@@ -97,17 +97,18 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
         path_text = path_text[2:].replace("//", "/", 1)
         if not path_text.startswith("/"):
             raise InvalidArgument(
-                f"{config.uri!r} names no path of this machine.",
-                hint=f"{prefix}:///absolute/path has three slashes",
+                f"{config.uri!r} is not a path on this machine.",
+                hint=f"write three slashes: {prefix}:///absolute/path",
             )
     if "://" in path_text:
         raise InvalidArgument(
-            f"{config.uri!r} is not a local path.", hint="local and mounted paths are read"
+            f"{config.uri!r} is not a local path.",
+            hint="only local and mounted paths are supported",
         )
     path = os.path.expanduser(path_text)
     if not path.startswith("/"):
         raise InvalidArgument(
-            f"{config.uri!r} is relative to nothing.", hint="give an absolute path"
+            f"{config.uri!r} is not an absolute path.", hint="pass an absolute path"
         )
     return path
 
@@ -115,9 +116,9 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
 def require_existing(config: SourceConfig, path: str) -> str:
     """Return the path; raise SourceUnavailable if it does not exist."""
     if not files.exists(path):
-        hint = "is it mounted here, and spelled so?"
+        hint = "check the spelling, and whether it is mounted on this machine"
         if not storage_for(path).is_local:
-            hint = "check the bucket and what stands behind it"
+            hint = "check the bucket and the path in it"
         raise SourceUnavailable(
             f"Source {config.name!r} cannot be reached: {remove_owner(path)} does not exist.",
             hint=hint,
@@ -132,7 +133,7 @@ def storage_errors(config: SourceConfig) -> Iterator[None]:
         yield
     except StorageError as error:
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached, or refuses the user: {error.message}",
+            f"Source {config.name!r} cannot be reached, or rejects the user: {error.message}",
             hint=error.hint,
         ) from error
 

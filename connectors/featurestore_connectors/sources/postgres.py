@@ -213,7 +213,8 @@ class PostgresSnapshot(TypedColumns):
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         raise InvalidArgument(
-            f"A Postgres source has no {query}.", hint="give table='orders', or sql='select ...'"
+            f"A Postgres source does not support {query}.",
+            hint="pass table='orders', or sql='select ...'",
         )
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
@@ -226,7 +227,7 @@ class PostgresSnapshot(TypedColumns):
             if query.table is not None:
                 hint = did_you_mean(query.table, table_names, write="table={!r}")
             raise SourceTableNotFound(
-                f"{error.message} It has {listing(table_names, limit=50)}.", hint=hint
+                f"{error.message} Available: {listing(table_names, limit=50)}.", hint=hint
             ) from error
         return list(map(_to_source_column, driver_schema))
 
@@ -261,7 +262,9 @@ def _to_source_column(field: pa.Field) -> SourceColumn:
         return SourceColumn(field.name, f"{name}::text", pa.string(), native)
     if native == "numeric":
         kind = _decimal_type(int(metadata.get(b"POSTGRESQL:typmod", b"-1")))
-        description = native if kind is not None else "numeric without digits, or with more than 38"
+        description = (
+            native if kind is not None else "numeric without precision, or with more than 38 digits"
+        )
         return SourceColumn(
             field.name,
             name,

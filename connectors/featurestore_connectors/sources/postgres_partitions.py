@@ -93,14 +93,14 @@ def parse_partition_count(options: Mapping[str, str]) -> int | None:
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise InvalidArgument(
-            f"A Postgres source has no options {listing(unknown)}; it has {listing(OPTIONS)}.",
+            f"Unknown options {listing(unknown)} of a Postgres source. Available: {listing(OPTIONS)}.",
             hint=did_you_mean(unknown[0], OPTIONS, write="options={{{!r}: ...}}"),
         )
     text = options.get("partitions")
     if text is None:
         if options:
             raise InvalidArgument(
-                "partition_column needs partitions, the number of partitions.",
+                "partition_column requires partitions, the number of partitions.",
                 hint="options={'partitions': '8', 'partition_column': 'id'}",
             )
         return None
@@ -166,8 +166,8 @@ def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> st
         step = "({most} - {least}) * ({number} / {parts}::float8)"
     elif kind is None or not pat.is_date(kind):
         raise InvalidArgument(
-            f"partition_column={column.name!r} is {column.native}, which is neither a number nor a time.",
-            hint="omit it: the pages of a table partition its rows",
+            f"partition_column={column.name!r} is {column.native}, which is neither numeric nor a time.",
+            hint="omit it to partition the rows by the pages of the table",
         )
     values = []
     for number in range(1, partition_count):
@@ -309,18 +309,18 @@ def _convert_error(config: SourceConfig, error: Exception, secret: str | None) -
     _, separator, payload = message.partition(_MARK)
     if not separator:
         return SourceError(
-            f"Source {config.name!r}, read by the tasks of Spark: {message}",
-            hint="the executors need to reach the server; without options= partitions this process "
-            "reads all of it",
+            f"Source {config.name!r}, read by Spark tasks: {message}",
+            hint="the executors must reach the server; without 'partitions' in options= this process "
+            "reads all rows",
         )
     (name, noun), _ = json.JSONDecoder().raw_decode(payload)
     if noun == "lists":
         return UnsupportedType(
-            f"Column {name!r} has arrays of several axes, which cannot be read without loss.",
+            f"Column {name!r} has arrays with several axes, which cannot be read without loss.",
             hint=f"sql='select {sqltext.quote(name)}::text ...', or unnest them",
         )
     return UnsupportedType(
-        f"Column {name!r} has times outside of the years 1 to 9999, or infinite ones.",
+        f"Column {name!r} has infinite times, or times outside of the years 1 to 9999.",
         hint=f"sql='select nullif({sqltext.quote(name)}, 'infinity') ...' makes infinite times null",
     )
 
@@ -331,7 +331,7 @@ def _jdbc_address(config: SourceConfig) -> tuple[str, dict[str, str]]:
     options = {_RENAMED.get(name, name): value for name, value in parse_qsl(partitions.query)}
     if not partitions.hostname:
         raise InvalidArgument(
-            f"Source {config.name!r}: the URI names no server that tasks can reach.",
+            f"Source {config.name!r}: the URI has no server that Spark tasks can reach.",
             hint="postgresql://user@host:5432/database",
         )
     options.setdefault("connectTimeout", _CONNECT_SECONDS)
@@ -354,8 +354,8 @@ def _session_with_driver(engine: Engine) -> Any:
         machine.java.lang.Class.forName(_DRIVER, True, loader)
     except Py4JJavaError:
         raise ConfigurationError(
-            f"The Spark session has no {_DRIVER}, by which tasks read Postgres.",
+            f"The Spark session has no JDBC driver {_DRIVER}, which the tasks need to read Postgres.",
             hint=f"start it with spark.jars.packages={_PACKAGE}, or name the jar in "
-            "FEATURESTORE_SPARK_JARS; without options= partitions no driver is needed",
+            "FEATURESTORE_SPARK_JARS; without 'partitions' in options= no driver is needed",
         ) from None
     return session

@@ -69,8 +69,8 @@ class SQLAlchemySource:
         self._config = config
         if config.options:
             raise InvalidArgument(
-                f"A source of SQLAlchemy has no options {listing(config.options)}.",
-                hint="put settings of the driver into the URI: ?charset=utf8mb4",
+                f"A SQLAlchemy source has no options {listing(config.options)}.",
+                hint="set driver options in the URI: ?charset=utf8mb4",
             )
         self._url = _url(config)
 
@@ -225,8 +225,8 @@ class SQLAlchemySnapshot(TypedColumns):
         if query.sql is not None:
             return f"(\n{query.sql.strip().rstrip(';')}\n) AS {self._quote('query')}"
         raise InvalidArgument(
-            f"A source of SQLAlchemy has no {query}.",
-            hint="give table='orders', or sql='select ...'",
+            f"A SQLAlchemy source does not support {query}.",
+            hint="pass table='orders', or sql='select ...'",
         )
 
     def _split_name(self, table: str) -> tuple[str | None, str]:
@@ -241,8 +241,8 @@ class SQLAlchemySnapshot(TypedColumns):
             return self._reflect_columns(query.table)
         if self._dialect.name not in _MYSQL and query.sql is not None:
             raise InvalidArgument(
-                f"Source {self._config.name!r}: {self._dialect.name} does not report the types of a "
-                "query's columns without loss; those of tables and views are known.",
+                f"Source {self._config.name!r}: {self._dialect.name} reports exact column types only for "
+                "tables and views, not for queries.",
                 hint="create view ... as select ... in the database, then table='...'",
             )
         return self._describe_query(self._from_item(query))
@@ -258,8 +258,8 @@ class SQLAlchemySnapshot(TypedColumns):
         except sa.exc.NoSuchTableError:
             table_names = [each.name for each in self.tables()]
             raise SourceTableNotFound(
-                f"Source {self._config.name!r} has no table {table!r}; "
-                f"it has {listing(table_names, limit=50)}.",
+                f"Source {self._config.name!r}: unknown table {table!r}. Available: "
+                f"{listing(table_names, limit=50)}.",
                 hint=did_you_mean(table, table_names, write="table={!r}"),
             ) from None
         columns = []
@@ -347,18 +347,18 @@ class SQLAlchemySnapshot(TypedColumns):
         number = arguments[0] if arguments else None
         if connecting or error.connection_invalidated:
             return SourceUnavailable(
-                f"{subject} cannot be reached, or refuses the user: {message}",
-                hint="look at the URI and at the secret that secret= refers to",
+                f"{subject} cannot be reached, or rejects the user: {message}",
+                hint="check the URI, and the secret that secret= refers to",
             )
         if number == _NO_TABLE:
             return SourceTableNotFound(f"{subject}: {message}")
         if number == _CHANGED:
-            return SourceChanged(f"{subject}: {message}", hint="read it once more")
+            return SourceChanged(f"{subject}: {message}", hint="read it again")
         if number in _NO_RIGHTS:
-            return SourceError(f"{subject}: {message}", hint="grant the user the right to select")
+            return SourceError(f"{subject}: {message}", hint="grant SELECT to the user of the URI")
         if number == _NO_COLUMN or type(error).__name__ == "ProgrammingError":
             return InvalidSql(
-                f"{subject}: {message}", hint="the SQL is that of the source's own database"
+                f"{subject}: {message}", hint="use the SQL dialect of the source database"
             )
         return SourceError(f"{subject}: {message}")
 
@@ -377,13 +377,13 @@ def _url(config: SourceConfig) -> sa.URL:
         url = sa.make_url(uri)
     except (sa.exc.ArgumentError, ValueError) as error:
         raise InvalidArgument(
-            f"Source {config.name!r}: {config.uri!r} is not a URL of SQLAlchemy.",
+            f"Source {config.name!r}: {config.uri!r} is not a SQLAlchemy URL.",
             hint="mysql://user@host:3306/database, or sqlalchemy+<dialect>+<driver>://...",
         ) from error
     backend = url.get_backend_name()
     if backend in _OTHER_CONNECTORS:
         raise InvalidArgument(
-            f"Source {config.name!r}: {backend} has a connector of its own.",
+            f"Source {config.name!r}: {backend} has its own connector.",
             hint=f"uri='{backend}:///...'",
         )
     if config.secret is not None and not url.username:
@@ -402,7 +402,7 @@ def _missing_driver_error(config: SourceConfig, url: sa.URL, error: Exception) -
         return missing_extra("pymysql", "mysql")
     return SourceUnavailable(
         f"Source {config.name!r}: the driver of {url.drivername} is not installed: {error}.",
-        hint="pip install the driver that SQLAlchemy names for this dialect",
+        hint="use pip to install the driver that SQLAlchemy documents for this dialect",
     )
 
 

@@ -142,7 +142,7 @@ def _native_type_name(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) ->
     from sqlalchemy.types import NullType
 
     if isinstance(kind, NullType):
-        return "a type that SQLAlchemy does not know"
+        return "a type unknown to SQLAlchemy"
     try:
         return str(kind.compile(dialect=dialect)).upper()
     except CompileError:
@@ -274,7 +274,7 @@ def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
         raise UnsupportedType(
             f"Column {column.name!r} ({column.native}) has a value that is not {column.kind}: "
             f"{str(_first_invalid(converted, column))[:_SHOWN]!r}.",
-            hint="columns=[...] with the others leaves it out; sql= or a view can cast it",
+            hint="omit the column with columns=[...], or cast it in sql= or a view",
         ) from error
 
 

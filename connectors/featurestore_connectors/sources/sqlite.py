@@ -150,7 +150,8 @@ class SQLiteSnapshot(TypedColumns):
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         raise InvalidArgument(
-            f"A SQLite source has no {query}.", hint="give table='orders', or sql='select ...'"
+            f"A SQLite source does not support {query}.",
+            hint="pass table='orders', or sql='select ...'",
         )
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
@@ -181,8 +182,8 @@ class SQLiteSnapshot(TypedColumns):
         table_names = [each.name for each in self.tables()]
         if table not in table_names:
             raise SourceTableNotFound(
-                f"Source {self._config.name!r} has no table {table!r}; "
-                f"it has {listing(table_names, limit=50)}.",
+                f"Source {self._config.name!r}: unknown table {table!r}. Available: "
+                f"{listing(table_names, limit=50)}.",
                 hint=did_you_mean(table, table_names, write="table={!r}"),
             )
 
@@ -289,7 +290,9 @@ def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     if kind == pa.bool_():
         has_invalid = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
         if has_invalid:
-            raise UnsupportedType(f"Column {column.name!r} has numbers that are not booleans.")
+            raise UnsupportedType(
+                f"Boolean column {column.name!r} has integers other than 0 and 1."
+            )
         return array.cast(pa.bool_())
     if column.native != "text" or pat.is_string(kind):
         return array
@@ -299,8 +302,8 @@ def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
         return _parse_times(array)
     except pa.ArrowInvalid as error:
         raise UnsupportedType(
-            f"Column {column.name!r} has text that is not a time: {error}.",
-            hint=f"sql='select cast({sqltext.quote(column.name)} as text) ...' gives the texts",
+            f"Column {column.name!r} has strings that are not times: {error}.",
+            hint=f"sql='select cast({sqltext.quote(column.name)} as text) ...' reads the strings",
         ) from error
 
 

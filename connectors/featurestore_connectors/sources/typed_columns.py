@@ -59,9 +59,10 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
     missing = [name for name in needed if name not in columns_by_name]
     if missing:
         raise SourceTableNotFound(
-            f"{query} has no columns {listing(missing)}; it has {listing(columns_by_name, limit=50)}.",
+            f"Unknown columns {listing(missing)} of {query}. Available: "
+            f"{listing(columns_by_name, limit=50)}.",
             hint=did_you_mean(missing[0], columns_by_name, write="{!r}")
-            or "was the column dropped or renamed at the source?",
+            or "the column may have been dropped or renamed at the source",
         )
     selected = [columns_by_name[name] for name in names]
     _refuse_unreadable([column for column in selected if column.kind is None], query)
@@ -77,9 +78,9 @@ def _refuse_unreadable(columns: Sequence[SourceColumn], query: SourceQuery) -> N
         for column in columns
         if column.readable_expression is not None
     ]
-    hint = "columns=[...] with the others leaves them out"
+    hint = "select the other columns with columns=[...]"
     if casts:
-        hint = f"sql='select {', '.join(casts)}, ...' gives them types that can be kept"
+        hint = f"sql='select {', '.join(casts)}, ...' casts them to supported types"
     raise UnsupportedType(
         f"{query}: these columns cannot be read without loss: {', '.join(refused)}.", hint=hint
     )
@@ -127,7 +128,7 @@ def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
         except pa.ArrowInvalid as error:
             raise UnsupportedType(
                 f"Column {field.name!r} has a number that is not {field.type}: {error}.",
-                hint="numbers such as NaN and infinity have no place among exact ones",
+                hint="NaN and infinity are not supported in exact numeric columns",
             ) from error
     check_times(array, field.name)
     return array
@@ -161,7 +162,7 @@ def _check_bounds(array: pa.Array, name: str) -> None:
         return
     if low < _FIRST_DAY * unit or high >= (_LAST_DAY + 1) * unit:
         raise UnsupportedType(
-            f"Column {name!r} has times outside of the years 1 to 9999, or infinite ones.",
+            f"Column {name!r} has infinite times, or times outside of the years 1 to 9999.",
             hint=f"sql='select nullif({quote(name)}, 'infinity') ...' makes infinite times null",
         )
 
@@ -194,7 +195,7 @@ def check_axes(
             max_axes = pc.max(batch.column(first + index)).as_py()
             if max_axes is not None and max_axes > 1:
                 raise UnsupportedType(
-                    f"Column {name!r} has arrays of {max_axes} axes, which cannot be read without loss.",
+                    f"Column {name!r} has arrays with {max_axes} axes, which cannot be read without loss.",
                     hint=f"sql='select {quote(name)}::text ...', or unnest them",
                 )
         columns = [batch.column(index) for index in range(first)]

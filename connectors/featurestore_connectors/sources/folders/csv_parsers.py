@@ -199,9 +199,9 @@ class CsvFileParser:
                 continue
             if number == 0 and self.dialect.header and _can_be_header(fields):
                 call = self._bad_rows.table.call(skip_rows=line - 1)
-                hint = f"{call} takes line {line} as the header, where it is one"
+                hint = f"{call} reads line {line} as the header"
             text = self.dialect.delimiter.join(fields)
-            reason = f"{_count_phrase(len(fields))} where the first line has {width}"
+            reason = f"{_count_phrase(len(fields))}, but the first line has {width}"
             row = BadRow(self.file.name, line, None, f"{reason}: {truncate_text(text)!r}", text)
             self._bad_rows.add(row, hint=hint)
 
@@ -215,7 +215,7 @@ class CsvFileParser:
 
     def _dialect_hint(self) -> str:
         call = self._bad_rows.table.call(quote="")
-        return f"{call} reads quotes as any other sign"
+        return f"{call} reads quotes as ordinary characters"
 
     def _raise_parse_error(self, error: Exception, width: int | None) -> NoReturn:
         """Raise an error with the number of the line that Arrow's parser rejected."""

@@ -55,9 +55,9 @@ class CsvTable(FolderTable):
             endings = {file.ending == ".tsv" for file in self.folder_files.files}
             if len(endings) == 2:
                 raise InvalidArgument(
-                    f"Source {self.table.source!r} has files that end in .csv and in .tsv, and one "
-                    "delimiter separates the fields of all.",
-                    hint=f"{self.table.call(delimiter=',')} reads all files, or path= some",
+                    f"Source {self.table.source!r} has .csv and .tsv files, but all files of a table "
+                    "must have the same delimiter.",
+                    hint=f"{self.table.call(delimiter=',')} reads all files; path= selects some",
                 )
             delimiter = "\t" if endings == {True} else ","
         return CsvDialect(
@@ -118,7 +118,7 @@ class CsvTable(FolderTable):
         if names is None:
             return
         self._compare_header(
-            file, names, [each.name for each in schema.in_files], "the files before"
+            file, names, [each.name for each in schema.in_files], "the earlier files"
         )
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
@@ -160,7 +160,7 @@ class CsvTable(FolderTable):
         for row in rows:
             column, reason = reasons[row]
             line, text = lines[row]
-            hint = f"{self.table.call(dtypes={column: 'string'})} reads the column as text"
+            hint = f"{self.table.call(dtypes={column: 'string'})} reads the column as strings"
             if reason.endswith("nanoseconds"):
                 hint = f"{self.table.call(timestamp_precision='us')} rounds them"
             bad_rows.add(BadRow(texts.file.name, line, column, reason, text), hint=hint)
@@ -179,9 +179,9 @@ class CsvTable(FolderTable):
         names = list(self.options.names)
         if len(first) != len(names):
             raise self.table.invalid_file_error(
-                f"{file.name}: the first line has {len(first)} fields, and names= has "
+                f"{file.name}: the first line has {len(first)} fields, but names= has "
                 f"{len(names)} columns.",
-                hint="names= and delimiter= are those of all files",
+                hint="names= and delimiter= apply to all files",
             )
         check_names(names, self.table, file)
         return names
@@ -193,8 +193,8 @@ class CsvTable(FolderTable):
             for sign in _OTHER_DELIMITERS:
                 if sign in names[0]:
                     raise self.table.invalid_file_error(
-                        f"{file.name} line 1: the header is one column, {names[0]!r}.",
-                        hint=f"{self.table.call(delimiter=sign)} separates it",
+                        f"{file.name} line 1: the header has a single column, {names[0]!r}.",
+                        hint=f"{self.table.call(delimiter=sign)} splits it",
                     )
         compare_names(file, names, expected, first=first, table=self.table, options=self.options)
 

@@ -74,7 +74,7 @@ class JsonTable(FolderTable):
                 columns.append(Column(name, kind, member.meaning))
         if not columns:
             raise self.table.invalid_file_error(
-                f"{self.folder_files.files[0].name} has no objects: its columns are not known.",
+                f"{self.folder_files.files[0].name} has no objects, so its columns are unknown.",
                 hint=f"{self.table.call(dtypes={'id': 'int64'})} declares them",
             )
         return columns
@@ -164,7 +164,7 @@ class JsonTable(FolderTable):
         if reason.endswith("nanoseconds"):
             hint = f"{self.table.call(timestamp_precision='us')} rounds them"
         elif reason.startswith("the value is") and file.ending == ".json":
-            hint = f"{self.table.call(format='json')} reads documents of several lines, and arrays"
+            hint = f"{self.table.call(format='json')} reads arrays, and objects that span lines"
         bad_rows.add(BadRow(file.name, batch.lines[row], None, reason, batch.texts[row]), hint=hint)
 
     def _undeclared_members(self, members: dict[str, object]) -> dict[str, object]:

@@ -163,9 +163,9 @@ def _check_partitions(folder_files: FolderFiles) -> None:
     for file in folder_files.files:
         if file.keys != first.keys:
             raise InvalidArgument(
-                f"{first.name!r} and {file.name!r} are below folders of other keys: "
+                f"{first.name!r} and {file.name!r} have different partition keys: "
                 f"{_partition_path(first)} and {_partition_path(file)}.",
-                hint="path='...' reads the files of one kind of folder",
+                hint="path='...' reads only the files below one folder",
             )
 
 

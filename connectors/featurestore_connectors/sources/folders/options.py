@@ -149,28 +149,28 @@ def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
     csv_options = [name for name in _CSV_OPTIONS if name in options]
     if csv_options and parsed.format not in (None, "csv"):
         raise InvalidArgument(
-            f"Options {listing(csv_options)} are those of CSV, and format={parsed.format!r}.",
+            f"Options {listing(csv_options)} require format='csv', not format={parsed.format!r}.",
             hint="format='csv'",
         )
     if parsed.names and parsed.header:
         raise InvalidArgument(
-            "names= are the columns of files without a header.",
+            "names= is only allowed for files without a header.",
             hint="header=False, or rename={'name in the file': 'new name'}",
         )
     if not parsed.header and not parsed.names:
         raise InvalidArgument(
-            "header=False: the columns have no names.", hint="names=['id', 'total']"
+            "header=False requires names= for the columns.", hint="names=['id', 'total']"
         )
     signs = {"delimiter": parsed.delimiter or ",", "quote": parsed.quote, "comment": parsed.comment}
     for name, sign in signs.items():
         equal_signs = [word for word in signs if word != name and signs[word] == sign]
         if sign and equal_signs:
             raise InvalidArgument(
-                f"{name}={sign!r} and {equal_signs[0]}={sign!r} are the same sign."
+                f"{name}={sign!r} and {equal_signs[0]}={sign!r} are the same character."
             )
     if parsed.thousands and parsed.thousands == parsed.decimal:
         raise InvalidArgument(
-            f"decimal={parsed.decimal!r} and thousands={parsed.thousands!r} are the same sign.",
+            f"decimal={parsed.decimal!r} and thousands={parsed.thousands!r} are the same character.",
             hint="decimal=',', thousands='.'",
         )
 
@@ -180,7 +180,7 @@ def _choice_parser(*choices: str) -> Callable[[str, str], str]:
         if text in choices:
             return text
         raise InvalidArgument(
-            f"{name}={text!r} is not known; there are {listing(choices)}.",
+            f"Unknown {name}={text!r}. Available: {listing(choices)}.",
             hint=did_you_mean(text, choices, write=f"{name}={{!r}}") or f"{name}={choices[0]!r}",
         )
 
@@ -192,7 +192,7 @@ def _parse_character(name: str, text: str) -> str:
     text = {r"\t": "\t", "tab": "\t"}.get(text, text)
     if len(text) == 1 and text.isascii() and text not in "\r\n\0":
         return text
-    raise InvalidArgument(f"{name}={text!r} is not one ASCII sign.", hint=f"{name}=';'")
+    raise InvalidArgument(f"{name}={text!r} is not a single ASCII character.", hint=f"{name}=';'")
 
 
 def _parse_optional_character(name: str, text: str) -> str:
@@ -239,7 +239,7 @@ def _parse_encoding(name: str, text: str) -> str:
         return codecs.lookup(text).name
     except LookupError:
         raise InvalidArgument(
-            f"{name}={text!r} is not an encoding that Python knows.", hint=f"{name}='latin-1'"
+            f"{name}={text!r} is not an encoding that Python supports.", hint=f"{name}='latin-1'"
         ) from None
 
 
@@ -268,7 +268,7 @@ def _parse_type(column: str, word: str) -> pa.DataType:
     except UnsupportedType as error:
         raise InvalidArgument(f"dtypes: {error.message}", hint=error.hint) from error
     if kind is None:
-        raise InvalidArgument(f"dtypes: column {column!r} cannot be {word!r}.")
+        raise InvalidArgument(f"dtypes: unsupported type {word!r} of column {column!r}.")
     return kind
 
 

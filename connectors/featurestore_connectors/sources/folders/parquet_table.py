@@ -106,7 +106,7 @@ class ParquetTable(FolderTable):
             file,
             names,
             [column.name for column in schema.in_files],
-            first="the files before",
+            first="the earlier files",
             table=self.table,
             options=self.options,
         )
@@ -177,7 +177,7 @@ class ParquetTable(FolderTable):
             )
             raise self.table.invalid_file_error(
                 f"column {column.name!r} is {kinds} in {file.name}.",
-                hint=f"{self.table.call(dtypes={column.name: 'string'})} reads it as text, where "
+                hint=f"{self.table.call(dtypes={column.name: 'string'})} reads it as strings, if "
                 "the values can be cast",
             )
         return SourceColumn(column.name, column.expression, wider, earlier.native)
@@ -271,7 +271,7 @@ class ParquetTable(FolderTable):
             array.validate(full=True)
         except pa.ArrowInvalid as error:
             raise self.table.invalid_file_error(
-                f"{file.name}: column {name!r} has decimals of more digits than its type "
+                f"{file.name}: column {name!r} has decimals with more digits than its type "
                 f"{array.type}: {error}."
             ) from error
 

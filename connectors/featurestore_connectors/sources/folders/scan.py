@@ -150,8 +150,8 @@ class JsonScan:
         if not kinds:
             return pa.string()
         raise table.invalid_file_error(
-            f"column {path!r} is {self._kind_locations(kinds)}.",
-            hint=f"{table.call(dtypes={column: _string_dtype(path)})} reads the values as text",
+            f"column {path!r} has {self._kind_locations(kinds)}.",
+            hint=f"{table.call(dtypes={column: _string_dtype(path)})} reads the values as strings",
         )
 
     def _type_of_single_kind(
@@ -172,8 +172,8 @@ class JsonScan:
         ]
         if len(fields) > _MANY_NAMES or not fields:
             raise table.invalid_file_error(
-                f"column {path!r} has objects of {len(fields)} names, which is not a struct.",
-                hint=f"{table.call(dtypes={column: 'string'})} reads them as text",
+                f"column {path!r} has objects with {len(fields)} names, which cannot be a struct.",
+                hint=f"{table.call(dtypes={column: 'string'})} reads them as strings",
             )
         return pa.struct(fields)
 
@@ -189,7 +189,7 @@ class JsonScan:
             if float in kinds:
                 first_location, description = (
                     self._inexact,
-                    "an integer that float64 does not hold, among floats,",
+                    "floats, and an integer that float64 cannot represent,",
                 )
             file, line = first_location or self._first[int]
             return f"{description} at {file} line {line}"

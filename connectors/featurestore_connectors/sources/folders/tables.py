@@ -195,8 +195,7 @@ class BadRows:
             raise self.table.invalid_file_error(
                 f"{row.file} line {row.line}{column}: {row.reason}.",
                 hint=hint
-                or f"{self.table.call(on_bad_rows='quarantine')} leaves such rows out and counts "
-                "them",
+                or f"{self.table.call(on_bad_rows='quarantine')} skips and counts such rows",
             )
         self.count += 1
         if len(self.rows) < _MAX_STORED:
@@ -243,8 +242,8 @@ def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, lin
     if duplicates:
         renamed = [f"column_{number}" for number in range(1, len(names) + 1)]
         raise table.invalid_file_error(
-            f"{file.name} line {line}: the columns {listing(duplicates)} are there more than once.",
-            hint=f"{table.call(header=False, skip_rows=line, names=renamed)} names them anew",
+            f"{file.name} line {line}: duplicate columns {listing(duplicates)}.",
+            hint=f"{table.call(header=False, skip_rows=line, names=renamed)} renames them",
         )
 
 
@@ -268,14 +267,13 @@ def compare_names(
         return
     differences = []
     if extra:
-        differences.append(f"has the columns {listing(extra)}")
+        differences.append(f"has the additional columns {listing(extra)}")
     if missing:
         differences.append(f"lacks the columns {listing(missing)}")
     declared = dict.fromkeys([*extra, *missing], "string")
     raise table.invalid_file_error(
         f"{file.name} {' and '.join(differences)}, unlike {first}.",
-        hint=f"{table.call(dtypes=declared)} declares them, and they are null where a file lacks "
-        "them",
+        hint=f"{table.call(dtypes=declared)} declares them; files that lack them get nulls",
     )
 
 
@@ -284,7 +282,7 @@ def check_declared(column_names: Sequence[str], table: TableName, options: Folde
     for name in options.dtypes:
         if name not in column_names:
             raise InvalidArgument(
-                f"dtypes: no file of source {table.source!r} has the column {name!r}; there are "
+                f"dtypes: no file of source {table.source!r} has the column {name!r}. Available: "
                 f"{listing(column_names, limit=50)}.",
                 hint=did_you_mean(name, column_names, write="dtypes={{{!r}: 'string'}}"),
             )
@@ -300,7 +298,7 @@ def find_columns(schema: TableSchema, names: Sequence[str], *, table: TableName)
     absent = [name for name in names if name not in all_names]
     if absent:
         raise SourceTableNotFound(
-            f"{table.path or table.source!r} has no columns {listing(absent)}; it has "
+            f"Unknown columns {listing(absent)} of {table.path or table.source!r}. Available: "
             f"{listing(all_names, limit=50)}.",
             hint=did_you_mean(absent[0], all_names, write="{!r}"),
         )
@@ -319,7 +317,8 @@ def partition_columns(
     for number, key in enumerate(folder_files.partitions):
         if key in in_files:
             raise table.invalid_file_error(
-                f"{folder_files.files[0].name} has the column {key!r}, and its folder {key}=... has it too.",
+                f"{folder_files.files[0].name} has the column {key!r}, which is also a partition key "
+                f"of its folder {key}=....",
                 hint="remove the column from the files, or rename the folders",
             )
         if key in options.dtypes:
@@ -348,6 +347,6 @@ def partition_value(
     if reasons:
         raise table.invalid_file_error(
             f"folder {column.name}= of {file.name}: {reasons[0]}.",
-            hint=f"{table.call(dtypes={column.name: 'string'})} reads the column as text",
+            hint=f"{table.call(dtypes={column.name: 'string'})} reads the column as strings",
         )
     return values[0]

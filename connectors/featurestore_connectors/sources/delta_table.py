@@ -119,7 +119,7 @@ class DeltaSnapshot(TypedColumns):
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:
             raise InvalidArgument(
-                f"A Delta source does not support {query}.",
+                f"Invalid query of a Delta source: {query}.",
                 hint="the source is a single table; at=3 reads version 3",
             )
         columns = []

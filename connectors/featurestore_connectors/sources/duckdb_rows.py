@@ -93,7 +93,7 @@ class DuckDBSnapshot(TypedColumns):
             return sqltext.subquery(query.sql)
         if query.table is None:
             raise InvalidArgument(
-                f"A DuckDB source does not support {query}.",
+                f"Invalid query of a DuckDB source: {query}.",
                 hint="pass table='orders', or sql='select ...'",
             )
         table_names = [each.name for each in self.tables()]

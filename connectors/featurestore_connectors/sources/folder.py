@@ -266,7 +266,7 @@ class FolderSnapshot:
     def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
-                f"A folder source does not support {query}.",
+                f"Invalid query of a folder source: {query}.",
                 hint="pass path='orders', or no path for the complete folder",
             )
         files_root = locations.resolve_inside(self._root, query.path or ".")

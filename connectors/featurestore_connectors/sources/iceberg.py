@@ -184,7 +184,7 @@ class IcebergSnapshot:
             or is_single_table == (query.table is not None)
         ):
             raise InvalidArgument(
-                f"This Iceberg source does not support {query}.",
+                f"Invalid query of this Iceberg source: {query}.",
                 hint="pass table='sales.orders' for a catalog, and no table= for a metadata file",
             )
         name = query.table or _SINGLE_TABLE

@@ -213,7 +213,7 @@ class PostgresSnapshot(TypedColumns):
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         raise InvalidArgument(
-            f"A Postgres source does not support {query}.",
+            f"Invalid query of a Postgres source: {query}.",
             hint="pass table='orders', or sql='select ...'",
         )
 

@@ -225,7 +225,7 @@ class SQLAlchemySnapshot(TypedColumns):
         if query.sql is not None:
             return f"(\n{query.sql.strip().rstrip(';')}\n) AS {self._quote('query')}"
         raise InvalidArgument(
-            f"A SQLAlchemy source does not support {query}.",
+            f"Invalid query of a SQLAlchemy source: {query}.",
             hint="pass table='orders', or sql='select ...'",
         )
 

@@ -150,7 +150,7 @@ class SQLiteSnapshot(TypedColumns):
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         raise InvalidArgument(
-            f"A SQLite source does not support {query}.",
+            f"Invalid query of a SQLite source: {query}.",
             hint="pass table='orders', or sql='select ...'",
         )
 

@@ -176,7 +176,7 @@ def test_invalid_change_events_are_quarantined_with_reason(
     assert reasons == [
         "the change event truncates the table (op 't')",
         "the change event has no 'after'",
-        "name did not change and is not in the event (REPLICA IDENTITY FULL has it)",
+        "name did not change and is not in the event (REPLICA IDENTITY FULL includes it)",
         "the value is not a change event: it has no 'op'",
         "the value is not JSON: Expecting value at column 1",
     ]

@@ -63,6 +63,6 @@ def test_wrong_password_error_omits_password(
         secret="env:EVENTS_PASSWORD",
         options=options("PLAIN", USER),
     )
-    with pytest.raises(SourceUnavailable, match="refuse the user") as caught:
+    with pytest.raises(SourceUnavailable, match="reject the user") as caught:
         duckdb_store.read_source("events", table="clicks")
     assert "wr0ng&guess" not in f"{caught.value!r} {caught.value}"

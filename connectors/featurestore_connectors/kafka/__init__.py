@@ -40,7 +40,7 @@ class KafkaSource:
     def snapshot(self, at: int | datetime | None = None) -> KafkaSnapshot:
         if at is not None:
             raise InvalidArgument(
-                f"at={at!r}: topics are read from their first record up to now.",
+                f"at={at!r} is not supported: topics are read from their first record up to now.",
                 hint="filter by timestamp",
             )
         return KafkaSnapshot(KafkaStream(self._config))
@@ -108,7 +108,7 @@ class KafkaSnapshot:
     def _topic(self, query: SourceQuery) -> Topic:
         if query.table is None:
             raise InvalidArgument(
-                f"A Kafka source has no {query or 'rows without a table'}.", hint="table='clicks'"
+                f"Invalid query of a Kafka source: {query}.", hint="table='clicks'"
             )
         if query.table not in self._topics:
             self._topics[query.table] = self._stream.topic(query.table)

@@ -273,7 +273,7 @@ def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
 
 def _invalid_schema_error(error: Exception) -> InvalidJob:
     return InvalidJob(
-        f"schema= is not a schema of Avro: {type(error).__name__}: {error}",
+        f"schema= is not an Avro schema: {type(error).__name__}: {error}",
         hint='{"type": "record", "name": "click", "fields": [...]}',
     )
 
@@ -303,12 +303,12 @@ def _fetch_schema(registry: str, number: int) -> Any:
         try:
             _schemas[key] = json.loads(response["schema"])
         except (KeyError, TypeError, ValueError) as error:
-            raise AvroError(f"schema {number} of the registry is not a schema of Avro") from error
+            raise AvroError(f"schema {number} of the registry is not an Avro schema") from error
         return _schemas[key]
 
 
 def _unreachable_error(registry: str, error: Exception) -> SourceUnavailable:
     return SourceUnavailable(
         f"The schema registry {registry} does not respond: {error}",
-        hint="is schema_registry= its address? A local schema needs none",
+        hint="check the address schema_registry=, or omit it if the records have the schema of the job",
     )

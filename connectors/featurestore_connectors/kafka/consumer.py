@@ -141,7 +141,7 @@ class KafkaStream:
         """Return a description of the cluster for display."""
         with translate_kafka_errors(self._config):
             brokers = self._new_consumer().list_topics(timeout=TIMEOUT_SECONDS).brokers
-        return f"Kafka of {len(brokers)} brokers"
+        return f"Kafka with {len(brokers)} brokers"
 
     def owned(self, spec: StreamSpec, partitions: Collection[int]) -> frozenset[int]:
         if spec.consumer_group is None:

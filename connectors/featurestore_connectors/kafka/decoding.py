@@ -159,7 +159,7 @@ class RecordDecoder:
             if pat.is_string(columns[name].type):
                 is_empty = pc.fill_null(pc.equal(columns[name], ""), False)
                 reasons = _add_reason(
-                    reasons, is_empty, f"{name!r} is empty, which is no partition name"
+                    reasons, is_empty, f"{name!r} is empty, which is not a partition name"
                 )
         return reasons
 
@@ -236,7 +236,7 @@ def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
     if event_fields and spec.format != "debezium":
         raise InvalidJob(
             f"fields= has {listing(event_fields)}, which only change events have.",
-            hint=f"one of {listing([each for each in RECORD_FIELDS if each in RECORDS.names])}",
+            hint=f"use {listing([each for each in RECORD_FIELDS if each in RECORDS.names])}",
         )
     if spec.format == "json":
         return JsonValues(spec.value_schema)
@@ -247,7 +247,7 @@ def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
         return AvroValues(spec.value_schema, spec.avro or "", spec.schema_registry)
     if len(spec.schema) != 1 or spec.schema.types[0] not in (pa.string(), pa.binary()):
         raise InvalidJob(
-            f"format='raw' writes the value into one column of text or bytes; the schema has "
+            f"format='raw' requires a schema of one column of strings or bytes, not "
             f"{listing(spec.schema.names)}.",
             hint='schema={"value": "binary"}, or format="json"',
         )
@@ -295,7 +295,7 @@ class KeyReader:
                 return {}, f"the key has no {absent[0]!r}"
             return {name: value[foreign] for name, foreign in names.items()}, None
         if len(self.schema) != 1:
-            return {}, "the key has one value, and the primary key has more columns"
+            return {}, "the key has one value, but the primary key has several columns"
         return {self.schema.names[0]: value}, None
 
     def _value(self, key: bytes) -> Any:
@@ -359,9 +359,7 @@ class DebeziumValues:
         row = self._event_values(event)
         for name in self.schema.names:
             if row.get(name) == _UNAVAILABLE:
-                return (
-                    f"{name} did not change and is not in the event (REPLICA IDENTITY FULL has it)"
-                )
+                return f"{name} did not change and is not in the event (REPLICA IDENTITY FULL includes it)"
         return None
 
     def _parse_events(self, values: pa.Array) -> list[_Event]:

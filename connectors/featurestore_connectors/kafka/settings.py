@@ -41,11 +41,12 @@ def check_config(config: SourceConfig) -> str:
     address = urlsplit(config.uri)
     if address.scheme != "kafka" or not address.netloc or address.path.strip("/") or address.query:
         raise InvalidArgument(
-            f"uri={config.uri!r} has no brokers.", hint=f"uri={_URI!r}; the topic is topic="
+            f"uri={config.uri!r} has no brokers.", hint=f"uri={_URI!r}; pass the topic as topic="
         )
     if "@" in address.netloc:
         raise InvalidArgument(
-            "The URI of Kafka has no user.", hint="options={'sasl.username': 'reader'}"
+            "The URI of a Kafka source must not have a user.",
+            hint="options={'sasl.username': 'reader'}",
         )
     unknown = [name for name in config.options if name not in OPTIONS]
     if unknown:
@@ -105,9 +106,9 @@ def to_store_error(config: SourceConfig, cause: Any) -> SourceUnavailable | Sour
     }
     if hasattr(cause, "code") and cause.code() in unavailable:
         return SourceUnavailable(
-            f"Source {config.name!r}: the brokers {brokers} cannot be reached, or refuse the "
+            f"Source {config.name!r}: the brokers {brokers} cannot be reached, or reject the "
             f"user: {text}",
-            hint="does a broker respond there, under the name that it advertises? "
+            hint="check that a broker responds at this address and at the one that it advertises: "
             f"featurestore source check {config.name}",
         )
     return SourceError(f"Source {config.name!r}: the broker reports: {text}")

@@ -177,7 +177,7 @@ def _session_with_kafka(engine: Engine) -> Any:
         import pyspark
 
         raise ConfigurationError(
-            "The Spark session has no reader of Kafka.",
+            "The Spark session has no Kafka reader.",
             hint="start it with the package org.apache.spark:spark-sql-kafka-0-10_2.13:"
             f"{pyspark.__version__} (spark-submit --packages), or name its jars in "
             "FEATURESTORE_SPARK_JARS",

@@ -149,7 +149,7 @@ def test_hdfs_storage_option_values_are_never_stored(
     store = connect_hdfs(storage_options={"hadoop.security.some.password": secret})
     store.create_featuregroup(labeled(50), "weather", primary_key="id")
     export(store)
-    with pytest.raises(ConfigurationError, match="not a setting of Hadoop") as refused:
+    with pytest.raises(ConfigurationError, match="not a Hadoop setting") as refused:
         featurestore.connect(
             "hdfs://elsewhere/store",
             registry=f"sqlite:///{tmp_path / 'elsewhere.db'}",

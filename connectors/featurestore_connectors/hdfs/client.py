@@ -48,18 +48,20 @@ _TRANSIENT_CLASSES = (
     "StandbyException",
 )
 _PERMISSIONS = (
-    "check who you are ($HADOOP_USER_NAME, or kinit) and the permissions of the folder: "
+    "check the user ($HADOOP_USER_NAME, or kinit) and the permissions of the folder: "
     "hdfs dfs -ls -d"
 )
-_TICKET = "get a ticket (kinit), and set $HADOOP_CONF_DIR to the settings of the cluster"
+_TICKET = (
+    "get a Kerberos ticket (kinit), and set $HADOOP_CONF_DIR to the configuration of the cluster"
+)
 _HINTS = {
     "AccessControlException": _PERMISSIONS,
     "AuthorizationException": _PERMISSIONS,
     "SafeModeException": "the namenode is in safe mode: wait, or hdfs dfsadmin -safemode get",
-    "NSQuotaExceededException": "the folder's quota of names is used up: hdfs dfs -count -q",
-    "DSQuotaExceededException": "the folder's quota of bytes is used up: hdfs dfs -count -q",
-    "InvalidPathException": "HDFS allows no ':' in a name",
-    "IOException": "are datanodes alive, and have they room: hdfs dfsadmin -report",
+    "NSQuotaExceededException": "the name quota of the folder is exceeded: hdfs dfs -count -q",
+    "DSQuotaExceededException": "the space quota of the folder is exceeded: hdfs dfs -count -q",
+    "InvalidPathException": "HDFS does not allow ':' in a name",
+    "IOException": "check that datanodes are alive and have free space: hdfs dfsadmin -report",
     "GSSAPIError": _TICKET,
     "NoSASLMechanism": _TICKET,
     "SASLError": _TICKET,
@@ -85,8 +87,8 @@ def open_client(root: str, options: Mapping[str, str]) -> Any:
     for key in options:
         if not str(key).startswith(_PREFIXES):
             raise ConfigurationError(
-                f"storage_options= has {key!r}, which is not a setting of Hadoop.",
-                hint="names of core-site.xml and hdfs-site.xml, such as dfs.ha.namenodes.<cluster>",
+                f"storage_options= has {key!r}, which is not a Hadoop setting.",
+                hint="use names of core-site.xml and hdfs-site.xml, such as dfs.ha.namenodes.<cluster>",
             )
     settings = {str(key): str(value) for key, value in options.items()}
     key_of_client = (root, os.environ.get("HADOOP_CONF_DIR"), *sorted(settings.items()))
@@ -174,15 +176,15 @@ def to_storage_error(action: str, uri: str, error: BaseException) -> StorageErro
     """Return the error to raise for a call that failed permanently."""
     kind, name = _parse_error(error)
     if isinstance(error, FileExistsError | IsADirectoryError):
-        reason, hint = "there is a folder of that name", "choose another name"
+        reason, hint = "a folder with this name exists", "choose another name"
     elif isinstance(error, LostResponseError):
-        reason, hint = "its folder was removed meanwhile", "try again; nothing is lost"
+        reason, hint = "its folder was removed at the same time", "try again; no data was lost"
     elif isinstance(error, OSError):
-        reason = "the namenode or a datanode cannot be reached or did not answer"
+        reason = "the namenode or a datanode cannot be reached or did not respond"
         hint = "check host, port and the network: featurestore doctor"
     else:
-        reason = f"the answer was {name or kind}"
-        hint = _HINTS.get(name or kind, "the log of the namenode has details")
+        reason = f"HDFS returned {name or kind}"
+        hint = _HINTS.get(name or kind, "see the log of the namenode")
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 

@@ -124,7 +124,7 @@ class HdfsStorage:
 
         # The name is checked first, since writing a file takes half a second even if it fails.
         if self.find(name) is not None or not self._write(name, call):
-            raise FileExistsError(f"There is {self.root + path!r} already.")
+            raise FileExistsError(f"{self.root + path!r} already exists.")
 
     @contextmanager
     def writer(self, name: str) -> Iterator[Writer]:
@@ -220,7 +220,9 @@ class HdfsStorage:
         reader = self._client.read(path)
         if end > len(reader):
             _check_complete(reader, self._client.get_file_info(path).length)
-            raise StorageError(f"Cannot read {self.root + path!r}: it ends before byte {end}.")
+            raise StorageError(
+                f"Cannot read {self.root + path!r}: the file ends before byte {end}."
+            )
         return reader
 
     def _path(self, name: str) -> str:
@@ -311,7 +313,7 @@ class _TemporaryFile:
         except FileNotFoundError:
             # hdfs-native retries a rename whose response was lost.
             if not overwrite or not self._is_renamed():
-                raise LostResponseError(f"{self._temporary} is gone") from None
+                raise LostResponseError(f"{self._temporary} no longer exists") from None
         self._published = True
 
     def _wait_until_complete(self) -> None:
@@ -365,7 +367,7 @@ def _check_complete(reader: Any, size: int) -> None:
     A file may be closed before its last block is known, and until then readers see fewer bytes.
     """
     if len(reader) != size:
-        raise OSError(f"{len(reader)} bytes can be read of {size}")
+        raise OSError(f"only {len(reader)} of {size} bytes can be read")
 
 
 def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

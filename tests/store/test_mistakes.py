@@ -233,8 +233,9 @@ EXPECTATIONS: list[Row] = [
     ("type", lambda w: w.expect("value_to_be_between", column="x"), InvalidExpectation,
      ("did you mean 'expect_column_values_to_be_between'",)),
     ("argument", lambda w: w.expect("values_to_be_between", column="x", min=0), InvalidExpectation,
-     ("there is no 'min'", "'min_value'", "did you mean")),
-    ("no column", lambda w: w.expect("values_to_not_be_null"), InvalidExpectation, ("lacks 'column'", "it has 'column'")),
+     ("unknown argument 'min'", "'min_value'", "did you mean")),
+    ("no column", lambda w: w.expect("values_to_not_be_null"), InvalidExpectation, ("missing arguments 'column'",
+     "available: 'column'")),
     ("no such column", lambda w: w.expect("values_to_not_be_null", column="xx"), InvalidExpectation,
      ("'xx'", "'k', 't', 'x', 'y'")),
 ]  # fmt: skip

@@ -181,7 +181,7 @@ def test_noncritical_severity_is_warning(validator: Validator) -> None:
         ),
         (
             rule("column_values_to_be_between", column="a", minimum=1),
-            "there is no 'minimum'; it has 'column'",
+            "unknown argument 'minimum'; available: 'column'",
         ),
         (rule("column_values_to_be_between", min_value=1), "lacks 'column'"),
         ({"kwargs": {}}, "is not an expectation"),

@@ -116,7 +116,7 @@ def _evaluate_uniqueness(
     is_met = repeated == 0 or present - repeated >= mostly * present
     message = ""
     if not is_met:
-        message = f"{repeated:,} of {rows:,} rows share their values with another one"
+        message = f"{repeated:,} of {rows:,} rows have the same values as another row"
     return ExpectationResult(
         expectation,
         is_met,

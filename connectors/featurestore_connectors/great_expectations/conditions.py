@@ -307,7 +307,7 @@ class _Parser:
         return self._error(text, position)
 
     def _error(self, text: str, position: int) -> InvalidExpectation:
-        problem = f"{text!r} at character {position}" if text else "it ends too early"
+        problem = f"{text!r} at character {position}" if text else "unexpected end"
         return InvalidExpectation(
             f'row_condition="{self._text}" cannot be read: {problem}.', hint=_GRAMMAR
         )

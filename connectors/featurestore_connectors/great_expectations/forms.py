@@ -101,7 +101,7 @@ def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
         return tuple(plain for each in expectations for plain in normalize_expectations(each))
     raise InvalidExpectation(
         f"{expectations!r} is not an expectation.",
-        hint="give a great_expectations object, a suite, or "
+        hint="pass a great_expectations object, a suite, or "
         "{'type': 'expect_...', 'kwargs': {'column': ...}}",
     )
 
@@ -179,16 +179,16 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
     unknown = [name for name in kwargs if name not in fields]
     missing = [name for name in arguments if fields[name].required and name not in kwargs]
     call = f"{kind}({dict(kwargs)!r})"
-    available = f"it has {', '.join(map(repr, arguments))}"
+    available = f"available: {', '.join(map(repr, arguments))}"
     if unknown:
         suggestion = did_you_mean(unknown[0], arguments, write="{!r}")
         return InvalidExpectation(
-            f"{call}: there is no {unknown[0]!r}; {available}.", hint=suggestion
+            f"{call}: unknown argument {unknown[0]!r}; {available}.", hint=suggestion
         )
     if missing:
         example = dict.fromkeys(missing, "...")
         return InvalidExpectation(
-            f"{call} lacks {', '.join(map(repr, missing))}; {available}.",
+            f"{call}: missing arguments {', '.join(map(repr, missing))}; {available}.",
             hint=repr({"type": kind, "kwargs": example}),
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -199,7 +199,7 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
 def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
     if kind in _NEED_SQL:
         raise InvalidExpectation(
-            f"{kind} runs SQL, which has no table to run on here.", hint="use column expectations"
+            f"{kind} runs SQL, which is not supported.", hint="use column expectations"
         )
     for key, value in _nested_entries(kwargs):
         if key == "$PARAMETER":
@@ -229,8 +229,8 @@ def _reject_infinite(kind: str, kwargs: Mapping[str, Any]) -> None:
             if not _is_finite(value):
                 raise InvalidExpectation(
                     f"{kind}: {name!r} contains {value!r}, which is not a finite number.",
-                    hint=f"leave {name!r} out for an open bound; "
-                    "expect_column_values_to_not_be_null finds NaN",
+                    hint=f"omit {name!r} for an open bound; "
+                    "expect_column_values_to_not_be_null detects NaN",
                 )
 
 
@@ -324,7 +324,7 @@ def _suggest_type(kind: str) -> str:
         if name.startswith("Expect")
     ]
     return did_you_mean(kind, names, write="{!r}") or (
-        "types are named like 'expect_column_values_to_not_be_null'"
+        "types have names like 'expect_column_values_to_not_be_null'"
     )
 
 

@@ -32,7 +32,7 @@ from featurestore_connectors.great_expectations.forms import (
 _BUILT_IN = {
     "no_null_keys": "{columns} must not be null.",
     "no_duplicate_keys": "{columns} must be unique in a write.",
-    "no_future_event_times": "{columns} must not lie in the future.",
+    "no_future_event_times": "{columns} must not be in the future.",
 }
 
 
@@ -80,7 +80,7 @@ def _title(report: ValidationReport) -> str:
 
 def _summary(report: ValidationReport) -> str:
     if not report.failed:
-        return f"{report.rows:,} rows; all checks hold."
+        return f"{report.rows:,} rows; all checks passed."
     return f"{report.rows:,} rows; {len(report.failed)} of {len(report.results)} checks failed."
 
 

@@ -71,9 +71,8 @@ class CsvFormat(PlainFormat):
         ]
         if refused:
             raise UnsupportedType(
-                f"CSV cannot hold these columns: {'; '.join(refused)}.",
-                hint="make the fields of structs columns of their own, or use "
-                "data_format='parquet'",
+                f"CSV does not support these columns: {'; '.join(refused)}.",
+                hint="use a column for each field of a struct, or data_format='parquet'",
             )
 
     def layout(
@@ -150,7 +149,7 @@ class CsvShard:
         self._closing = weakref.finalize(self, os.close, self._handle)
         if len(index) < 2 or len(index) != 2 + -(-int(index[0]) // step) or index[-1] != size:
             raise DatasetDamaged(
-                f"The index {path + INDEX_SUFFIX!r} does not belong to its shard of {size:,} bytes."
+                f"The index {path + INDEX_SUFFIX!r} does not match its shard of {size:,} bytes."
             )
         self._rows, self._offsets = int(index[0]), index[1:]
 
@@ -180,7 +179,7 @@ class CsvShard:
         except (pa.ArrowException, ValueError, OSError, RecursionError) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} cannot be read: {error}.",
-                hint="featurestore td verify names what is wrong",
+                hint="featurestore td verify lists the damage",
             ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -339,7 +338,7 @@ def _check_years(schema: pa.Schema, profiles: Sequence[ColumnProfile]) -> None:
             refused.append(each.name)
     if refused:
         raise UnsupportedType(
-            f"CSV cannot hold times before the year 1 or after 9999: columns {', '.join(refused)}.",
+            f"CSV does not support times before the year 1 or after 9999: columns {', '.join(refused)}.",
             hint="store them as numbers, or use data_format='parquet'",
         )
 

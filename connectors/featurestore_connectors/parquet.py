@@ -55,16 +55,15 @@ class ParquetFormat(PlainFormat):
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
         if compression is not None and compression not in CODECS:
             raise InvalidArgument(
-                f"compression={compression!r} is not known for parquet; there are "
-                f"{listing(CODECS)}.",
-                hint="compression=None takes SNAPPY",
+                f"Unknown compression={compression!r} for parquet. Available: {listing(CODECS)}.",
+                hint="compression=None uses SNAPPY",
             )
         refused = [
             f"{field.name}: {field.type}" for field in schema if not _is_feature_type(field.type)
         ]
         if refused:
             raise UnsupportedType(
-                f"Parquet cannot hold these columns: {'; '.join(refused)}.",
+                f"Parquet does not support these columns: {'; '.join(refused)}.",
                 hint="convert or leave out these columns",
             )
 
@@ -215,7 +214,7 @@ class ParquetShard:
             except (OSError, pa.ArrowException) as error:
                 raise DatasetDamaged(
                     f"Row group {group} of the shard {self._path!r} cannot be read: {error}.",
-                    hint="featurestore td verify names what is wrong",
+                    hint="featurestore td verify lists the damage",
                 ) from error
             with _lock:
                 _decoded[key] = table

@@ -328,7 +328,7 @@ def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
         reader.read(0, 50, ["r"])
     reader.close()
     index.write_bytes(offsets[:-1].tobytes())
-    with pytest.raises(DatasetDamaged, match="does not belong"):
+    with pytest.raises(DatasetDamaged, match="does not match"):
         FORMAT.open_shard(path, layout=layout)
 
 

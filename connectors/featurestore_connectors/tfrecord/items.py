@@ -37,7 +37,7 @@ from featurestore_connectors.tfrecord.wire_columns import (
 )
 
 Records = npt.NDArray[np.uint8]
-_HINT = "featurestore td verify names what is wrong"
+_HINT = "featurestore td verify lists the damage"
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 _NOTHING = pa.scalar(b"", pa.binary())
@@ -184,7 +184,7 @@ def fill_lists(records: Records, array: pa.Array, slot: Slot) -> None:
     """Write the lists of a column to its region."""
     lengths, data = encode(array, slot.field)
     if lengths.max(initial=0) > slot.field.max_bytes:
-        raise profile_mismatch(slot.field.column, "a list is longer than all that were counted")
+        raise profile_mismatch(slot.field.column, "a list longer than the maximum")
     fill_region(records, lengths, data, slot)
 
 
@@ -209,7 +209,7 @@ def _read_region(records: Records, slot: Slot) -> tuple[npt.NDArray[np.int64], R
     if lengths.max(initial=0) > max_bytes:
         raise DatasetDamaged(
             f"A list of column {slot.field.column.name!r} has {lengths.max():,} bytes, but its "
-            f"records have room for {max_bytes:,}.",
+            f"records reserve only {max_bytes:,}.",
             hint=_HINT,
         )
     region = np.ascontiguousarray(records[:, slot.offset : slot.offset + max_bytes])

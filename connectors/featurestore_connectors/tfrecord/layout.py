@@ -209,7 +209,7 @@ def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfi
         return None
     names = sorted(padding, key=lambda name: -padding[name])
     worst = listing(names, limit=3)
-    return f"one width for all records would add {cost:.0%} of filling, most for {worst}"
+    return f"one width for all records would add {cost:.0%} of padding, mostly for {worst}"
 
 
 def _mean_length(field: Field, profiles: Mapping[str, ColumnProfile]) -> float:

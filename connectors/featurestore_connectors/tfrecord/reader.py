@@ -153,7 +153,7 @@ def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
             f"The index {name!r} cannot be read: {error.strerror or error}."
         ) from error
     if len(index) == 0 or index[0] != 0 or index[-1] != size or (index[1:] < index[:-1]).any():
-        raise DatasetDamaged(f"The index {name!r} does not belong to its shard of {size:,} bytes.")
+        raise DatasetDamaged(f"The index {name!r} does not match its shard of {size:,} bytes.")
     return index
 
 

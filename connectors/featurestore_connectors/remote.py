@@ -206,7 +206,9 @@ class HttpClient:
             while chunk := self._read(response, _CHUNK_BYTES):
                 yield chunk
             if response.length:
-                raise self._unavailable(f"a file ended {response.length:,} bytes early")
+                raise self._unavailable(
+                    f"the file is truncated: {response.length:,} bytes are missing"
+                )
 
     def close(self) -> None:
         """Do nothing: connections are closed after each request."""
@@ -287,7 +289,7 @@ class HttpClient:
     def _unavailable(self, reason: str) -> ServerUnavailable:
         return ServerUnavailable(
             f"The server at {self.address} is unavailable: {reason}.",
-            hint="is 'featurestore serve' running there?",
+            hint="check that 'featurestore serve' is running there",
         )
 
 

@@ -52,7 +52,7 @@ class SparkLauncher:
         while (free := free_slots(context)) < workers:
             if time.monotonic() > end:
                 raise NotEnoughSlots(
-                    f"{workers} workers must run at the same time, and the cluster at "
+                    f"{workers} workers must run at the same time, but the cluster at "
                     f"{context.master} has {free} free slots of {_total_slots(context)}.",
                     hint=f"workers={max(free, 1)}, end other jobs, or configure more executors",
                 )
@@ -138,7 +138,7 @@ class SparkGang:
 
     def _register_task(self, peer: Peer, index: int) -> None:
         if index not in range(len(self._exits)) or index in self._tasks.values():
-            raise ValueError(f"no task {index} is expected")
+            raise ValueError(f"unexpected task {index}")
         self._tasks[peer] = index
 
     def _remove_task(self, peer: Peer) -> None:
@@ -187,8 +187,8 @@ def check_run_directory(task: WorkerTask) -> None:
     run = os.path.dirname(os.path.dirname(task.log))
     if not files.is_directory(run):
         raise EngineError(
-            f"The executor on {socket.gethostname()} does not see {run!r}.",
-            hint="put the store into a directory that all machines share",
+            f"The executor on {socket.gethostname()} cannot access {run!r}.",
+            hint="move the store to a directory that all machines share",
         )
 
 

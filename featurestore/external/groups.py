@@ -203,8 +203,8 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
         return
     raise VersionNotFound(
         f"External feature group {spec.name!r} version {spec.version} has no snapshot at Delta "
-        f"version {delta_version}; its snapshots are {listing(sorted(snapshots))}.",
-        hint="omit as_of to read its source; training datasets take snapshots",
+        f"version {delta_version}. Available: {listing(sorted(snapshots))}.",
+        hint="omit as_of to read its source; training datasets create snapshots",
     )
 
 

@@ -108,7 +108,9 @@ class StoredDecisions:
             return None
         decision = files.read_json(path)
         if not isinstance(decision, dict):
-            raise StorageError(f"The file {path!r} is not a decision of source {self.source!r}.")
+            raise StorageError(
+                f"The file {path!r} is not a stored decision of source {self.source!r}."
+            )
         return decision
 
     def decide(self, key: str, decision: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,7 +120,7 @@ class StoredDecisions:
             files.write_new(path, files.json_bytes(decision))
         except OSError as error:
             # Users with read-only access to the store may also read its sources.
-            _log.warning("the decision about source %r is not stored: %s", self.source, error)
+            _log.warning("The decision for source %r was not stored: %s", self.source, error)
         existing = self.get(key)
         return decision if existing is None else existing
 
@@ -232,7 +234,7 @@ def _check_unchanged_types(spec: SourceSpec, actual: pa.Schema, expected: pa.Sch
     ]
     if changed:
         raise SourceChanged(
-            f"Types of columns of source {spec.name!r} changed: {', '.join(changed)}.",
+            f"Column types of source {spec.name!r} changed: {', '.join(changed)}.",
             hint="read it again, or cast the columns in sql=",
         )
 

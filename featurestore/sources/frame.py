@@ -193,7 +193,8 @@ def build_query(
     selections = {word: value for word, value in values.items() if value is not None}
     if len(selections) > 1:
         raise InvalidArgument(
-            f"{listing(selections)} exclude each other.", hint="one of table=, sql= and path="
+            f"{listing(selections)} are mutually exclusive.",
+            hint="pass one of table=, sql= and path=",
         )
     for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
@@ -201,7 +202,10 @@ def build_query(
     if isinstance(version_or_time, bool) or not isinstance(
         version_or_time, int | datetime | str | None
     ):
-        raise InvalidArgument(f"at={version_or_time!r} is not a version.", hint="at=3, or a time")
+        raise InvalidArgument(
+            f"at={version_or_time!r} is neither a version nor a time.",
+            hint="at=3, or a time",
+        )
     version = version_or_time
     if isinstance(version_or_time, str | datetime):
         version = parse_moment(version_or_time, argument="at")
@@ -254,7 +258,7 @@ def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> N
         arguments.append(f"rename={renames!r}")
         raise InvalidName(
             error.message,
-            hint=f"read_source({', '.join(arguments)}) renames them, rename='snake_case' all",
+            hint=f"read_source({', '.join(arguments)}) renames them; rename='snake_case' renames all",
         ) from error
 
 
@@ -265,7 +269,7 @@ def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: st
     ]
     if time not in times:
         raise InvalidArgument(
-            f"time={time!r} is not a time of {query} of source {spec.name!r}. Available: "
+            f"time={time!r} is not a time column of {query} of source {spec.name!r}. Available: "
             f"{listing(times)}.",
-            hint="cast texts and numbers to times in sql=",
+            hint="cast strings and numbers to times in sql=",
         )

@@ -140,12 +140,12 @@ def check(session: Session, name: str) -> SourceReport:
 def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
     tables = tuple(snapshot.tables())
     problems = [
-        f"Table {table.name!r} may not be read by the user of the URI."
+        f"The user of the URI may not read the table {table.name!r}."
         for table in tables
         if not table.readable
     ]
     if not tables:
-        problems.append("The source has no tables, or none that the user may see.")
+        problems.append("The source has no tables, or none that the user may read.")
     report = SourceReport(
         spec.name,
         spec.kind,
@@ -207,7 +207,7 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
     for name, value in options.items():
         if not isinstance(name, str):
             raise InvalidArgument(
-                f"options={{{name!r}: ...}}: names of options are strings.",
+                f"options={{{name!r}: ...}}: option names must be strings.",
                 hint="options={'format': 'csv'}",
             )
         if is_secret_option(name):
@@ -241,7 +241,7 @@ def check_folder_options(spec: SourceSpec, options: Mapping[str, str]) -> None:
     folder_options = [name for name in options if name != RENAME]
     if folder_options and spec.kind != FOLDER_KIND:
         raise InvalidArgument(
-            f"Source {spec.name!r} is of kind {spec.kind!r}; {listing(folder_options)} are options of "
-            "folders of files.",
-            hint="rename= is for sources of every kind",
+            f"Source {spec.name!r} is of kind {spec.kind!r}; only folders of files have the options "
+            f"{listing(folder_options)}.",
+            hint="sources of every kind support rename=",
         )

@@ -223,7 +223,7 @@ def test_rename_applies_to_databases(duckdb_store: FeatureStore, tmp_path: Path)
     assert "read_source('shop', table='orders', rename={'Order ID': 'Order_ID'" in str(error.value)
     frame = duckdb_store.read_source("shop", table="orders", rename="snake_case")
     assert rows(frame) == [{"order_id": 1, "total": 2.5}]
-    with pytest.raises(InvalidArgument, match="options of folders"):
+    with pytest.raises(InvalidArgument, match="only folders of files have"):
         duckdb_store.read_source("shop", table="orders", delimiter=";")
 
 

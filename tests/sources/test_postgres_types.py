@@ -195,7 +195,7 @@ def test_check_source_names_unreadable_tables(
     database.execute("grant select on open to guest")
     duckdb_store.add_source("shop", url.replace("store@", "guest@"))
     report = duckdb_store.check_source("shop")
-    assert "Table 'shut' may not be read by the user of the URI." in report.problems
+    assert "The user of the URI may not read the table 'shut'." in report.problems
     assert not report.ok
     readable = [each.name for each in report.tables if each.readable]
     assert readable == ["open"]  # other tests have tables in this database, too

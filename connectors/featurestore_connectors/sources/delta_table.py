@@ -80,14 +80,18 @@ class DeltaSnapshot(TypedColumns):
         self._config = config
         self._path = path
         self._version = version
+        # The newest level exports string views, which older releases of pyarrow cannot read.
         self._old_layout = polars.CompatLevel.oldest()
         self._mirror = _mirror_log(path) if path.startswith(f"{HDFS}:") else None
         table_path = remove_owner(path) if self._mirror is None else self._mirror.folder
         storage_options = delta_options(path) if self._mirror is None else None
         try:
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
+            # The scan is lazy. Collecting zero rows resolves the schema and raises errors in the
+            # log.
             self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
         except Exception as error:  # the kernel's errors have no class of their own
+            # The local copy of an HDFS table would otherwise remain on disk.
             self.close()
             raise self._convert_error(error) from error
         self.identity = f"version {version}"
@@ -104,6 +108,7 @@ class DeltaSnapshot(TypedColumns):
         schema = self.schema(query)
         if self._mirror is not None:
             with locations.storage_errors(self._config):
+                # Data files are copied only now, so that reading a schema copies only the log.
                 self._mirror.fetch(_version_files(self._mirror, self._path, self._version))
         rows = self._rows
         if query.window is not None:
@@ -126,6 +131,7 @@ class DeltaSnapshot(TypedColumns):
         for field in self._empty.schema:
             kind, native = feature_type(field.type), str(field.type)
             if kind is not None and _has_variant(kind):
+                # The two binary columns have no meaning without the variant decoder.
                 kind, native = None, "variant"
             columns.append(SourceColumn(field.name, field.name, kind, native))
         return columns
@@ -136,9 +142,11 @@ class DeltaSnapshot(TypedColumns):
         kind = self._rows.collect_schema()[window.column]
         start, end = window.start, window.end
         if getattr(kind, "time_zone", None) is None:
+            # Times without a zone are in UTC. polars does not compare them with zoned literals.
             start, end = start.replace(tzinfo=None), end.replace(tzinfo=None)
         time = polars.col(window.column)
         if kind == polars.Date:
+            # A date is the instant of its midnight in UTC, as in the other sources.
             time = time.cast(polars.Datetime("us"))
         if window.closed == "right":
             return (time > start) & (time <= end)
@@ -156,6 +164,8 @@ class DeltaSnapshot(TypedColumns):
         subject = (
             f"Source {self._config.name!r}, version {self._version} of {remove_owner(self._path)}"
         )
+        # The kernel has no error class for missing versions, so the number is compared with the
+        # log.
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
                 f"{subject} does not exist. Latest version: {log.latest_version(self._path)}."

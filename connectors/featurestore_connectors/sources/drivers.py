@@ -69,8 +69,11 @@ _SENDS_FILES = {
 }
 # SQLSTATE classes and codes (https://www.postgresql.org/docs/current/errcodes-appendix.html).
 _NO_TABLE = ("42P01", "3F000")
+# Insufficient privilege. The code belongs to class 42, so it is checked before the class.
 _NOT_ALLOWED = "42501"
+# Classes: invalid authorization, unknown database, connection error, operator intervention.
 _CONNECTION_ERRORS = ("28", "3D", "08", "57")
+# Classes: syntax error or access rule violation, and data error.
 _WRONG_SQL = ("42", "22")
 
 
@@ -93,6 +96,7 @@ def convert_adbc_error(
     state = getattr(error, "sqlstate", None) or ""
     message = to_single_line(str(error), secret)
     subject = f"Source {config.name!r}"
+    # Errors of SQLite and failed connections have no SQLSTATE and are recognized by their text.
     if state in _NO_TABLE or "no such table" in message:
         return SourceTableNotFound(f"{subject}: {message}")
     if state == _NOT_ALLOWED:
@@ -130,6 +134,7 @@ def convert_batch_errors(
                 with translate_errors(config, secret=secret):
                     batch = next(batches, None)
             except (OSError, pa.ArrowException) as error:
+                # Some feature store errors are also OSErrors and need no conversion.
                 if isinstance(error, FeatureStoreError):
                     raise
                 message = to_single_line(str(error), secret)
@@ -138,6 +143,7 @@ def convert_batch_errors(
                 return
             yield batch
     finally:
+        # This also runs if the caller stops before the last batch.
         close()
 
 
@@ -159,6 +165,7 @@ def check_options(
                 or "set files and statements of a driver on this machine, in the environment or the "
                 "configuration of the driver",
             )
+        # An option that occurs several times has a tuple of values.
         if not isinstance(value, str) or not _PLAIN.fullmatch(value):
             raise InvalidArgument(
                 f"Source {config.name!r}: the URI option {name!r} is repeated or has an unsafe value.",
@@ -172,6 +179,7 @@ def secure_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     Raises:
         InvalidArgument: The URL sets an option that is not allowed. The message includes its name.
     """
+    # A host with a semicolon or a brace could add options to the connection string of ODBC.
     if not _HOST.fullmatch(url.host or ""):
         raise InvalidArgument(f"Source {config.name!r}: {url.host!r} is not a host name.")
     driver = _driver_name(url)

@@ -39,7 +39,9 @@ _TABLES = """
     FROM information_schema.tables ORDER BY 1
 """
 _BATCH_ROWS = 65_536
+# Maximum number of characters of a DuckDB message in an error.
 _SHOWN = 500
+# Casts for the hint about unreadable columns. Other types are cast to varchar.
 _CASTS = {
     "INTERVAL": "epoch({})",
     "TIME": "epoch({})",
@@ -73,6 +75,7 @@ class DuckDBSnapshot(TypedColumns):
         self._connection = connect(config, path)
         # Queries may only read the tables of this file.
         self._connection.execute("SET GLOBAL enable_external_access = false")
+        # Committed rows may still be in the write-ahead log, which is a separate file.
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}.wal"]))
         self.server = f"DuckDB {duckdb.__version__}"
 
@@ -115,6 +118,7 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
     in_memory = path == ":memory:"
     try:
         connection = duckdb.connect(path, read_only=not in_memory)
+        # A global setting, since each read uses a separate cursor, which does not inherit others.
         connection.execute("SET GLOBAL TimeZone = 'UTC'")
     except duckdb.Error as error:
         raise SourceUnavailable(
@@ -131,6 +135,7 @@ def describe_columns(
     try:
         cursor = connection.cursor()
         native = cursor.sql(f"SELECT * FROM {source}")
+        # The native type names are needed, since several DuckDB types map to one Arrow type.
         types = [str(kind) for kind in native.types]
         arrow_schema = native.limit(0).to_arrow_table().schema
     except duckdb.Error as error:
@@ -148,8 +153,8 @@ def _to_source_column(field: pa.Field, native: str) -> SourceColumn:
     kind = feature_type(field.type)
     if native == "UHUGEINT":
         kind = None
-    way_out = _CASTS.get(native, "{}::varchar").format(name)
-    return SourceColumn(field.name, name, kind, native, readable_expression=way_out)
+    readable_expression = _CASTS.get(native, "{}::varchar").format(name)
+    return SourceColumn(field.name, name, kind, native, readable_expression=readable_expression)
 
 
 def read(
@@ -193,6 +198,7 @@ def _batches(
     text: str,
     on_finished: Callable[[], None] | None,
 ) -> Iterator[pa.RecordBatch]:
+    # A separate cursor, since several reads of a snapshot may be open at the same time.
     cursor = connection.cursor()
     try:
         yield from cursor.sql(text).to_arrow_reader(_BATCH_ROWS)
@@ -208,6 +214,7 @@ def _batches(
 
 def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
     """Return the feature store error for a DuckDB error."""
+    # Internal errors of DuckDB end with a stack trace.
     text = str(error).split("Stack Trace")[0]
     message = f"Source {config.name!r}: {to_single_line(text, None)[:_SHOWN]}"
     if isinstance(error, duckdb.CatalogException):

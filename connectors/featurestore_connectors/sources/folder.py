@@ -131,11 +131,12 @@ class FolderSnapshot:
             name = path[len(self._root) :].lstrip("/").split("/")[0] or "."
             if not has_known_extension(path):
                 continue
+            # Partition folders such as day=1 belong to the table of the complete folder.
             if "=" in name and name not in self._statuses:
                 name = "."
-            first[name] = SourceTable(
-                name, storage_for(path).prefers_listing or files.is_readable(path)
-            )
+            # A check would cost a request per file in a storage that prefers listings.
+            is_readable = storage_for(path).prefers_listing or files.is_readable(path)
+            first[name] = SourceTable(name, is_readable)
         return [first[name] for name in sorted(first)]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -143,6 +144,8 @@ class FolderSnapshot:
 
     def names(self, query: SourceQuery) -> Sequence[str]:
         folder_files, table = self._find_table(query)
+        # The schema omits unreadable Parquet columns, but their names are needed to rename or
+        # exclude them.
         if isinstance(table, ParquetTable):
             return [*(column.name for column in table.source_columns()), *folder_files.partitions]
         return [column.name for column in self._open_table(query).schema.columns]
@@ -177,6 +180,7 @@ class FolderSnapshot:
         }
 
     def close(self) -> None:
+        # The cached property is in the instance dict only if a connection has been opened.
         if "_connection" in vars(self):
             self._connection.close()
 
@@ -185,6 +189,8 @@ class FolderSnapshot:
         """The DuckDB connection that reads Parquet files."""
         connection = duckdb_rows.connect(self._config)
         if not storage_for(self._root).is_local:
+            # DuckDB reads remote files through the storages of this package, with their
+            # credentials.
             for system in file_systems(nullcontext):
                 connection.register_filesystem(system)
         return connection
@@ -196,6 +202,7 @@ class FolderSnapshot:
             self._refuse_unreadable(decided.table, query)
         names = list(query.columns) if query.columns is not None else all_names
         if query.window is not None:
+            # The window column may not be among the requested columns.
             find_columns(decided.schema, [query.window.column], table=decided.table.table)
         return find_columns(decided.schema, names, table=decided.table.table)
 
@@ -244,10 +251,13 @@ class FolderSnapshot:
         if stored_schema is not None:
             return TableSchema.from_json(stored_schema)
         schema = table.decide()
+        # A schema inferred from changing files must not be stored, since later files are compared
+        # with it.
         self._check_unchanged(table)
         if decisions is None:
             return schema
         shown_table = {"path": query.path or ".", "dialect": dict(table.dialect())}
+        # If another process has stored its schema first, that schema applies.
         return TableSchema.from_json(decisions.decide(key, {**shown_table, **schema.to_json()}))
 
     def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
@@ -269,6 +279,7 @@ class FolderSnapshot:
                 f"Invalid query of a folder source: {query}.",
                 hint="pass path='orders', or no path for the complete folder",
             )
+        # A path with ".." or a symbolic link must not reach files outside of the registered folder.
         files_root = locations.resolve_inside(self._root, query.path or ".")
         if files_root is None:
             raise InvalidArgument(
@@ -292,6 +303,7 @@ class FolderSnapshot:
         )
 
     def _list_files(self, root: str) -> dict[str, FileStatus]:
+        # The listing of the snapshot is reused, so that later changes are detected.
         if root == self._root:
             return self._statuses
         with locations.storage_errors(self._config):
@@ -300,6 +312,7 @@ class FolderSnapshot:
     def _check_changes_at_end(
         self, batches: Iterator[pa.RecordBatch], table: FolderTable
     ) -> Iterator[pa.RecordBatch]:
+        # A change is only known after the last read of the files.
         yield from batches
         self._check_unchanged(table)
 

@@ -78,6 +78,7 @@ class IcebergSource:
         if self._uri.startswith("http") and self._config.secret is not None:
             secret = self._config.secret()
         if self._uri.startswith("sqlite:"):
+            # SQLite would create a missing file.
             file = self._uri.removeprefix("sqlite:").removeprefix("//")
             locations.require_existing(self._config, file.replace("//", "/", 1))
         with _translate_errors(self._config, secret):
@@ -195,6 +196,7 @@ class IcebergSnapshot:
     def _open_table(self, name: str) -> _OpenTable:
         table = self._load_table(name)
         if isinstance(self._version, datetime):
+            # Iceberg times are in milliseconds.
             snapshot = table.snapshot_as_of_timestamp(to_micros(self._version) // 1000)
         elif self._version is not None:
             snapshot = table.snapshot_by_id(self._version)
@@ -210,6 +212,7 @@ class IcebergSnapshot:
                 f"may have expired. Latest snapshots: {listing(last_snapshots)}.",
                 hint="omit at= to read the latest snapshot",
             )
+        # A snapshot is read with the schema of its time, which is optional in the metadata.
         schema = table.schemas().get(snapshot.schema_id, table.schema())
         return _OpenTable(table, snapshot, schema)
 
@@ -248,6 +251,7 @@ def _database_url(config: SourceConfig, uri: str) -> str:
 def _nested_tables(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
     """Yield the tables in a namespace and its nested namespaces."""
     for child in catalog.list_namespaces(namespace):
+        # A catalog that lists the namespace itself would cause an endless recursion.
         if len(child) > len(namespace):
             for identifier in catalog.list_tables(child):
                 yield ".".join(identifier)

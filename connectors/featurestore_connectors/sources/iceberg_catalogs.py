@@ -51,6 +51,7 @@ def open_catalog(
 
 def load_table(metadata: str) -> StaticTable:
     """Return the table of a metadata file."""
+    # StaticTable.from_metadata would use the FileIO that the table properties name.
     files = load_file_io(location=metadata)
     metadata_content = FromInputFile.table_metadata(files.new_input(metadata))
     name = ("static-table", metadata)

@@ -57,6 +57,7 @@ def rows(
     paths, deletes = [], set()
     for task in _plan_files(config, scan):
         paths.append(_local_path(config, task.file.file_path))
+        # Data files share delete files, so the paths are a set.
         for delete in task.delete_files:
             deletes.add(_delete_path(config, delete))
     if not paths:
@@ -72,6 +73,8 @@ def rows(
         "rows.filename"
     )
     return (
+        # Delete files contain locations such as file:///path, but the file names of DuckDB are
+        # paths.
         "(WITH deleted AS (SELECT regexp_replace(file_path, '^file:(//)?', '') AS file, pos "
         f"FROM read_parquet({_scan_parquet(sorted(deletes))})) "
         f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({deleted_rows})) AS rows"
@@ -83,6 +86,7 @@ def _plan_files(config: SourceConfig, scan: Any) -> list[Any]:
     try:
         return list(scan.plan_files())
     except (ValueError, NotImplementedError) as error:
+        # pyiceberg raises these errors for equality deletes.
         raise SourceError(
             f"Source {config.name!r}: the table has equality deletes, which are not supported.",
             hint="rewrite the data files of the table, or read it with the engine that wrote it",
@@ -127,6 +131,7 @@ def _schema_map(fields: Sequence[Any]) -> str:
     entries = []
     for field in fields:
         name, kind = sqltext.text(field.name), sqltext.text(str(_duckdb_type(field.field_type)))
+        # Files written before a column was added have nulls in it.
         entries.append(f"{field.field_id}: {{name: {name}, type: {kind}, default_value: NULL}}")
     return f"MAP {{{', '.join(entries)}}}"
 
@@ -146,11 +151,13 @@ def _window_filter(schema: Any, window: TimeRange) -> Any:
     kinds = {field.name: str(field.field_type) for field in schema.fields}
     start, end = window.start.isoformat(), window.end.isoformat()
     if kinds.get(window.column) == "timestamp":
+        # pyiceberg refuses a zone in literals of type timestamp.
         start, end = start.removesuffix("+00:00"), end.removesuffix("+00:00")
     elif kinds.get(window.column) == "date":
         start, end = window.start.date().isoformat(), window.end.date().isoformat()
     elif kinds.get(window.column) != "timestamptz":
         return terms.AlwaysTrue()
+    # Both bounds are inclusive, since the exact window is applied to the rows.
     after = terms.GreaterThanOrEqual(window.column, start)
     return terms.And(after, terms.LessThanOrEqual(window.column, end))
 
@@ -192,6 +199,7 @@ def _check_ids(
 def _scan_parquet(paths: Sequence[str]) -> str:
     texts = []
     for path in paths:
+        # DuckDB treats *, ? and [ in paths as wildcards.
         escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
         texts.append(sqltext.text(escaped))
     return f"[{', '.join(texts)}]"

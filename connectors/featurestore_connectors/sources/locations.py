@@ -44,6 +44,7 @@ class SourceLocation:
         if config.secret is not None:
             settings[SECRET] = config.secret()
         elif any(name in settings for name in _ADDRESSES):
+            # The credentials of the environment must not be sent to an address that a source names.
             settings["aws_skip_signature"] = "true"
         if settings:
             path = use_options_for_owner(path, config.name, settings)
@@ -148,7 +149,9 @@ def resolve_inside(root: str, path: str) -> str | None:
         if path == ".":
             return root
         return f"{root}/{path}" if is_relative_path(path) else None
+    # Symbolic links are resolved, so that a link in the folder cannot lead outside of it.
     resolved = os.path.realpath(os.path.join(root, path))
+    # The separator excludes siblings such as /data-old of /data.
     if resolved != root and not resolved.startswith(root.rstrip("/") + "/"):
         return None
     return resolved
@@ -169,6 +172,7 @@ def list_files(root: str) -> dict[str, FileStatus]:
 
 
 def _is_visible(name: str) -> bool:
+    # Spark and Hive use such names for temporary files and markers such as _SUCCESS.
     return not name.startswith((".", "_"))
 
 
@@ -179,6 +183,7 @@ def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
 
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
     """Return whether previously listed files are unchanged; new files are ignored."""
+    # A listing costs fewer requests than the status of each file.
     present = list_files(root) if storage_for(root).prefers_listing else statuses(earlier)
     return all(present.get(path) == status for path, status in earlier.items())
 
@@ -188,6 +193,7 @@ def fingerprint(statuses: Mapping[str, FileStatus]) -> str:
     digest = hashlib.sha256()
     for path, status in statuses.items():
         line = f"{remove_owner(path)} {status.size} {status.modified_ns}"
+        # Object stores have an etag here, which also changes if size and time stay the same.
         if isinstance(status.inode, str):
             line = f"{line} {status.inode}"
         digest.update(f"{line}\n".encode())

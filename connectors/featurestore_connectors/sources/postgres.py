@@ -55,6 +55,7 @@ from featurestore_connectors.sources.typed_columns import (
 
 _CONNECT_SECONDS = "10"
 _BATCH_BYTES = str(4 << 20)
+# Tables, views, materialized views, partitioned tables and foreign tables.
 _TABLES = """
     SELECT n.nspname::text, c.relname::text, has_table_privilege(c.oid, 'SELECT')
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -86,6 +87,7 @@ class PostgresSource:
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
         self._partition_count = parse_partition_count(config.options)
+        # Options are checked one by one, since libpq uses the last one of a repeated option.
         for option in parse_qsl(urlsplit(config.uri).query, keep_blank_values=True):
             check_options(config, dict([option]), allowed=POSTGRES, driver="Postgres")
 
@@ -112,6 +114,7 @@ class PostgresSnapshot(TypedColumns):
         self._open: list[Any] = []
         self._shared: str | None = None
         try:
+            # The exported snapshot is valid as long as this transaction is open.
             self._shared, self.identity, version = self._run_query(self._connect(), _SNAPSHOT)[0]
         except BaseException:
             self.close()
@@ -174,10 +177,13 @@ class PostgresSnapshot(TypedColumns):
         except ImportError as error:
             raise missing_extra("adbc-driver-postgresql", "sources") from error
         with translate_errors(self._config, secret=self._secret):
+            # Autocommit disables transactions of the driver, since BEGIN sets the isolation level.
             connection = dbapi.connect(_add_secret(self._config.uri, self._secret), autocommit=True)
             self._open.append(connection)
+            # The time zone of the session affects casts between times and text.
             begin = ["SET TIME ZONE 'UTC'", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
             if self._shared is not None:
+                # This must be the first statement of the transaction.
                 begin.append(f"SET TRANSACTION SNAPSHOT {sqltext.text(self._shared)}")
             with connection.cursor() as cursor:
                 for statement in begin:
@@ -191,6 +197,7 @@ class PostgresSnapshot(TypedColumns):
 
     def _batches(self, text: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query over a separate connection, opened with the first batch."""
+        # A connection returns the rows of one query at a time, and several reads may be open.
         connection = self._connect()
 
         def close() -> None:
@@ -315,6 +322,7 @@ def _add_secret(uri: str, secret: str | None) -> str:
     """Return the URI for the driver, with the password and a connection timeout."""
     url = urlsplit(uri)
     options = dict(parse_qsl(url.query))
+    # libpq waits indefinitely by default.
     options.setdefault("connect_timeout", _CONNECT_SECONDS)
     netloc = url.netloc
     if secret is not None:
@@ -324,6 +332,7 @@ def _add_secret(uri: str, secret: str | None) -> str:
                 "A Postgres URI with a secret needs a user.",
                 hint="postgresql://user@host:5432/database",
             )
+        # The secret may contain characters that separate the parts of a URI.
         netloc = f"{user}:{percent(secret, safe='')}@{host}"
     return urlunsplit(("postgresql", netloc, url.path, urlencode(options), ""))
 

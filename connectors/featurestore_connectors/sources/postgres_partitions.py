@@ -45,6 +45,7 @@ _DRIVER = "org.postgresql.Driver"
 _PACKAGE = "org.postgresql:postgresql:42.7.7"
 _FETCH_ROWS = "10000"
 _CONNECT_SECONDS = "10"
+# Each task is a separate session, which must import the snapshot before its first query.
 _JOIN = (
     "SET TIME ZONE 'UTC'; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
     "SET TRANSACTION SNAPSHOT {}"
@@ -142,6 +143,8 @@ def partition_rows(
             literals = [
                 f"{sqltext.text(bound)}::{each.native}" for bound in bounds if bound is not None
             ]
+            # The bounds are text in the type of the column, so that the server compares exact
+            # values.
             return Partitions(sqltext.quote(each.name), _range_conditions(literals))
     if query.table is None:
         return Partitions(None, ["true"])
@@ -149,9 +152,11 @@ def partition_rows(
     if not page_counts:  # a view, a partitioned table, or one of another server
         return Partitions(None, ["true"])
     pages = int(page_counts[0][0])
+    # A small table has fewer pages than partitions, so equal bounds are merged.
     first_pages = sorted(
         {pages * number // partition_count for number in range(1, partition_count)} - {0}
     )
+    # Postgres scans only the pages in a range of ctid (a TID range scan).
     return Partitions("ctid", _range_conditions([f"'({page},0)'::tid" for page in first_pages]))
 
 
@@ -161,6 +166,7 @@ def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> st
     minimum, maximum = f"min({name})", f"max({name})"
     step = "({most} - {least}) * {number} / {parts}"
     if kind is not None and (pat.is_integer(kind) or pat.is_decimal(kind)):
+        # The difference of two integers may exceed their type.
         minimum, maximum = f"{minimum}::numeric", f"{maximum}::numeric"
     elif kind is not None and (pat.is_floating(kind) or pat.is_timestamp(kind)):
         step = "({most} - {least}) * ({number} / {parts}::float8)"
@@ -180,6 +186,7 @@ def _range_conditions(literals: Sequence[str]) -> list[str]:
     """Return the partition conditions before, between and after sorted bounds."""
     if not literals:
         return ["true"]
+    # Each row belongs to exactly one partition, and null keys belong to the first.
     conditions = [f"{PARTITION_KEY} < {literals[0]} OR {PARTITION_KEY} IS NULL"]
     for first, last in pairwise(literals):
         conditions.append(f"{PARTITION_KEY} >= {first} AND {PARTITION_KEY} < {last}")
@@ -261,6 +268,7 @@ def _sent_expression(column: SourceColumn) -> str:
         return (
             f"CASE WHEN {column.axes} > 1 THEN '{_AXES}' ELSE array_to_json({expression})::text END"
         )
+    # A cast to text would remove the trailing spaces of bpchar.
     if pat.is_string(kind) and column.native != "bpchar":
         return f"{expression}::text"
     return expression
@@ -285,6 +293,7 @@ def _received_column(frame_column: Any, column: SourceColumn) -> Any:
         value = sf.date_from_unix_date(_raise_at_marker(frame_column, _NO_DAY, column, "times"))
     elif column.axes is not None:
         json_lists = _raise_at_marker(frame_column, _AXES, column, "lists")
+        # By default Spark returns null for text that it cannot parse.
         value = sf.from_json(json_lists, f"array<{_NAMES[kind.value_type]}>", {"mode": "FAILFAST"})
     elif pat.is_decimal(kind):
         value = frame_column.cast(f"decimal({kind.precision},{kind.scale})")
@@ -313,6 +322,7 @@ def _convert_error(config: SourceConfig, error: Exception, secret: str | None) -
             hint="the executors must reach the server; without 'partitions' in options= this process "
             "reads all rows",
         )
+    # The message of Spark continues after the JSON.
     (name, noun), _ = json.JSONDecoder().raw_decode(payload)
     if noun == "lists":
         return UnsupportedType(
@@ -327,19 +337,20 @@ def _convert_error(config: SourceConfig, error: Exception, secret: str | None) -
 
 def _jdbc_address(config: SourceConfig) -> tuple[str, dict[str, str]]:
     """Return the JDBC URL of a source, and its user as connection properties."""
-    partitions = urlsplit(config.uri)
-    options = {_RENAMED.get(name, name): value for name, value in parse_qsl(partitions.query)}
-    if not partitions.hostname:
+    address = urlsplit(config.uri)
+    options = {_RENAMED.get(name, name): value for name, value in parse_qsl(address.query)}
+    if not address.hostname:
         raise InvalidArgument(
             f"Source {config.name!r}: the URI has no server that Spark tasks can reach.",
             hint="postgresql://user@host:5432/database",
         )
     options.setdefault("connectTimeout", _CONNECT_SECONDS)
-    netloc = f"[{partitions.hostname}]" if ":" in partitions.hostname else partitions.hostname
-    if partitions.port is not None:
-        netloc = f"{netloc}:{partitions.port}"
-    user = {} if partitions.username is None else {"user": unquote(partitions.username)}
-    database = quote(unquote(partitions.path.lstrip("/")), safe="")
+    # urlsplit removes the brackets of IPv6 addresses.
+    netloc = f"[{address.hostname}]" if ":" in address.hostname else address.hostname
+    if address.port is not None:
+        netloc = f"{netloc}:{address.port}"
+    user = {} if address.username is None else {"user": unquote(address.username)}
+    database = quote(unquote(address.path.lstrip("/")), safe="")
     return f"jdbc:postgresql://{netloc}/{database}?{urlencode(options)}", user
 
 
@@ -349,6 +360,7 @@ def _session_with_driver(engine: Engine) -> Any:
 
     session = engine.session  # type: ignore[attr-defined]
     machine = session._jvm
+    # Only the context class loader has the jars of spark.jars.packages.
     loader = machine.Thread.currentThread().getContextClassLoader()
     try:
         machine.java.lang.Class.forName(_DRIVER, True, loader)

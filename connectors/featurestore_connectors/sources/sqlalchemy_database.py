@@ -93,7 +93,7 @@ class SQLAlchemySnapshot(TypedColumns):
         self._lock = threading.RLock()
         self._running: RunningQuery | None = None
         self._closed = False
-        self._number = 0  # that MySQL gives a connection
+        self._connection_id = 0  # for KILL QUERY of MySQL
         self._connection = self._connect(url)
         try:
             self._begin()
@@ -146,7 +146,7 @@ class SQLAlchemySnapshot(TypedColumns):
         with contextlib.suppress(sa.exc.DBAPIError):
             if self._dialect.name in _MYSQL:
                 with self._connection.engine.connect() as second_connection:
-                    second_connection.exec_driver_sql(f"KILL QUERY {int(self._number)}")
+                    second_connection.exec_driver_sql(f"KILL QUERY {int(self._connection_id)}")
             running.end()
 
     @property
@@ -160,6 +160,7 @@ class SQLAlchemySnapshot(TypedColumns):
         if self._secret is not None:
             url = url.set(password=self._secret)
         try:
+            # A pool would keep the connection and its transaction open after ``close``.
             engine = sa.create_engine(url, poolclass=NullPool)
         except (ImportError, sa.exc.NoSuchModuleError) as error:
             raise _missing_driver_error(self._config, url, error) from error
@@ -181,8 +182,9 @@ class SQLAlchemySnapshot(TypedColumns):
                     break
             if self._dialect.name in _MYSQL:
                 self._connection.exec_driver_sql("SET time_zone = '+00:00'")
-                to_single_line = self._connection.exec_driver_sql("SELECT connection_id()")
-                self._number = to_single_line.scalar_one()
+                result = self._connection.exec_driver_sql("SELECT connection_id()")
+                self._connection_id = result.scalar_one()
+                # Without this clause MySQL takes the snapshot at the first read of a table.
                 self._connection.exec_driver_sql(
                     "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
                 )
@@ -204,6 +206,7 @@ class SQLAlchemySnapshot(TypedColumns):
     def _batches(self, text: str, columns: Sequence[SourceColumn]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query, which starts with the first batch."""
         with self._free_connection():
+            # A buffered result would be fetched completely before its first row.
             streamed = self._connection.execution_options(stream_results=True)
             running = RunningQuery(streamed.exec_driver_sql(text), columns, self._lock)
         self._running = running
@@ -214,6 +217,7 @@ class SQLAlchemySnapshot(TypedColumns):
             if batch is None:
                 break
             yield batch
+        # Another query may have replaced and spooled this one.
         if self._running is running:
             self._running = None
 
@@ -232,6 +236,7 @@ class SQLAlchemySnapshot(TypedColumns):
     def _split_name(self, table: str) -> tuple[str | None, str]:
         """Split a table name into schema and table: ``orders``, or ``sales.orders``."""
         before, dot, after = table.partition(".")
+        # The name of a table may contain a dot, so complete names have precedence.
         if not dot or table in [each.name for each in self.tables()]:
             return None, table
         return before, after
@@ -273,6 +278,7 @@ class SQLAlchemySnapshot(TypedColumns):
             each["name"] for each in reflected if isinstance(each["type"], sa.types.NullType)
         ]
         if unknown and self._dialect.name in _MYSQL:
+            # The metadata of a query also describes types that SQLAlchemy does not know.
             source = f"(SELECT * FROM {self._from_item(SourceQuery(table=table))}) AS query"
             described_columns = {column.name: column for column in self._describe_query(source)}
             columns = [
@@ -282,6 +288,8 @@ class SQLAlchemySnapshot(TypedColumns):
 
     def _describe_query(self, source: str) -> list[SourceColumn]:
         """Return the columns of a MySQL query from its metadata, without fetching rows."""
+        # The join has exactly one row, of nulls. Its metadata and the character sets of its values
+        # are those of the query.
         empty_join = f"FROM (SELECT 1) AS one_row LEFT JOIN {source} ON 1 = 0"
         with self._free_connection():
             result = self._connection.exec_driver_sql(
@@ -320,7 +328,7 @@ class SQLAlchemySnapshot(TypedColumns):
             raise InvalidArgument(f"{name!r} is not a name: it contains a NUL.")
         quote = self._dialect.identifier_preparer.quote_identifier
         quoted = str(quote(name))
-        if quote("%").count("%") == 2:  # doubled for texts with parameters, which ours have not
+        if quote("%").count("%") == 2:  # SQLAlchemy doubles it for parameters, which are not used
             quoted = quoted.replace("%%", "%")
         return quoted
 
@@ -345,6 +353,7 @@ class SQLAlchemySnapshot(TypedColumns):
         subject = f"Source {self._config.name!r}"
         arguments = getattr(error.orig, "args", ())
         number = arguments[0] if arguments else None
+        # Drivers have no common error code for a refused connection.
         if connecting or error.connection_invalidated:
             return SourceUnavailable(
                 f"{subject} cannot be reached, or rejects the user: {message}",

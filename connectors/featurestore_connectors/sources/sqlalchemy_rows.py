@@ -115,6 +115,7 @@ def described_column(query_column: QueryColumn, *, quoted: str) -> SourceColumn:
         if query_column.length is not None and query_column.scale is not None:
             # The length includes a sign for signed numbers, but the metadata has no signedness.
             digits = query_column.length - (query_column.scale > 0)
+            # A signed number of 38 digits has the length of an unsigned number of 39 digits.
             if digits == _MAX_DIGITS + 1:
                 digits = _MAX_DIGITS
             kind_or_none = decimal_type(digits, query_column.scale)
@@ -132,8 +133,8 @@ def _mysql_column(
     expression = quoted
     if word == "FLOAT":
         expression = f"({quoted} + 0e0)"  # a float alone is sent as six digits
-    way_out = _CASTS.get(word, "CAST({} AS CHAR)").format(quoted)
-    return SourceColumn(name, expression, kind, native, readable_expression=way_out)
+    readable_expression = _CASTS.get(word, "CAST({} AS CHAR)").format(quoted)
+    return SourceColumn(name, expression, kind, native, readable_expression=readable_expression)
 
 
 def _native_type_name(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) -> str:
@@ -214,6 +215,7 @@ class RunningQuery:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, from the connection or from the spool file."""
         while True:
+            # The lock is held for one batch, so that another query can spool between two batches.
             with self._lock:
                 batch = next(self._batches, None)
                 if batch is None and self._failure is not None:
@@ -256,6 +258,7 @@ class RunningQuery:
             values_by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
             arrays = [_array(values, column) for column, values in values_by_column]
             yield pa.RecordBatch.from_arrays(arrays, names=names)
+        # A finished query must not be spooled or closed again.
         self._result = None
 
 

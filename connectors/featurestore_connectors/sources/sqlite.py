@@ -90,10 +90,12 @@ class SQLiteSnapshot(TypedColumns):
         self._closed = False
         self._views = 0
         with translate_errors(config):
+            # The path may contain characters such as ? that have a meaning in a URI.
             self._connection = dbapi.connect(f"file:{percent(path)}?mode=ro", autocommit=True)
         self._execute("BEGIN")
         self._execute("SELECT count(*) FROM sqlite_master")  # the first read begins it
         self.server = f"SQLite {self._execute('SELECT sqlite_version()')[0][0]}"
+        # Committed rows may still be in the write-ahead log, which is a separate file.
         self.identity = locations.fingerprint(locations.statuses([path, f"{path}-wal"]))
 
     def tables(self) -> Sequence[SourceTable]:
@@ -118,6 +120,7 @@ class SQLiteSnapshot(TypedColumns):
         batches = self._batches(f"SELECT {', '.join(samples)} UNION ALL {rows}")
         typed = cast_batches(_parse_batches(batches, read_columns), schema_of(read_columns))
         if window is not None:
+            # The condition of the query is only exact to the millisecond.
             typed = _filter_window(typed, window)
         return pa.RecordBatchReader.from_batches(schema, _select_first_columns(typed, schema))
 
@@ -141,6 +144,7 @@ class SQLiteSnapshot(TypedColumns):
         for batch in convert_batch_errors(
             self._config, iter(reader), secret=None, close=cursor.close
         ):
+            # The sample row is the first row of the result.
             yield batch.slice(1) if first else batch
             first = False
 
@@ -163,6 +167,8 @@ class SQLiteSnapshot(TypedColumns):
         expressions = []
         for name in names:
             kind = f"nullif(typeof({sqltext.quote(name)}), 'null')"
+            # Classes are compared as strings. If minimum and maximum are equal, all values have
+            # this class.
             expressions += [f"min({kind})", f"max({kind})"]
         storage_classes = self._execute(f"SELECT {', '.join(expressions)} FROM {source}")[0]
         columns = []
@@ -191,6 +197,7 @@ class SQLiteSnapshot(TypedColumns):
         """Create a temporary view, which exposes the declared column types, and return its name."""
         self._views += 1
         name = f"__fs_view_{self._views}"
+        # Temporary views are in a separate database, so they are allowed in a read-only file.
         self._execute(f"CREATE TEMP VIEW {sqltext.quote(name)} AS SELECT * FROM {source}")
         return name
 
@@ -204,6 +211,7 @@ def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
     """Return a column with the type of its values; the declared type decides if several fit."""
     quoted = sqltext.quote(name)
     storage_classes = {storage.first, storage.last} - {None}
+    # No other class is between these names in the alphabet, so the column has only these two.
     if storage_classes == {"integer", "real"}:
         # Integers among floats. Integers that a float cannot represent are refused on reading.
         storage_classes = {"real"}

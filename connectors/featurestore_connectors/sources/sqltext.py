@@ -43,6 +43,7 @@ def utc_text(value: datetime) -> str:
 
 def subquery(sql: str) -> str:
     """Return a user query as a subquery; the query may end with a line comment."""
+    # The line break ends a line comment at the end of the query.
     return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query')}"
 
 

@@ -32,7 +32,7 @@ class SourceColumn:
     """A column of a source table or query.
 
     ``expression`` is its SQL expression. ``kind`` is its feature type, or None if the column cannot
-    be read; ``way_out`` is then a SQL expression that can be read instead. ``native`` is the
+    be read; ``readable_expression`` is then SQL that can be read instead. ``native`` is the
     source's name of the type. ``axes`` is a SQL expression that counts the axes of an array.
     """
 
@@ -55,6 +55,7 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
     names = list(columns_by_name) if query.columns is None else list(query.columns)
     needed = list(names)
     if query.window is not None:
+        # The window column must exist even if it is not requested.
         needed.append(query.window.column)
     missing = [name for name in needed if name not in columns_by_name]
     if missing:
@@ -150,13 +151,12 @@ def check_times(array: pa.Array, name: str) -> None:
 
 
 def _check_bounds(array: pa.Array, name: str) -> None:
+    # The bounds are integers, since Python has no times outside of the years 1 to 9999.
     if pat.is_date(array.type):
-        low, high = _bounds_query(
-            array.view(pa.int32() if pat.is_date32(array.type) else pa.int64())
-        )
+        low, high = _min_max(array.view(pa.int32() if pat.is_date32(array.type) else pa.int64()))
         unit = 1 if pat.is_date32(array.type) else 86_400_000
     else:
-        low, high = _bounds_query(array.view(pa.int64()))
+        low, high = _min_max(array.view(pa.int64()))
         unit = 86_400 * {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[array.type.unit]
     if low is None or high is None:
         return
@@ -167,7 +167,7 @@ def _check_bounds(array: pa.Array, name: str) -> None:
         )
 
 
-def _bounds_query(array: pa.Array) -> tuple[int | None, int | None]:
+def _min_max(array: pa.Array) -> tuple[int | None, int | None]:
     extremes = pc.min_max(array)
     return extremes["min"].as_py(), extremes["max"].as_py()
 
@@ -192,6 +192,7 @@ def check_axes(
     for batch in batches:
         first = batch.num_columns - len(arrays)
         for index, name in enumerate(arrays):
+            # Postgres arrays of one column may have different numbers of axes.
             max_axes = pc.max(batch.column(first + index)).as_py()
             if max_axes is not None and max_axes > 1:
                 raise UnsupportedType(

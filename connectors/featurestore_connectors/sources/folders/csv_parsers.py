@@ -113,12 +113,15 @@ class CsvFileParser:
         """Yield all records as batches, including the header."""
         dialect = self.dialect
         if width is not None and self._is_suspicious():
+            # Python's parser either accepts the file or raises an error with the line number.
             for _ in data_records(self.file, dialect, width=width):
                 pass
+        # The width is unknown before the first record. Arrow ignores types of missing columns.
         strings = {f"f{number}": pa.string() for number in range(width or _MANY_COLUMNS)}
         convert = arrow_csv.ConvertOptions(
             column_types=strings,
             strings_can_be_null=True,
+            # An empty field is null, but "" is an empty string.
             quoted_strings_can_be_null=False,
             null_values=[""],
             include_columns=[] if columns is None else [f"f{number}" for number in columns],
@@ -128,6 +131,7 @@ class CsvFileParser:
             quote_char=dialect.quote or False,
             escape_char=dialect.escape or False,
             newlines_in_values=bool(dialect.quote or dialect.escape),
+            # In a file of one column, an empty line is a null.
             ignore_empty_lines=width != 1,
             # Without a known width only the first record is needed.
             invalid_row_handler=_skip_row if width is None else self._skip_or_fail,
@@ -144,6 +148,7 @@ class CsvFileParser:
                         yield new
                 return
             except pa.ArrowInvalid as error:
+                # Arrow has no error class for a record that does not fit into a block.
                 if "straddling" not in str(error) or size == _BLOCK_BYTES[-1]:
                     raise
             # A record is longer than a block: parse again with larger blocks and skip the rows
@@ -155,6 +160,7 @@ class CsvFileParser:
     ) -> Iterator[pa.RecordBatch]:
         stream = self._stream()
         _open.append(stream)
+        # The header is read as a record, since its names are checked by this package.
         read = arrow_csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
         with stream:
             try:
@@ -162,6 +168,7 @@ class CsvFileParser:
                     stream, read_options=read, parse_options=parse, convert_options=convert
                 )
             except pa.ArrowInvalid as error:
+                # Arrow raises an error for a file without records.
                 if "Empty CSV file" in str(error):
                     return
                 raise
@@ -197,6 +204,8 @@ class CsvFileParser:
         for number, (line, fields) in enumerate(self._strictly(width)):
             if len(fields) == width:
                 continue
+            # If the first record has another width than the header, the header may be on a later
+            # line.
             if number == 0 and self.dialect.header and _can_be_header(fields):
                 call = self._bad_rows.table.call(skip_rows=line - 1)
                 hint = f"{call} reads line {line} as the header"
@@ -293,6 +302,7 @@ class PlainQuotes:
             # quote.
             self.plain_mask &= bool(neighbors[data[0]])
         if len(positions):
+            # After an even number of quotes, the next quote opens a field.
             opening = positions[self._count % 2 :: 2]
             closing = positions[1 - self._count % 2 :: 2]
             before = np.where(opening > 0, data[opening - 1], self._last)
@@ -325,6 +335,7 @@ class _SelectedLines(io.RawIOBase):
         return len(data)
 
     def _next(self, most: int) -> bytes:
+        # Arrow requests a number of bytes, which rarely ends at a line end.
         lines = [self._remainder]
         size = len(self._remainder)
         while size < most:
@@ -364,6 +375,7 @@ class Lines:
 
     def _is_comment(self, line: str) -> bool:
         mark = self._dialect.comment
+        # A line inside a quoted field is data, even if it begins with the mark.
         return bool(mark) and not self._is_quoted and line.startswith(mark)
 
     def _toggles_quote(self, line: str) -> bool:
@@ -409,6 +421,7 @@ def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[s
         InvalidCsv: A record is not valid CSV.
         UnicodeDecodeError: The file is not valid in its declared encoding.
     """
+    # Python refuses fields of more than 128 KiB by default.
     if csv.field_size_limit() < _LONGEST:
         csv.field_size_limit(_LONGEST)
     with file.open_text(dialect.encoding) as text:
@@ -422,6 +435,7 @@ def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[s
             strict=True,
         )
         while True:
+            # A quoted field may contain line ends, so a record is identified by its first line.
             lines.first = None
             try:
                 fields = next(reader)
@@ -433,6 +447,7 @@ def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[s
 
 
 def _short_message(message: str) -> str:
+    # The messages are those of Python's csv module in strict mode.
     if "unexpected end" in message:
         return "a quote is opened and never closed"
     if "expected after" in message:
@@ -442,6 +457,7 @@ def _short_message(message: str) -> str:
 
 def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
     """Return the number of the first undecodable line, or None for 16-bit and 32-bit encodings."""
+    # In these encodings, the byte of a line feed also occurs in other characters.
     if dialect.encoding.startswith(("utf-16", "utf-32")):
         return None
     number = 0

@@ -95,11 +95,13 @@ class CsvTable(FolderTable):
             if not expected:
                 expected, first = list(names), file.name
             self._compare_header(file, names, expected, first)
+            # Later files may have declared columns that the first file lacks.
             expected += [name for name in names if name not in expected]
             for name in names:
                 if name not in self.options.dtypes and name not in scans:
                     scans[name] = TextScan(self.options.rules(name))
             numbers = [number for number, name in enumerate(names) if name in scans]
+            # Without column numbers Arrow would convert all columns, so at least one is requested.
             for batch in self._file_parser(file, bad_rows).batches(len(names), numbers or [0]):
                 for index, number in enumerate(numbers):
                     scans[names[number]].update(self._replace_null_values(batch.column(index)))
@@ -123,7 +125,7 @@ class CsvTable(FolderTable):
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
         texts = self._file_parser(file, bad_rows)
-        ours: dict[int, tuple[str, str]] = {}
+        reasons_by_row: dict[int, tuple[str, str]] = {}
         start = 0
         for batch in texts.batches(len(names), numbers or [0]):
             arrays = {}
@@ -134,15 +136,17 @@ class CsvTable(FolderTable):
                 arrays[column.name] = array
                 wrong += reasons
                 for row, reason in reasons.items():
-                    ours.setdefault(start + row, (column.name, reason))
-            if ours and not bad_rows.quarantines:
+                    reasons_by_row.setdefault(start + row, (column.name, reason))
+            # The first invalid row becomes an error, so further batches are not needed.
+            if reasons_by_row and not bad_rows.quarantines:
                 break
             for column in columns:
                 if column.name not in arrays:
                     arrays[column.name] = pa.nulls(batch.num_rows, column.kind)
             start += batch.num_rows
+            # Rows are numbered before bad rows are dropped, as in ``locate``.
             yield drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
-        self._report_bad_rows(texts, len(names), ours, bad_rows)
+        self._report_bad_rows(texts, len(names), reasons_by_row, bad_rows)
 
     def _report_bad_rows(
         self,
@@ -156,6 +160,7 @@ class CsvTable(FolderTable):
         rows = sorted(reasons)
         if not bad_rows.quarantines:
             rows = rows[:1]
+        # Arrow does not report line numbers, so Python's parser finds them in a second pass.
         lines = texts.locate(width, rows)
         for row in rows:
             column, reason = reasons[row]
@@ -189,6 +194,7 @@ class CsvTable(FolderTable):
     def _compare_header(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], first: str
     ) -> None:
+        # A wrong delimiter is not an error of the parser: each line then has a single field.
         if len(names) == 1 and self.options.delimiter is None:
             for sign in _OTHER_DELIMITERS:
                 if sign in names[0]:
@@ -201,6 +207,7 @@ class CsvTable(FolderTable):
     def _replace_null_values(self, texts: pa.Array) -> pa.Array:
         if not self.options.null_values:
             return texts
+        # Configured null values also match quoted fields, unlike the empty field.
         words = pa.array(self.options.null_values, pa.string())
         return pc.if_else(pc.is_in(texts, words), pa.scalar(None, pa.string()), texts)
 

@@ -31,7 +31,9 @@ from featurestore_connectors.sources.folders.tables import (
 
 _BATCH_ROWS = 16_384
 _CHUNK_BYTES = 4 << 20
+# Maximum size of a record. Otherwise a file without line ends would be buffered completely.
 _LONGEST_RECORD = 256 << 20
+# A byte order mark, which some programs write at the beginning of UTF-8 files.
 _BOM = b"\xef\xbb\xbf"
 _SPACE = " \t\r\n"
 
@@ -90,6 +92,7 @@ class JsonTable(FolderTable):
     ) -> Iterator[pa.RecordBatch]:
         in_files = schema.in_files
         table_schema = pa.schema([(column.name, column.kind) for column in in_files])
+        # Declared columns of strings and nested types contain numbers as written, digit by digit.
         declared = frozenset(
             each.name
             for each in in_files
@@ -163,6 +166,7 @@ class JsonTable(FolderTable):
         hint = None
         if reason.endswith("nanoseconds"):
             hint = f"{self.table.call(timestamp_precision='us')} rounds them"
+        # By default, a file with the extension .json has one object per line.
         elif reason.startswith("the value is") and file.ending == ".json":
             hint = f"{self.table.call(format='json')} reads arrays, and objects that span lines"
         bad_rows.add(BadRow(file.name, batch.lines[row], None, reason, batch.texts[row]), hint=hint)
@@ -261,6 +265,7 @@ def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterat
                     yield batch
                     batch = JsonObjects([], [], [], [])
     except UnicodeDecodeError:
+        # The decoder does not report the line, so it is searched in a second pass.
         line_number = undecodable_line(file, CsvDialect())
         raise table.invalid_file_error(
             f"{file.name} line {line_number}: the bytes are not UTF-8."
@@ -306,6 +311,8 @@ class _Document:
                 value, end = parse_json_at(self._text, self._position, exact=self._exact)
                 break
             except JsonError as error:
+                # Incomplete and invalid records raise the same error. Therefore more text is read
+                # until the record parses or the file ends.
                 is_long = len(self._text) - self._position > _LONGEST_RECORD
                 if is_long or not self._read_more():
                     raise self._error(f"the record that begins here is not JSON: {error}") from None

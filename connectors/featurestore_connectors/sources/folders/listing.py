@@ -56,6 +56,7 @@ class FolderFile:
     def open_text(self, encoding: str) -> io.TextIOWrapper:
         """Open the file as text, with unchanged line endings and without a byte order mark."""
         raw: IO[bytes] = io.BufferedReader(self.open(), 1 << 20)
+        # The csv module needs unchanged line ends, since quoted fields may contain them.
         name = "utf-8-sig" if encoding == "utf-8" else encoding
         return io.TextIOWrapper(raw, encoding=name, newline="")
 
@@ -123,6 +124,7 @@ def split_by_format(
 def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
     ending, compression = split_extensions(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
+    # A compressed Parquet file has no random access, and its pages are compressed already.
     if compression is not None and "parquet" in formats:
         return ()
     if required_format is None:
@@ -149,6 +151,7 @@ def _folder_file(path: str, status: FileStatus, root: str) -> FolderFile:
     for folder in name.split("/")[:-1]:
         key, separator, value = folder.partition("=")
         if separator and key:
+            # Hive and Spark escape special characters of folder names with percent signs.
             text = None if value == _NULL_PARTITION else unquote(value)
             partitions.append((unquote(key), text))
     return FolderFile(path, name, status, ending, compression, tuple(partitions))
@@ -161,6 +164,7 @@ def _relative_path(root: str, path: str) -> str:
 def _check_partitions(folder_files: FolderFiles) -> None:
     first = folder_files.files[0]
     for file in folder_files.files:
+        # The folder keys are columns, and all files of a table have the same columns.
         if file.keys != first.keys:
             raise InvalidArgument(
                 f"{first.name!r} and {file.name!r} have different partition keys: "

@@ -53,6 +53,7 @@ NAMES = (
     "on_bad_rows",
     "timestamp_precision",
 )
+# All options from "delimiter" to "null_values".
 _CSV_OPTIONS = (*NAMES[1:10], "skip_rows", "comment")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
@@ -189,6 +190,7 @@ def _choice_parser(*choices: str) -> Callable[[str, str], str]:
 
 def _parse_character(name: str, text: str) -> str:
     """Parse a single ASCII character; ``tab`` means a tab."""
+    # A tab is difficult to enter on a command line.
     text = {r"\t": "\t", "tab": "\t"}.get(text, text)
     if len(text) == 1 and text.isascii() and text not in "\r\n\0":
         return text
@@ -212,6 +214,7 @@ def _parse_count(name: str, text: str) -> int:
 
 
 def _parse_strings(name: str, text: str) -> tuple[str, ...]:
+    # A single string may be written without brackets.
     value = _parse_json(text) if text.startswith("[") else [text]
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)

@@ -101,6 +101,7 @@ class ParquetTable(FolderTable):
         bad_rows: BadRows,
     ) -> Iterator[pa.RecordBatch]:
         described = {column.name: column for column in self._describe_columns(file)}
+        # A column of nulls has no type, but it is part of the file.
         names = [name for name, each in described.items() if each.kind or _is_null(each)]
         compare_names(
             file,
@@ -125,7 +126,8 @@ class ParquetTable(FolderTable):
                 f"{file.name}: {error.message}", hint=self._times_hint(schema, error)
             ) from error
         except SourceError as error:
-            # Arrow can read some files that DuckDB cannot.
+            # Arrow can read some files that DuckDB cannot. It must not repeat rows that DuckDB has
+            # returned, nor read a damaged file.
             if count or "orrupt" in error.message:
                 raise self.table.invalid_file_error(f"{file.name}: {error.message}") from error
             for batch in self._read_with_arrow(file, inside):
@@ -166,6 +168,7 @@ class ParquetTable(FolderTable):
         self, earlier: SourceColumn, column: SourceColumn, file: FolderFile, first: str
     ) -> SourceColumn:
         """Return a column of the narrowest type that holds the values of both columns."""
+        # Declared types replace those of the files, and a column of nulls fits every type.
         if column.name in self.options.dtypes or _is_null(column):
             return earlier
         if _is_null(earlier):
@@ -215,10 +218,12 @@ class ParquetTable(FolderTable):
         described: dict[str, SourceColumn],
         window: TimeRange | None,
     ) -> Iterator[pa.RecordBatch]:
+        # A declared column may be missing from this file; the caller filters its null times.
         if window is not None and window.column not in described:
             window = None
         query = SourceQuery(columns=tuple(names), window=window)
         if not names:
+            # A query needs a column to return the number of rows.
             query = SourceQuery(columns=tuple(list(described)[:1]), window=window)
         yield from duckdb_rows.read(self._config, self._connection, _scan_expression(file), query)
 
@@ -232,6 +237,7 @@ class ParquetTable(FolderTable):
                     check_times(array, name)
                 yield batch
             if missing:
+                # The footer has the row count. A damaged file may contain fewer rows.
                 raise OSError(f"{missing} of its rows are missing")
         except (pa.ArrowException, OSError) as error:
             first_line = str(error).strip().split("\n")[0][:_SHOWN]
@@ -268,6 +274,7 @@ class ParquetTable(FolderTable):
 
     def _check_digits(self, array: pa.Array, name: str, file: FolderFile) -> None:
         try:
+            # Arrow does not check the digits of decimals when it reads a file.
             array.validate(full=True)
         except pa.ArrowInvalid as error:
             raise self.table.invalid_file_error(
@@ -295,8 +302,10 @@ def _common_type(first: pa.DataType | None, second: pa.DataType | None) -> pa.Da
         if first in family and second in family:
             return max(first, second, key=family.index)
     for narrow, wide in ((first, second), (second, first)):
+        # An unsigned integer fits into the next wider signed type.
         if narrow in _UNSIGNED[:3] and wide in _SIGNED:
             return max(_SIGNED[_UNSIGNED.index(narrow) + 1], wide, key=_SIGNED.index)
+        # float64 represents integers of up to 32 bits exactly.
         if wide == pa.float64() and (narrow in _SIGNED[:3] or narrow in _UNSIGNED[:3]):
             return wide
     return None

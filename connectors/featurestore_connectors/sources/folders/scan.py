@@ -42,10 +42,12 @@ class TextScan:
             return
         texts = texts.drop_null()
         self._has_values = True
+        # A few values eliminate most types, so that all values are matched against few types.
         for sample in (texts.slice(0, _FIRST_VALUES), texts):
             self._candidates = [
                 each for each in self._candidates if all_match(sample, each, self._rules)
             ]
+        # Strings such as "nan" and "inf" alone do not make a column of floats.
         if "double" in self._candidates and not self._has_number:
             self._has_number = has_finite_number(texts)
 
@@ -77,6 +79,7 @@ class JsonScan:
         """Update the inference with values and their line numbers in a file."""
         kinds = set(map(type, values))
         for kind in kinds - self._first.keys():
+            # isinstance would count booleans as integers.
             row = next(row for row, value in enumerate(values) if type(value) is kind)
             self._first[kind] = (file, lines[row])
         if str in kinds:
@@ -120,6 +123,7 @@ class JsonScan:
         integers = [value for value in values if type(value) is int]
         self._low = min(self._low, min(integers))
         self._high = max(self._high, max(integers))
+        # float64 represents all integers up to 2**53, so most batches need no loop.
         if max(self._high, -self._low) <= 2**53 or (self._inexact and self._wide):
             return
         for value, line in zip(values, lines, strict=True):

@@ -133,10 +133,12 @@ class FolderTable(ABC):
         """Yield the rows of all files in a window, with the columns in the requested order."""
         needed = list(columns)
         if window is not None and window.column not in [column.name for column in columns]:
+            # The window column is read even if it is not requested, and removed after the filter.
             needed.append(schema.column(window.column))
         in_files = [column for column in needed if not column.is_partition]
         fields = pa.schema([(column.name, column.kind) for column in columns])
         for file in self.folder_files.files:
+            # The folders of a file determine its partition values, which are the same in all rows.
             constants = {
                 column.name: partition_value(file, column, self.table, self.options)
                 for column in needed
@@ -152,6 +154,7 @@ class FolderTable(ABC):
                 batch_in_order = pa.RecordBatch.from_arrays(
                     arrays, [column.name for column in needed]
                 )
+                # Readers skip files and row groups by statistics, so other rows remain.
                 rows = _filter_window(batch_in_order, window)
                 yield pa.RecordBatch.from_arrays(
                     [rows.column(name) for name in fields.names], schema=fields
@@ -163,6 +166,7 @@ def _filter_window(batch: pa.RecordBatch, window: TimeRange | None) -> pa.Record
         return batch
     times = batch.column(window.column)
     if pa.types.is_date(times.type):
+        # A date is the instant of its midnight in UTC.
         times = times.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
     start, end = (pa.scalar(each, times.type) for each in (window.start, window.end))
     if window.closed == "right":
@@ -225,6 +229,8 @@ def unreadable_file_error(
 
 def schema_key(path: str | None, options: Mapping[str, str]) -> str:
     """Return the key under which a table schema is stored: its path and its options."""
+    # The key is part of a file name, so it is a hash. Options are sorted, since their order has no
+    # meaning.
     text = json.dumps([(path or ".").strip("/"), dict(sorted(options.items()))])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -232,6 +238,7 @@ def schema_key(path: str | None, options: Mapping[str, str]) -> str:
 def text_rules(column: Column, options: FolderOptions) -> TextRules:
     """Return the rules that parse the strings of a column."""
     rules = options.rules(column.name, declared=column.is_declared)
+    # An inferred column has times with or without a zone, but never both.
     zone = {"timestamp": False, "timestamp with zone": True}.get(column.meaning)
     return TextRules(**{**vars(rules), "zone": zone})
 
@@ -325,6 +332,7 @@ def partition_columns(
             columns.append(Column(key, options.dtypes[key], "", True, True))
             continue
         scan = TextScan(options.rules(key))
+        # The values of all files determine the type, as for the columns in the files.
         scan.update(
             pa.array([file.partitions[number][1] for file in folder_files.files], pa.string())
         )

@@ -171,6 +171,7 @@ def _write_records(
         # files.
         compressor = zlib.compressobj(GZIP_LEVEL, wbits=31)
     rows, lengths = 0, []
+    # Small batches are joined, since the encoder has a fixed overhead per block.
     for batch in coalesce_batches(batches, rows=encoder.block_rows):
         rows += batch.num_rows
         for data, record_lengths in encoder.framed(batch):
@@ -276,6 +277,7 @@ def schema_text(manifest: Manifest) -> str:
 
 
 def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
+    # The fields are those of tensorflow_metadata.v0.Schema, which is not a dependency.
     lines = [
         "feature {\n",
         f"  name: {json.dumps(column.name)}\n",

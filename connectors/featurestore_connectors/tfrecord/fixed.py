@@ -58,6 +58,7 @@ class Encoder:
         width = max(len(template.data), 1)
         self._template, self._slots = template, template.slots
         self.block_rows = max(16, min(8192, BLOCK_BYTES // width))
+        # The constant bytes are written once. Each batch overwrites only values and null bytes.
         template_bytes = np.frombuffer(template.data, np.uint8)
         self._records = np.tile(template_bytes, (self.block_rows, 1))
 
@@ -99,6 +100,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
     elif column.wire == INT64:
         words = to_words(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
+            # Null lists may contain any items. With zeros, equal rows have equal bytes.
             words[~valid] = 0
         target = records[:, start : start + size].reshape(
             len(records), column.items, slot.field.width
@@ -109,6 +111,7 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
         numbers = to_float32(values).reshape(len(records), column.items)
         if valid is not None and column.shape:
             numbers = np.where(valid[:, None], numbers, np.float32(0))
+        # Items of type V are copied at once per record, and not byte by byte.
         records[:, start : start + size].view(f"V{size}")[:, 0] = np.ascontiguousarray(
             numbers
         ).view(f"V{size}")[:, 0]
@@ -152,6 +155,7 @@ def _fill_constant_bytes(
     lengths = np.diff(offsets)
     if valid is not None:
         lengths = lengths[valid]
+    # The data has no bytes of null values, whose lengths are removed above.
     if len(data) != width * len(lengths) or lengths.max(initial=0) > width:
         raise profile_mismatch(slot.field.column, f"strings that do not have {width} bytes")
     if width == 0:
@@ -214,6 +218,7 @@ def read_bytes(records: Records, slot: Slot) -> pa.Array:
             return items.to_binary_array(np.full(rows, width), data)
         return items.to_binary_array(valid * width, data[valid])
     lengths = read_lengths(records, slot)
+    # The mask below has one byte per byte of the region, so rows are decoded in chunks.
     step = max(1, CHUNK_BYTES // max(width, 1))
     chunks = [np.zeros(0, np.uint8)]
     for first in range(0, rows, step):
@@ -240,6 +245,7 @@ def read_padded(records: Records, slot: Slot) -> npt.NDArray[np.bytes_] | None:
     else:
         lengths = read_lengths(records, slot)
         data[np.arange(width) >= lengths[:, None]] = 0
+        # An empty value has the index -1, and the second condition ignores it.
         is_truncated = (data[np.arange(len(data)), lengths - 1] == 0) & (lengths > 0)
     if is_truncated.any():
         return None

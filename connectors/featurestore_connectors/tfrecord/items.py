@@ -73,6 +73,7 @@ def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Cou
     lengths = np.diff(offsets)
     if lengths.max(initial=0) >= 1 << 7 * field.width:
         raise profile_mismatch(field.column, "a string longer than the maximum")
+    # Each string is preceded by the tag of BytesList.value and its length.
     heads = np.full((len(values), field.item_head), wire.FEATURES, np.uint8)
     wire.write_varints(heads[:, 1:], lengths.astype(np.uint64), width=field.width)
     joined, data = binary_parts(
@@ -98,6 +99,7 @@ def decode(data: Bytes, begins: Counts, lengths: Counts, field: Field) -> tuple[
         )
     if (lengths % field.width).any():
         raise ValueError("a list ends within an item")
+    # All items have the same width, so that one numpy call decodes them all.
     item_bytes = concatenate_ranges(data, begins, lengths)
     if field.column.wire == INT64:
         words = wire.read_varints(item_bytes.reshape(-1, field.width), width=field.width)
@@ -112,11 +114,12 @@ def _locate_strings(
     """Return the number of strings per row, and the offset and length of each string."""
     counts, cursors, ends = np.zeros(len(begins), np.int64), begins.copy(), begins + lengths
     rows = np.flatnonzero(cursors < ends)
-    create_item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
+    item_rows, starts, sizes = [np.zeros(0, np.int64)], [begins[:0]], [begins[:0]]
+    # Each iteration locates the next string of all rows that have one.
     while len(rows):
         heads = take(data, cursors[rows] + 1, field.width)
         item_lengths = wire.read_varints(heads, width=field.width).view(np.int64)
-        create_item_rows.append(rows)
+        item_rows.append(rows)
         starts.append(cursors[rows] + field.item_head)
         sizes.append(item_lengths)
         counts[rows] += 1
@@ -124,7 +127,8 @@ def _locate_strings(
         rows = rows[cursors[rows] < ends[rows]]
     if not np.array_equal(cursors, ends):
         raise ValueError("strings do not end at the end of their list")
-    order = np.argsort(np.concatenate(create_item_rows), kind="stable")
+    # The strings are ordered by position in their list. A stable sort orders them by row.
+    order = np.argsort(np.concatenate(item_rows), kind="stable")
     return counts, np.concatenate(starts)[order], np.concatenate(sizes)[order]
 
 
@@ -152,6 +156,7 @@ def _insert_null_items(
         return values
     first_items = np.maximum(np.cumsum(valid) - 1, 0) * column.items
     if len(values) == 0:
+        # All rows are null, so there is no item that could be repeated.
         empty = pa.array([b""] * column.items, pa.binary())
         values, first_items = bytes_to_arrow(empty, column.leaf), first_items * 0
     return values.take(pa.array((first_items[:, None] + np.arange(column.items)).reshape(-1)))
@@ -170,11 +175,14 @@ def fill_region(
             records[:, start : start + entry.length_width], words, width=entry.length_width
         )
     region = records[:, slot.offset : slot.offset + slot.values_bytes]
+    # The block is reused, so the region may contain bytes of an earlier record.
     region[...] = 0
     region[np.arange(slot.values_bytes) < lengths[:, None]] = data
     fillers = np.zeros((len(records), slot.filler_width), np.uint8)
     wire.write_varints(fillers, (max_bytes - lengths).astype(np.uint64), width=slot.filler_width)
     rows = np.arange(len(records))
+    # The filler is an unknown field, which parsers skip. It makes the region as wide as its
+    # maximum.
     region[rows, lengths] = wire.SKIPPED
     for position in range(slot.filler_width):
         region[rows, lengths + 1 + position] = fillers[:, position]

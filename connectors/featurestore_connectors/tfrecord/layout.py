@@ -115,6 +115,7 @@ def choose_layout(
     version = VERSION
     if reason is None:
         layout_kind, fields = "fixed", fixed_fields
+    # The version is as low as possible, so that older releases can read the dataset.
     if any(field.room is not None for field in fields):
         version = VERSION_OF_LISTS
     if any(field.nullable for field in fields):
@@ -132,6 +133,7 @@ def choose_layout(
     if record_layout.fixed:
         layout["record_bytes"] = record_layout.record_bytes
         for field_json in layout["fields"]:
+            # With the offsets, a column can be read without a protobuf parser.
             field_json.update(_offsets_json(record_layout.template.slot(field_json["name"])))
     return layout
 
@@ -162,6 +164,7 @@ def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
         return Field(column, wire.varint_width(0, MOST_BYTES), nullable, False, profile.longest)
     if pat.is_decimal(column.leaf):
         return Field(column, decimal_text_length(column.leaf), nullable, False)
+    # The total is the maximum times the count only if all strings have the same length.
     constant = profile.total_length == profile.longest * values
     return Field(column, profile.longest, nullable, constant)
 
@@ -198,6 +201,7 @@ def _variable_reason(fields: Sequence[Field], profiles: Mapping[str, ColumnProfi
         name = field.column.name
         if field.column.shape != () and field.room is None:
             unbounded_lists.append(name)
+        # Declared lengths are a request for fixed-width records and do not count as padding.
         elif not profiles[name].declared:
             padding[name] = field.width - _mean_length(field, profiles)
     if unbounded_lists:
@@ -278,6 +282,7 @@ def read_layout(layout: Layout) -> RecordLayout:
         )
     record_layout = _parse_layout(layout)
     _CACHED_LAYOUTS.append((layout, record_layout))
+    # The cache is bounded, since its entries keep the layouts of closed datasets.
     del _CACHED_LAYOUTS[:-8]
     return record_layout
 

@@ -66,6 +66,7 @@ class _Fields:
         size = target.dtype.itemsize
         column_type = _record_dtype(self.kind, tuple(row * target.strides[0] for row in self.rows))
         shape, offset = (len(records),), start * size
+        # The view describes one column of the target as a structure with one field per row.
         column_view: npt.NDArray[Any] = np.ndarray(
             shape, column_type, buffer=target, offset=offset, strides=(size,)
         )
@@ -110,6 +111,7 @@ class _FloatWriter:
 
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         if target.dtype == np.float32:
+            # Values of the target type are copied without an intermediate array.
             self.fields.copy_to(records, target, start)
         else:
             target[self.fields.index, start : start + len(records)] = self.fields.read(records)
@@ -129,9 +131,11 @@ class _VarintWriter:
     def write(self, records: Records, target: npt.NDArray[Any], start: int) -> None:
         words = self.fields.read(records)
         masks = [_GROUPS >> 8 * (8 - width) for width in self.widths]
+        # A word may extend beyond a short varint, and the mask removes the bytes of the next field.
         words &= np.array(masks, np.uint64).astype(words.dtype)[:, None]
         wire.join(words, width=max(self.widths))
         for row, offset, position in self.beyond:
+            # The tenth byte of a varint contains only the highest of 64 bits.
             bits = records[:, offset + position] & np.uint8(0x7F if position == 8 else 1)
             words[row] |= bits.astype(np.uint64) << np.uint64(7 * position)
         columns = target[:, start : start + len(records)]

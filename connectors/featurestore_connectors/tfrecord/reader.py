@@ -73,6 +73,7 @@ class VariableShard:
         data = self._data[bounds[0] : bounds[-1]]
         try:
             span = RecordSpan(data, bounds[:-1] - bounds[0], self._layout)
+            # The lengths in the records must agree with the index, or one of them is damaged.
             if not np.array_equal(span.ends, bounds[1:] - bounds[0]):
                 raise IndexError("the ends of records differ from the index")
             arrays = [span.column(name) for name in columns]
@@ -138,8 +139,10 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
             f"which is not a multiple of its records' {record_bytes:,}.",
             hint="it was truncated or changed; featurestore td verify lists the damage",
         )
+    # An empty file cannot be mapped.
     if size == 0:
         return np.zeros((0, record_bytes), np.uint8)
+    # Slices of a plain array are faster than those of the subclass np.memmap.
     return np.memmap(path, np.uint8, "r").view(np.ndarray).reshape(-1, record_bytes)
 
 
@@ -152,6 +155,7 @@ def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:
         raise DatasetDamaged(
             f"The index {name!r} cannot be read: {error.strerror or error}."
         ) from error
+    # The first offset is 0, the last is the size of the shard, and offsets never decrease.
     if len(index) == 0 or index[0] != 0 or index[-1] != size or (index[1:] < index[:-1]).any():
         raise DatasetDamaged(f"The index {name!r} does not match its shard of {size:,} bytes.")
     return index
@@ -181,6 +185,7 @@ def _inflate(path: str) -> npt.NDArray[np.uint8]:
     compressed = map_records(path, record_bytes=1)[:, 0]
     unpack = zlib.decompressobj(wbits=31)
     data = unpack.decompress(compressed.tobytes()) + unpack.flush()
+    # A truncated stream has no end marker, and appended bytes are not part of the stream.
     if not unpack.eof or unpack.unused_data:
         raise DatasetDamaged(f"The shard {path!r} is not one complete GZIP stream.")
     return np.frombuffer(data, np.uint8)
@@ -190,6 +195,7 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
     width = layout.record_bytes
     data = map_records(path, record_bytes=1)[:, 0]
     count = len(data) // width
+    # All records have the same length, so their headers are equal.
     head = np.frombuffer(layout.template.data[: wire.HEADER], np.uint8)
     for first in range(0, count, CHUNK_RECORDS):
         records = data[first * width : min(first + CHUNK_RECORDS, count) * width].reshape(-1, width)

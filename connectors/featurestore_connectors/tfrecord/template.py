@@ -205,6 +205,7 @@ def _constant_part(
     """
     shared, separate = [], []
     for field in fields:
+        # A column with nulls has its own field, whose tag can be changed without other columns.
         if field.nullable and not masked_keys:
             separate.append([field])
         else:
@@ -246,6 +247,7 @@ def open_entry(column: WireColumn, *, longest: int, items: bool) -> OpenEntry:
     """
     key = wire.delimited(wire.FEATURES, column.key)
     width = 1
+    # Each length also counts bytes of the head, whose size depends on the width of the lengths.
     while wire.varint_width(0, longest + len(key) + 5 * (1 + width)) > width:
         width += 1
     length = bytes(width)
@@ -278,6 +280,7 @@ class Checksums:
             islice(chain.from_iterable(map(_bytes_of_slot, template.slots)), table_limit + 1)
         )
         self._varying_bytes: Sequence[VaryingByte] = ()
+        # With more varying bytes, one call per record is faster than the lookups.
         if len(varying_bytes) <= table_limit:
             self._varying_bytes = varying_bytes
             self._base, self._tables = _lookup_tables(template.data, varying_bytes)
@@ -320,6 +323,7 @@ def _bytes_of_slot(slot: Slot) -> Iterator[VaryingByte]:
 def _lookup_tables(data: bytes, varying_bytes: tuple[VaryingByte, ...]) -> tuple[int, Words]:
     """Return the checksum with all varying bytes zero, and a lookup table for each varying byte."""
     zeroed = bytearray(data)
+    # The middle bytes of a signed number follow from its last byte and are part of its table.
     for offset, start, end in varying_bytes:
         zeroed[offset] = 0
         zeroed[start:end] = bytes([wire.POSITIVE]) * (end - start)
@@ -332,6 +336,7 @@ def _lookup_tables(data: bytes, varying_bytes: tuple[VaryingByte, ...]) -> tuple
             if bit == 0:
                 changed[start:end] = bytes([wire.NEGATIVE]) * (end - start)
             tables[number, 1 << bit] = _crc(changed) ^ base_checksum
+    # The word of a byte is the XOR of the words of its bits.
     for bit in range(1, 8):
         size = 1 << bit
         tables[:, size + 1 : 2 * size] = tables[:, size : size + 1] ^ tables[:, 1:size]

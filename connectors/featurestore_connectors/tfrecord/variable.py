@@ -56,6 +56,7 @@ class VariableEncoder:
         payload = pc.binary_join_element_wise(*segments, _NOTHING)
         offsets, data = binary_parts(payload)
         lengths = np.diff(offsets)
+        # Each record needs one call for its checksum, since records have different lengths.
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
         footers = wire.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
         framed = pc.binary_join_element_wise(
@@ -75,6 +76,7 @@ def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _frame_headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
+    # Few lengths are distinct, and each header needs a checksum.
     distinct, length_index = np.unique(lengths, return_inverse=True)
     headers = b"".join(wire.header(int(length)) for length in distinct)
     return items.rows_to_binary_array(
@@ -89,6 +91,7 @@ def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:
     valid = presence_mask(array)
     if valid is not None and tail.null_byte is None:
         raise profile_mismatch(field.column, "nulls, but the profile has none")
+    # The first length counts the most bytes. A larger value does not fit into its varint.
     if lengths.max(initial=0) + entry.lengths[0][1] >= 1 << 7 * entry.length_width:
         raise profile_mismatch(field.column, "a value longer than the maximum")
     heads = np.tile(np.frombuffer(entry.head, np.uint8), (len(array), 1))
@@ -119,6 +122,7 @@ class RecordSpan:
                 items.take(data, offsets + entry.lengths[-1][0], size), width=size
             ).view(np.int64)
             self._tails[tail.field.column.name] = tail, offsets, lengths
+            # Columns follow each other, so the lengths determine the offsets of the next column.
             offsets = offsets + len(entry.head) + lengths
         self.ends = offsets + wire.FOOTER
 

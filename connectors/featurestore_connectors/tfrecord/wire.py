@@ -54,6 +54,7 @@ def varint(value: int, *, width: int | None = None) -> bytes:
         value >>= 7
         if not value:
             break
+    # Parsers accept continuation bytes without bits, so a varint may have any larger width.
     groups += [0] * ((width or 0) - len(groups))
     return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
 
@@ -86,6 +87,7 @@ def write_varints(target: npt.NDArray[Any], values: npt.NDArray[np.uint64], *, w
     elif width < 9:
         _store_words(target, spread(values, width=width), width=width)
     else:
+        # Eight groups of seven bits fit into one word. The ninth and tenth byte contain the rest.
         last_bytes = values >> np.uint64(56)
         if width == MAX_VARINT:
             last_bytes |= np.uint64(0x80)
@@ -112,6 +114,8 @@ def read_varints(source: npt.NDArray[Any], *, width: int) -> npt.NDArray[np.uint
     if width == 1:
         return source[..., 0].astype(_U64)
     words = np.zeros(source.shape[:-1], dtype=_U64)
+    # numpy copies up to eight bytes of each varint into a word, which is decoded with bit
+    # operations.
     head = min(width, 8)
     _as_items(words[..., None].view(np.uint8), head)[...] = _as_items(source, head)
     result = gather(words, width=head)

@@ -132,6 +132,7 @@ def flat_values(array: pa.Array, column: WireColumn) -> pa.Array:
         inner = inner.values.slice(inner.offset * size, len(inner) * size)
         if inner.null_count:
             is_null = inner.is_null().to_numpy(zero_copy_only=False).reshape(len(array), -1)
+            # Items of null lists may be null.
             if rows is None or is_null[rows].any():
                 raise inner_nulls(column)
     return inner
@@ -176,6 +177,7 @@ def to_words(values: pa.Array) -> npt.NDArray[np.uint64]:
         values = values.fill_null(0)
     numbers = values.to_numpy()
     if numbers.dtype == np.uint64:
+        # The caller overwrites the words while it encodes them.
         return numbers.copy()
     return numbers.astype(np.int64).view(np.uint64)
 
@@ -189,6 +191,7 @@ def to_int8(values: pa.Array) -> npt.NDArray[np.int8]:
         return numbers
     if len(values) == 0:
         return np.zeros(0, np.int8)
+    # Arrow stores booleans as bits, and a slice may begin within a byte.
     first, skipped = divmod(values.offset, 8)
     bits = np.frombuffer(values.buffers()[1], np.uint8, offset=first)
     unpacked = np.unpackbits(bits, count=skipped + len(values), bitorder="little")
@@ -227,6 +230,7 @@ def binary_parts(values: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
     ]
     data = values.buffers()[2]
     first, last = int(offsets[0]), int(offsets[-1])
+    # Arrow may omit the data buffer if all values are empty.
     flat = np.zeros(0, np.uint8)
     if data is not None:
         flat = np.frombuffer(data, np.uint8)[first:last]

@@ -74,6 +74,7 @@ class KafkaSnapshot:
         return list(self.schema(query).names)
 
     def schema(self, query: SourceQuery) -> pa.Schema:
+        # The first access determines the end offsets, so that all reads return the same records.
         self._topic(query)
         if query.columns is None:
             return decoding.RECORDS
@@ -90,6 +91,7 @@ class KafkaSnapshot:
         topic = self._topic(query)
         first = {number: each.first for number, each in topic.partitions.items()}
         end = {number: each.end for number, each in topic.partitions.items()}
+        # Timestamps are only fetched if a field of the stream refers to them.
         timestamp_field = {"timestamp": "timestamp"}
         spec = StreamSpec("source", topic.name, decoding.RECORDS, fields=timestamp_field)
 
@@ -129,7 +131,7 @@ def _window_mask(rows: pa.Table, query: SourceQuery) -> pa.ChunkedArray:
 
 
 if TYPE_CHECKING:
-    _scan_expression: type[Source] = KafkaSource
+    _contract: type[Source] = KafkaSource
     _streams: type[HasStreams] = KafkaSource
     _snapshot: type[SourceSnapshot] = KafkaSnapshot
     _stream: type[StreamSource] = KafkaStream

@@ -25,9 +25,12 @@ from featurestore.arrow.schemas import avro_time_units, is_logical_type_supporte
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
 from featurestore_connectors.kafka.record_values import Decoded, named_types
 
+# The zero byte and the schema id, in big-endian order.
 _HEADER = struct.Struct(">bI")
 _TIMEOUT_SECONDS = 10.0
+# Parsed schemas, which are never removed: the schema of an id does not change.
 _schemas: dict[Any, Any] = {}
+# One thread requests a schema while the others wait for it.
 _fetching = threading.Lock()
 
 
@@ -48,6 +51,7 @@ class AvroValues:
     registry: str | None = None
 
     def __post_init__(self) -> None:
+        # An invalid schema is an error of the job, not of its first record.
         _parse_once(("reader", self.text), lambda: _parse_own_schema(self.text))
 
     def decode(self, values: pa.Array) -> Decoded:
@@ -131,6 +135,7 @@ def _read_avro(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
         raise AvroError(
             f"the value is not Avro of schema {number}: {type(error).__name__}: {error}"
         ) from error
+    # Avro has no end marker, so a wrong schema may leave bytes unread.
     if datum.read(1):
         raise AvroError(f"bytes follow the datum of schema {number}")
     return datum_value
@@ -205,10 +210,12 @@ def _convert_column(
         return pa.array(values, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         pass
+    # Arrow does not report which value is invalid, so the values are converted one by one.
     for number, value in enumerate(values):
         try:
             pa.array([value], field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            # Only the invalid values become null.
             values[number] = None
             reasons[number] = reasons[number] or f"{field.name} is not {field.type}: {error}"
     return pa.array(values, field.type)
@@ -294,7 +301,10 @@ def _fetch_schema(registry: str, number: int) -> Any:
             with urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS) as body:
                 response = json.loads(body.read())
         except urllib.error.HTTPError as error:
+            # The error keeps the response open.
             error.close()
+            # A missing schema makes a record invalid. Other errors of the registry may be
+            # temporary.
             if error.code == 404:
                 raise AvroError(f"the schema registry has no schema {number}") from None
             raise _unreachable_error(registry, error) from None

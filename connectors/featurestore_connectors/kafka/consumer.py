@@ -48,6 +48,7 @@ class Membership:
         self._config = config
         self._partitions: frozenset[int] = frozenset()
         self._has_assignment = False
+        # Heartbeats are sent at a third of the session timeout, as Kafka recommends.
         settings = {
             **client_settings(config),
             "group.id": group,
@@ -64,6 +65,7 @@ class Membership:
         """Return the partitions of this member; the first call waits for the assignment."""
         started = time.monotonic()
         with translate_kafka_errors(self._config):
+            # Polling runs the callbacks of rebalances and keeps the membership.
             self._consumer.poll(0)
             while (
                 not self._has_assignment and time.monotonic() - started < _ASSIGNMENT_POLL_SECONDS
@@ -77,6 +79,7 @@ class Membership:
 
     def _on_assign(self, consumer: Any, partitions: list[Any]) -> None:
         consumer.assign(partitions)
+        # The membership only divides the partitions. Their records are read by another consumer.
         consumer.pause(partitions)
         self._partitions = frozenset(each.partition for each in partitions)
         self._has_assignment = True
@@ -163,6 +166,7 @@ class KafkaStream:
     ) -> MicroBatch:
         if engine.name == "spark":
             return spark_stream.batch(self._config, spec, start, end, engine)
+        # The limits are removed, since a replayed range must not be split.
         record_count = sum(end[number] - offset for number, offset in start.items())
         spec = replace(spec, batch_records=max(record_count, 1))
         (micro_batch,) = self.read_batches(spec, start, end, most_bytes=sys.maxsize)
@@ -263,8 +267,12 @@ class KafkaStream:
                         **client_settings(self._config),
                         "group.id": _GROUP,
                         "enable.auto.commit": False,
+                        # The last offsets of a partition may have no records, so its end is an
+                        # event.
                         "enable.partition.eof": True,
+                        # Records that retention has removed must not be skipped silently.
                         "auto.offset.reset": "error",
+                        # Records of aborted transactions are not delivered.
                         "isolation.level": "read_committed",
                     }
                 )
@@ -281,6 +289,7 @@ class KafkaStream:
         )
         with translate_kafka_errors(self._config):
             description = futures[name].result()
+        # The id distinguishes a topic from a later topic with the same name.
         identity = getattr(description, "topic_id", None)
         return None if identity is None else str(identity)
 
@@ -319,6 +328,7 @@ class _RecordBuffer:
         times = pa.nulls(len(messages), TIMESTAMP)
         if self._timed:  # reading it costs as much as the rest of the record
             micros = [
+                # The type of the timestamp is 0 if the record has none.
                 millis * 1000 if kind else None
                 for kind, millis in _call_each(messages, "timestamp")
             ]
@@ -338,6 +348,7 @@ class _RecordBuffer:
             last_offset = -1
             if number in open_partitions:
                 last[number] = last_offset = min(offset, end[number] - 1)
+            # The library fetches records beyond the end offsets, which belong to a later run.
             if last_offset < offset:
                 beyond = pc.and_(
                     pc.equal(records.column("partition"), number),

@@ -109,6 +109,7 @@ class RecordDecoder:
                 return self._unreadable_rows(
                     batch, f"the record cannot be read: {type(error).__name__}: {error}"
                 )
+        # Halving isolates the records that cause the error, without decoding each one separately.
         half = batch.num_rows // 2
         halves = [self(batch.slice(0, half)), self(batch.slice(half))]
         (rows,) = pa.Table.from_batches(halves).combine_chunks().to_batches()
@@ -116,6 +117,7 @@ class RecordDecoder:
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         decoded = self.values.decode(batch.column("value"))
+        # Fields of values may have other names than the columns.
         foreign = zip(self.spec.schema.names, self.spec.value_schema.names, strict=True)
         columns = {name: decoded.columns[each] for name, each in foreign}
         reasons = decoded.reasons
@@ -152,6 +154,7 @@ class RecordDecoder:
                 reasons = _add_reason(reasons, is_long, reason)
         for name in (*self.request.primary_key, *self.request.times):
             is_absent = pc.is_null(columns[name])
+            # A delete needs only its key.
             if name not in self.request.primary_key:
                 is_absent = pc.and_(is_absent, pc.invert(deletes))
             reasons = _add_reason(reasons, is_absent, f"{name!r} is null or missing")
@@ -193,6 +196,7 @@ class RecordDecoder:
         arrays += [reasons, pc.and_(deletes, pc.invert(is_bad))]
         for name in STORED_COLUMNS:
             column = batch.column(name.removeprefix("record_"))
+            # Keys and values of valid records are only stored if the request keeps them.
             if name in ("record_key", "record_value") and not self.request.keep_values:
                 column = column.take(bad_row_numbers)
             arrays.append(column)
@@ -299,6 +303,7 @@ class KeyReader:
         return {self.schema.names[0]: value}, None
 
     def _value(self, key: bytes) -> Any:
+        # A key may be Avro or JSON, independent of the value. Only Avro begins with a zero byte.
         if self.registry is not None and key[:1] == b"\0":
             value, writer_schema = read_datum(key, self.registry)
             return record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
@@ -307,9 +312,11 @@ class KeyReader:
         try:
             value = parse_json(text, exact=True)
         except JsonError:
+            # Keys are often plain strings, which are not JSON.
             return text
         if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
             return record_values.from_json(value["payload"], value["schema"])
+        # A key such as 007 is a JSON number, but a string column keeps its digits.
         if is_text and not isinstance(value, str | dict):
             return text
         return value
@@ -437,6 +444,7 @@ def _event_micros(times: Mapping[str, Any]) -> int | None:
     for name, factor in (("ts_us", 1), ("ts_ms", 1000)):
         value = times.get(name)
         number = parse_number(value) if isinstance(value, NumberText) else value
+        # With this limit, milliseconds fit into 64 bits as microseconds.
         if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**53:
             return number * factor
     return None

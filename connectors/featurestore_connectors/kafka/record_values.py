@@ -76,6 +76,7 @@ class Values(Protocol):
 def to_strings(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Convert binary values to strings; also return a mask of values that are not text."""
     try:
+        # A single cast validates all values. Only invalid batches are decoded one by one.
         texts = values.cast(pa.string())
         return texts, pa.array([False] * len(values), pa.bool_())
     except pa.ArrowInvalid:
@@ -229,6 +230,7 @@ def _to_iso_text(value: Any, unit: str) -> Any:
     except OverflowError:
         return text
     iso = str(np.datetime_as_string(instant))
+    # Times in complete microseconds fit into a timestamp column; finer times are refused.
     if unit == "ns" and iso.endswith("000"):
         iso = iso[:-3]
     return iso if unit == "D" else f"{iso}Z"
@@ -243,6 +245,7 @@ def _to_digits(value: Any, scale: Any) -> Any:
             return value
     if not isinstance(value, bytes):
         return value
+    # Decimal arithmetic would round to 28 digits, but construction from digits is exact.
     unscaled = int.from_bytes(value, "big", signed=True)
     return NumberText(
         f"{Decimal((unscaled < 0, tuple(map(int, str(abs(unscaled)))), -int(scale))):f}"

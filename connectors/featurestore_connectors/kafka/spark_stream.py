@@ -40,6 +40,7 @@ class _BatchHandoff:
             raise InterruptedError("the reader has stopped")
         self.processed.clear()
         self.frames.put((frame, number))
+        # Spark starts the next micro-batch when this call returns.
         self.processed.wait()
         if self.is_cancelled:
             raise InterruptedError("the reader has stopped")
@@ -60,12 +61,14 @@ def batches(
             .select(*_COLUMNS)
             .writeStream.foreachBatch(handoff.put)
             .option("checkpointLocation", checkpoint)
+            # The query ends at the offsets that exist when it starts.
             .trigger(availableNow=True)
             .start()
         )
         try:
             yield from _take_batches(session, query, handoff, checkpoint, spec.topic, dict(start))
         finally:
+            # A callback that waits for the reader would block the stop of the query.
             handoff.is_cancelled = True
             handoff.processed.set()
             query.stop()
@@ -99,6 +102,7 @@ def _take_batches(
 ) -> Iterator[MicroBatch]:
     while True:
         try:
+            # A failed query passes no further micro-batch, so its state is checked regularly.
             frame, number = handoff.frames.get(timeout=_LOOK_SECONDS)
         except queue.Empty:
             if query.isActive:
@@ -136,6 +140,7 @@ def _reader_options(
     for name, value in settings.items():
         options[f"kafka.{name}"] = value
     if authority is not None:
+        # The Java client reads certificates from a truststore, which may be a PEM file.
         options |= {
             "kafka.ssl.truststore.type": "PEM",
             "kafka.ssl.truststore.location": authority,
@@ -156,6 +161,7 @@ def _login_config(mechanism: str, user: str, password: str) -> str:
 
 
 def _quote(text: str) -> str:
+    # A quote in a password would otherwise end the value and could add options.
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from featurestore.errors import ConfigurationError, StorageError, missing_extra
 from featurestore.storage.failures import RetryPolicy
 
+# hdfs-native keeps connections to datanodes for three seconds after their last use.
 _CONNECTIONS_EXPIRE_SECONDS = 3.2
 _CONNECT_TIMEOUT = 10
 _PREFIXES = ("dfs.", "fs.", "hadoop.")
@@ -68,6 +69,7 @@ _HINTS = {
 }
 
 _clients: dict[tuple[object, ...], Any] = {}
+# Clients of the parent process. The references ensure that a child never releases them.
 _parents_clients: list[Any] = []
 _last_used = 0.0
 _connections_expired_at = 0.0
@@ -94,6 +96,7 @@ def open_client(root: str, options: Mapping[str, str]) -> Any:
     key_of_client = (root, os.environ.get("HADOOP_CONF_DIR"), *sorted(settings.items()))
     if key_of_client in _clients:
         return _clients[key_of_client]
+    # A forked child waits until the connections of its parent have expired.
     time.sleep(max(0.0, _connections_expired_at - time.monotonic()))
     try:
         client = Client(root, settings)
@@ -104,6 +107,7 @@ def open_client(root: str, options: Mapping[str, str]) -> Any:
             hint="hdfs://host:port/path, or hdfs://<cluster>/path with $HADOOP_CONF_DIR, where "
             "core-site.xml and hdfs-site.xml name the namenodes of the cluster",
         ) from None
+    # Another thread may have opened the same client in the meantime.
     return _clients.setdefault(key_of_client, client)
 
 

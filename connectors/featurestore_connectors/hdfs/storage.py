@@ -44,6 +44,7 @@ _COALESCED_BYTES = 256 << 10
 _CHUNK_BYTES = 4 << 20
 _PARALLEL_READS = 8
 _NAMENODE_CHECK_INTERVAL = 10
+# The delays increase with each check and add up to four seconds.
 _COMPLETION_CHECKS = 40
 _FIRST_CHECK_DELAY = 0.005
 
@@ -70,6 +71,7 @@ class HdfsStorage:
         path = self._path(name)
 
         def call() -> bytes:
+            # A reader may see fewer bytes than the namenode reports, so both sizes are compared.
             size = self._client.get_file_info(path).length
             reader = self._client.read(path)
             _check_complete(reader, size)
@@ -150,6 +152,7 @@ class HdfsStorage:
         path, target_path = self._path(source), self._path(target)
 
         def call() -> None:
+            # HDFS has no copy on the server, so the bytes pass through this process.
             reader = self._client.read(path)
             with _TemporaryFile(self._client, target_path) as file:
                 for chunk in reader.read_range_stream(0, len(reader)):
@@ -166,6 +169,7 @@ class HdfsStorage:
                 folders.append(entry.path)
             else:
                 names.append(_base_name(entry.path))
+        # Each folder needs at least one request to determine whether it contains objects.
         with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(folders), 1))) as pool:
             for path, has_objects in zip(
                 folders, pool.map(self._has_objects, folders), strict=True
@@ -212,6 +216,7 @@ class HdfsStorage:
             if not entry.isdir:
                 if name > after:
                     yield _to_stored_object(entry)
+            # Only folders that may contain objects after the given name are listed.
             elif after < f"{name}/" or after.startswith(f"{name}/"):
                 yield from self.list(name, after=after)
 
@@ -230,6 +235,7 @@ class HdfsStorage:
 
     def _with_retries(self, action: str, name: str, call: Callable[[], Result]) -> Result:
         def attempt() -> Result:
+            # Each check opens a connection, so it is only repeated after some seconds.
             if time.monotonic() > self._namenode_checked_until:
                 check_namenode(self.root)
             with record_use(), translate_permission_errors():
@@ -318,6 +324,7 @@ class _TemporaryFile:
 
     def _wait_until_complete(self) -> None:
         """Wait until readers see all bytes: the namenode may report the file as closed before."""
+        # A file must not be published before all its bytes are readable.
         for attempt in range(_COMPLETION_CHECKS):
             reader = self._client.read(self._temporary)
             if len(reader) == self._size:

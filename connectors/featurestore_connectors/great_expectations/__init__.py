@@ -43,6 +43,7 @@ class GreatExpectationsValidator:
     def __init__(self) -> None:
         import importlib.util
 
+        # An import of the library takes seconds and is deferred to the first check.
         if importlib.util.find_spec("great_expectations") is None:
             raise ImportError("great_expectations is not installed")
 
@@ -67,6 +68,7 @@ class GreatExpectationsValidator:
         self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
     ) -> list[CheckOutcome]:
         frame = to_frame(table)
+        # Expectations with the same row condition share one filtered data frame.
         by_condition: dict[Condition | None, list[int]] = {}
         for index, expectation in enumerate(expectations):
             by_condition.setdefault(row_condition(expectation), []).append(index)
@@ -77,6 +79,7 @@ class GreatExpectationsValidator:
                 condition_outcomes = _check_frame(frame, table.schema, selected)
             else:
                 matching_rows = np.flatnonzero(condition.rows(frame))
+                # The library reports failing rows by index, which must be the row number.
                 matching = frame.iloc[matching_rows].reset_index(drop=True)
                 matching_outcomes = _check_frame(matching, table.schema, selected)
                 condition_outcomes = [
@@ -152,6 +155,7 @@ def _validate(
     for index, each in enumerate(expectations):
         expectation = build_expectation(each)
         expectation.id = None
+        # The number assigns the results to the expectations, since the library may reorder them.
         expectation.meta = {**(expectation.meta or {}), "number": index}
         objects.append(expectation)
     with suppress_output():

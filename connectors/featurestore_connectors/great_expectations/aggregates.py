@@ -19,6 +19,7 @@ from featurestore.plugins.validator import Measure, MeasureKind
 if TYPE_CHECKING:
     import pandas as pd
 
+# float64 represents all integers up to this one exactly.
 _MAX_EXACT = 1 << 53
 ROWS = Measure("rows")
 _UNIQUE = "expect_column_values_to_be_unique"
@@ -51,6 +52,7 @@ _DISTINCT_ONLY = frozenset(
 def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure, ...] | None:
     """Return the measures that determine an expectation, or None if measures are not sufficient."""
     kind, kwargs = str(expectation["type"]), expectation["kwargs"]
+    # Engines compute measures over all rows.
     if kwargs.get("row_condition"):
         return None
     if kind in _ROW_COUNTS:
@@ -137,8 +139,10 @@ def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measu
         return _fraction(value, measured[ROWS])
     if kind == "expect_column_proportion_of_unique_values_to_be_between":
         return _fraction(value, measured[Measure("present", columns)])
+    # The sum of no rows is null in SQL and 0 in pandas.
     if measure == "sum" and value is None:
         return 0
+    # Data frames have times instead of dates, so the arguments are parsed to times, too.
     if isinstance(value, date) and not isinstance(value, datetime):
         return datetime(value.year, value.month, value.day)
     return value
@@ -150,6 +154,7 @@ def _fraction(count: int, total: int) -> float:
 
 def _is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
     kwargs = expectation["kwargs"]
+    # NaN is not equal to itself.
     if observed is None or observed != observed:
         return False
     if "value" in kwargs:
@@ -186,10 +191,12 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
         if column.null_count and not _fits_float(column):
             mapper = _nullable_dtype
         columns[name] = column.to_pandas(types_mapper=mapper, date_as_object=False)
+    # The index keeps the number of rows of a table without columns.
     return pd.DataFrame(columns, index=range(table.num_rows), copy=False)
 
 
 def _fits_float(column: pa.ChunkedArray) -> bool:
+    # float64 represents all integers of up to 32 bits exactly.
     if not pat.is_integer(column.type) or column.type.bit_width < 64:
         return True
     bounds = pc.min_max(column).as_py()

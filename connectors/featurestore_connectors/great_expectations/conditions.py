@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 Literal = str | int | float | bool
 
+# Conditions are untrusted. The limits bound the parser, its recursion and numbers.
 _MAX_LENGTH = 10_000
 _MAX_DEPTH = 50
 _MAX_DIGITS = 100
@@ -126,6 +127,7 @@ class Comparison:
             operand: Any = operand_values[present]
         else:
             operand = _convert_literal(self.operand, values)
+        # Missing values are not compared, since nullable types would return NA.
         mask = np.full(len(frame), self.sign == "!=")
         try:
             mask[present] = _COMPARISONS[self.sign](values[present], operand)
@@ -180,6 +182,7 @@ class Flag:
         present = _present_mask(values)
         mask = np.zeros(len(frame), dtype=np.bool_)
         flags = values[present]
+        # A column of booleans with nulls has the dtype object, so the values are checked.
         if not all(isinstance(value, bool | np.bool_) for value in flags):
             raise InvalidExpectation(
                 f"A row_condition uses {self.column.name!r} as a condition, which is not boolean.",
@@ -429,6 +432,7 @@ class _Parser:
         return Column(text) if word == "col" else text
 
     def _parse_list(self) -> tuple[Literal, ...]:
+        # pandas accepts tuples and lists.
         close = ")"
         if not self._accept("("):
             self._expect("[")
@@ -495,6 +499,7 @@ def _convert_literal(value: Literal, column: pd.Series) -> Any:
         ) from error
     if time.tzinfo is None:
         time = time.replace(tzinfo=UTC)
+    # pandas does not compare times with and without a zone.
     if getattr(column.dtype, "tz", None) is None:
         return time.astimezone(UTC).replace(tzinfo=None)
     return time

@@ -249,6 +249,7 @@ def _nested_entries(value: Any) -> Iterator[tuple[str | None, Any]]:
     Raises:
         InvalidExpectation: The value is nested too deeply.
     """
+    # The traversal is iterative, since deeply nested values would exceed the recursion limit.
     level = [value]
     for _ in range(_MAX_DEPTH):
         next_level: list[Any] = []
@@ -334,6 +335,7 @@ def suppress_output() -> Iterator[None]:
     token = _is_quiet.set(True)
     logger = logging.getLogger("great_expectations")
     level = logger.level
+    # The level is restored afterwards, since the application may use the library itself.
     logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
@@ -377,6 +379,7 @@ def data_frame_batch() -> Any:
         config = DataContextConfig(
             store_backend_defaults=InMemoryStoreBackendDefaults(),
             progress_bars=ProgressBarsConfig(globally=False),
+            # The library would otherwise send usage data over the network.
             analytics_enabled=False,
         )
         context = gx.get_context(mode="ephemeral", project_config=config)

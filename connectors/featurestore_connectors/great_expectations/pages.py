@@ -42,7 +42,7 @@ class _PageCheck:
 
     mark: str
     statement: str
-    found: str
+    finding: str
     samples: tuple[str, ...]
 
 
@@ -140,5 +140,6 @@ def _rendered_text(expectation: Mapping[str, Any]) -> str | None:
         text = getattr(block, "string_template", None)
         if not isinstance(text, Mapping):
             return None
+        # A template may contain placeholders without parameters, which stay as they are.
         words.append(Template(text["template"]).safe_substitute(text.get("params", {})))
     return " ".join(words) or None

@@ -103,6 +103,8 @@ class CsvFormat(PlainFormat):
             file.write(header)
             for batch in rebatch(batches, rows=BATCH_ROWS):
                 lines = csv_lines(batch.select(names))
+                # The offsets of the array are those of the lines in the file, which the index
+                # needs.
                 offsets = np.frombuffer(lines.buffers()[1], np.int32)[: len(lines) + 1]
                 file.write(memoryview(lines.buffers()[2])[: offsets[-1]])
                 lengths.append(np.diff(offsets).astype(np.int64))
@@ -171,6 +173,7 @@ class CsvShard:
         try:
             data = os.pread(self._handle, end - begin, begin)
             table = _parse_lines(data, self._schema.names, columns)
+            # A damaged line end or quote joins or splits lines.
             expected = min(last * self._step, self._rows) - first * self._step
             if table.num_rows != expected:
                 raise pa.ArrowInvalid(f"{table.num_rows:,} lines; the index lists {expected:,}")
@@ -268,6 +271,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _parse_lines(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    # All lines are one block, since a line must not be longer than a block.
     return pcsv.read_csv(
         io.BytesIO(data),
         read_options=pcsv.ReadOptions(

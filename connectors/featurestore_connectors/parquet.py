@@ -210,6 +210,7 @@ class ParquetShard:
                 _decoded.move_to_end(key)
         if table is None:
             try:
+                # The lock is not held while reading, so that threads do not wait for each other.
                 table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise DatasetDamaged(
@@ -239,6 +240,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[p
     if groups is None:
         yield from rebatch(batches, rows=layout["row_group_rows"])
         return
+    # A single batch contains all rows, so that the groups differ by at most one row.
     for all_rows in rebatch(batches, rows=2**62):
         bounds = [all_rows.num_rows * index // groups for index in range(groups + 1)]
         for first, end in pairwise(bounds):

@@ -114,6 +114,7 @@ class HttpClient:
 
     def __init__(self, address: str, *, token: str | None = None) -> None:
         url = urlsplit(address)
+        # Errors contain the address, so it must not contain a password.
         if not url.hostname or url.query or url.fragment or url.username:
             raise ConfigurationError(
                 "Invalid address of a served store. Expected: scheme, host, optional port and path, "
@@ -184,6 +185,8 @@ class HttpClient:
         while True:
             try:
                 for chunk in self._read_from(path, position):
+                    # A retry continues after the bytes that were received. Only failures without
+                    # progress count.
                     position += len(chunk)
                     failures = 0
                     yield chunk
@@ -282,6 +285,7 @@ class HttpClient:
         except (ValueError, TypeError, KeyError):
             return self._unavailable(f"unexpected status {response.status}")
         error_class = getattr(errors, str(title), None)
+        # The name comes from the network and must only select a feature store error.
         if isinstance(error_class, type) and issubclass(error_class, FeatureStoreError):
             return error_class(message, hint=hint)
         return ServerUnavailable(f"{self.address}: {message}", hint=hint)

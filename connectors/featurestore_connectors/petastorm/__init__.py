@@ -154,6 +154,7 @@ class PetastormFormat(PlainFormat):
         _check_columns(manifest, manifest_split, options)
         reader_options = {"num_epochs": 1, "reader_pool_type": WHOLE_POOL, **options}
         with warnings.catch_warnings():
+            # petastorm uses deprecated interfaces of pyarrow, which emit warnings.
             warnings.simplefilter("ignore")
             reader_options["filesystem"] = _split_files(directory, manifest, manifest_split)
             return make_batch_reader(
@@ -166,12 +167,14 @@ class PetastormFormat(PlainFormat):
 
 def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, workers: int) -> None:
     max_row_groups = manifest.layout["parquet"]["row_groups"]
+    # A shard with few rows has fewer row groups than the layout defines.
     groups = sum(min(max_row_groups, shard.rows) for shard in split.shards)
     if groups == 0:
         raise ReaderConfigError(
             f"Split {split.name!r} has no rows, and petastorm cannot read an empty split.",
             hint="check num_rows(split) first",
         )
+    # With other numbers, some workers would get more row groups than others.
     if workers >= 1 and groups % workers == 0 and 0 <= worker < workers:
         return
     fitting = [str(each) for each in range(1, min(groups, 128) + 1) if groups % each == 0]

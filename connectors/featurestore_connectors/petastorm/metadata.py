@@ -64,6 +64,8 @@ def schema_with_metadata(
     }
     return stored_schema(schema).with_metadata(
         {
+            # The protocol is fixed, since the default depends on the Python release and the bytes
+            # are hashed.
             dataset_metadata.UNISCHEMA_KEY: pickle.dumps(
                 unischema_of(schema, nullable=frozenset(nullable), shaped=shaped), protocol=4
             ),
@@ -82,6 +84,7 @@ def unischema_of(
         sizes, leaf = array_shape(field.type), array_item_type(field.type)
         shape: tuple[int | None, ...] = tuple(sizes)
         if sizes and not shaped:
+            # Files contain flat lists, whose length is the product of all sizes.
             shape = (prod(sizes),)
         if pat.is_list(leaf):
             shape, leaf = (None,), leaf.value_type

@@ -67,6 +67,7 @@ class LiveSource(Source):
             "_lock": Lock(),
             "_directory": None,
         }
+        # The base class is a frozen dataclass.
         for name, value in fields.items():
             object.__setattr__(self, name, value)
 
@@ -78,6 +79,7 @@ class LiveSource(Source):
     @property
     def path(self) -> str:
         """The table with the rows, which are read on first access."""
+        # Several threads may run plans of this source, but the rows are read once.
         with self._lock:
             if self._directory is None:
                 directory = self._stage()
@@ -105,6 +107,7 @@ class LiveSource(Source):
         return Source(self.spec, self.path, self.delta_version, self.table_id, unique=True)
 
     def __eq__(self, value: object) -> bool:
+        # Two sources of one group may have pinned different rows.
         return self is value
 
     def __hash__(self) -> int:
@@ -118,6 +121,7 @@ class LiveSource(Source):
         registered = get_registered_source(self._session, self.spec)
         directory = create_scratch_directory(self._session)
         engine, path = self._session.engine, os.path.join(directory, _TABLE)
+        # A failed attempt may have counted rows.
         self.read.kind, self.read.rows = registered.kind, 0
         try:
             rows = self._read_source_rows(registered, directory)
@@ -182,6 +186,7 @@ def take_snapshot(session: Session, live: LiveSource) -> int:
         assert version is not None  # None is only returned for repeated transactions
         run.committed_version = version
         description = f"A snapshot of external feature group {spec.name!r} version {spec.version}"
+        # The snapshot is committed, so a failure to register it must not look like a failed write.
         with warn_after_publication(description):
             with session.registry.transaction() as connection:
                 featuregroups.advance(connection, spec.name, spec.version, delta_version=version)

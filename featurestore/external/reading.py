@@ -121,6 +121,7 @@ class StoredDecisions:
         except OSError as error:
             # Users with read-only access to the store may also read its sources.
             _log.warning("The decision for source %r was not stored: %s", self.source, error)
+        # A file is never overwritten, so all processes use the decision that was stored first.
         existing = self.get(key)
         return decision if existing is None else existing
 
@@ -200,9 +201,9 @@ def stage_and_record(
     rows = snapshot.stage(query, engine, directory)
     read.rows = engine.count(rows)
     if time is not None and time in rows.schema.names:
-        times = engine.select(rows, {"moment": time})
+        times = engine.select(rows, {"instant": time})
         maximum = engine.sql(
-            "SELECT max(moment) FROM given", tables={"given": times}, parameters={}
+            "SELECT max(instant) FROM times", tables={"times": times}, parameters={}
         )
         (latest,) = engine.stream(maximum).read_all().column(0).to_pylist()
         if latest is not None:
@@ -256,6 +257,7 @@ def read_in_background(items: Callable[[], Iterator[BatchT]]) -> Iterator[BatchT
                 return
             yield item
     finally:
+        # The thread may be blocked by a full queue, which the event ends.
         reader.stopped.set()
         reader.join()
 
@@ -264,6 +266,7 @@ class _BackgroundReader(Thread, Generic[BatchT]):
     """A thread that consumes an iterator, and blocks while the queue is full."""
 
     def __init__(self, items: Callable[[], Iterator[BatchT]]) -> None:
+        # A daemon thread does not block the exit of the process while a source does not respond.
         super().__init__(name="featurestore-source", daemon=True)
         self.items = items
         self.ready: Queue[tuple[BatchT | None, BaseException | None]] = Queue(_MAX_WAITING)
@@ -279,12 +282,14 @@ class _BackgroundReader(Thread, Generic[BatchT]):
         except BaseException as reader_error:  # re-raised in the thread that takes the items
             error = reader_error
         finally:
+            # A snapshot is used by one thread only, so this thread also closes it.
             getattr(iterator, "close", lambda: None)()
         self._put((None, error))
 
     def _put(self, item: tuple[BatchT | None, BaseException | None]) -> bool:
         while not self.stopped.is_set():
             try:
+                # Without a timeout the thread would not notice that the reader has stopped.
                 self.ready.put(item, timeout=_PAUSE_SECONDS)
             except Full:
                 continue

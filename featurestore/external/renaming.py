@@ -120,6 +120,7 @@ class RenamedSnapshot:
         inner = replace(query, options=options)
         if rename is None:
             return inner, {}
+        # The names cost a request, so they are only read if columns are renamed.
         names = self._snapshot.names(replace(inner, columns=None, window=None))
         renames = resolve_renames(rename, names, owner=f"source {self._source!r}")
         originals = {new: old for old, new in renames.items()}

@@ -252,6 +252,8 @@ def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> N
         arguments += [f"{word}={text!r}" for word, text in query.options.items() if word != RENAME]
         rename_text = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
         renames = {} if rename_text == SNAKE_CASE else dict(json.loads(rename_text))
+        # The call in the hint needs the names at the source, also of columns that are renamed
+        # already.
         originals = {new: old for old, new in renames.items()}
         for name, new in suggest_renames(names).items():
             renames[originals.get(name, name)] = new

@@ -68,6 +68,7 @@ def add(
         description=description,
         created=to_micros(utc_now()),
     )
+    # This checks the URI and the options without a connection.
     open_source(session, spec)
     with session.registry.transaction() as connection:
         registered_names = sources.names(connection)
@@ -77,8 +78,10 @@ def add(
         )
         if not is_registered:
             sources.add(connection, spec)
+            # If the file cannot be written, the registration is rolled back.
             record_files.write_source(session.location, spec)
     if spec.secret is not None:
+        # Other machines, and other URIs on this machine, do not get the secret.
         reference = parse_secret(spec.secret)
         allow_secret(
             reference,

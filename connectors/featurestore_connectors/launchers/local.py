@@ -35,6 +35,7 @@ class LocalLauncher:
             for task, share in zip(gang.tasks, shares, strict=True):
                 environment = {**os.environ, "PYTHONPATH": python_path(), **task.environment}
                 if share is not None:
+                    # Devices that the caller has assigned to a task take precedence.
                     environment[_DEVICES] = task.environment.get(_DEVICES, share)
                 running.processes.append(
                     SupervisedProcess(
@@ -46,6 +47,7 @@ class LocalLauncher:
                     )
                 )
         except BaseException:
+            # Workers that have started must not outlive a failed start.
             running.stop()
             raise
         return running
@@ -81,6 +83,7 @@ def visible_devices() -> list[str]:
     visible = os.environ.get(_DEVICES)
     if visible is not None:
         return [each for each in visible.split(",") if each not in ("", "-1")]
+    # The NVIDIA driver has one directory per GPU here. CUDA is not initialized.
     return [str(number) for number, _ in enumerate(files.list_directory(_GPUS))]
 
 
@@ -103,6 +106,7 @@ def device_shares(devices: Sequence[str], roles: Sequence[str]) -> list[str | No
     worker = 0
     for role in roles:
         if role != "worker":
+            # CUDA shows no device for this number.
             shares.append("-1")
             continue
         first = worker % len(devices) if devices_per_worker == 0 else worker * devices_per_worker

@@ -84,6 +84,7 @@ class SparkGang:
         self._error: Exception | None = None
         self._group = f"featurestore-{secrets.token_hex(8)}"
         stage = _Stage(gang, self._port.address, self._port.key)
+        # Spark assigns the job group to the thread in the JVM that belongs to this thread.
         self._job = InheritableThread(target=self._run, args=(stage,), daemon=True)
         self._job.start()
 
@@ -134,6 +135,7 @@ class SparkGang:
                 else:
                     self._register_task(received.peer, int(message["index"]))
             except (ValueError, TypeError, KeyError, RecursionError):
+                # An invalid message must not affect the other workers.
                 self._port.drop(received.peer)
 
     def _register_task(self, peer: Peer, index: int) -> None:
@@ -165,6 +167,7 @@ def run_task(stage: _Stage, index: int) -> int:
     barrier = BarrierTaskContext.get()
     tasks = stage.gang.tasks
     host = barrier.getTaskInfos()[index].address.split(":")[0]
+    # The port stays open until all tasks have one, so that tasks on one host get different ports.
     with socket.create_server((host, 0)) as server:
         own_address = f"{host}:{server.getsockname()[1]}"
         addresses = barrier.allGather(own_address)

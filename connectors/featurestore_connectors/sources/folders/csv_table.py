@@ -124,10 +124,10 @@ class CsvTable(FolderTable):
         )
         inside = [column for column in columns if column.name in names]
         numbers = [names.index(column.name) for column in inside]
-        texts = self._file_parser(file, bad_rows)
+        parser = self._file_parser(file, bad_rows)
         reasons_by_row: dict[int, tuple[str, str]] = {}
         start = 0
-        for batch in texts.batches(len(names), numbers or [0]):
+        for batch in parser.batches(len(names), numbers or [0]):
             arrays = {}
             wrong: list[int] = []
             for index, column in enumerate(inside):
@@ -146,11 +146,11 @@ class CsvTable(FolderTable):
             start += batch.num_rows
             # Rows are numbered before bad rows are dropped, as in ``locate``.
             yield drop_rows(_batch(arrays, columns, batch.num_rows), wrong)
-        self._report_bad_rows(texts, len(names), reasons_by_row, bad_rows)
+        self._report_bad_rows(parser, len(names), reasons_by_row, bad_rows)
 
     def _report_bad_rows(
         self,
-        texts: CsvFileParser,
+        parser: CsvFileParser,
         width: int,
         reasons: Mapping[int, tuple[str, str]],
         bad_rows: BadRows,
@@ -161,14 +161,14 @@ class CsvTable(FolderTable):
         if not bad_rows.quarantines:
             rows = rows[:1]
         # Arrow does not report line numbers, so Python's parser finds them in a second pass.
-        lines = texts.locate(width, rows)
+        lines = parser.locate(width, rows)
         for row in rows:
             column, reason = reasons[row]
             line, text = lines[row]
             hint = f"{self.table.call(dtypes={column: 'string'})} reads the column as strings"
             if reason.endswith("nanoseconds"):
                 hint = f"{self.table.call(timestamp_precision='us')} rounds them"
-            bad_rows.add(BadRow(texts.file.name, line, column, reason, text), hint=hint)
+            bad_rows.add(BadRow(parser.file.name, line, column, reason, text), hint=hint)
 
     def _file_parser(self, file: FolderFile, bad_rows: BadRows) -> CsvFileParser:
         return CsvFileParser(file, self._dialect, bad_rows)

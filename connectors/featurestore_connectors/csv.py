@@ -221,6 +221,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _to_text(array: pa.Array) -> pa.Array:
+    """Convert an array to unquoted strings."""
     kind = array.type
     if _is_list(kind):
         return _lists_to_text(array)
@@ -271,6 +272,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _parse_lines(data: bytes, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    """Parse complete CSV lines to columns of strings."""
     # All lines are one block, since a line must not be longer than a block.
     return pcsv.read_csv(
         io.BytesIO(data),

@@ -203,6 +203,7 @@ class ParquetShard:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        """Return a decoded row group, from the cache if possible."""
         key = self._number, group, columns
         with _lock:
             table = _decoded.get(key)
@@ -236,6 +237,7 @@ def _drop_cached_groups(number: int) -> None:
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], layout: Layout) -> Iterator[pa.RecordBatch]:
+    """Yield the row groups of a shard, as the layout defines them."""
     groups = layout.get("row_groups")
     if groups is None:
         yield from rebatch(batches, rows=layout["row_group_rows"])

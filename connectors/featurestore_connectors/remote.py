@@ -72,6 +72,7 @@ def _batches(
     reader: pa.RecordBatchReader,
     unavailable: Callable[[str], Exception],
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a response, and close the connection at the end."""
     try:
         while True:
             try:
@@ -142,6 +143,7 @@ class HttpClient:
     def _record(
         self, method: str, path: str, arguments: Mapping[str, str | int | None], *, seconds: float
     ) -> Any:
+        """Send a request without a body and parse its JSON response."""
         query = {name: value for name, value in arguments.items() if value is not None}
         target = quote(path)
         if query:

@@ -287,6 +287,7 @@ class _BackgroundReader(Thread, Generic[BatchT]):
         self._put((None, error))
 
     def _put(self, item: tuple[BatchT | None, BaseException | None]) -> bool:
+        """Queue an item; return False if the reader has stopped."""
         while not self.stopped.is_set():
             try:
                 # Without a timeout the thread would not notice that the reader has stopped.

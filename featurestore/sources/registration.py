@@ -141,6 +141,7 @@ def check(session: Session, name: str) -> SourceReport:
 
 
 def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
+    """Return a report on the tables, with sample rows of the first readable one."""
     tables = tuple(snapshot.tables())
     problems = [
         f"The user of the URI may not read the table {table.name!r}."
@@ -225,6 +226,7 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def _to_string(name: str, value: object) -> str | None:
+    """Convert an option value to a string, or None to None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool | int):

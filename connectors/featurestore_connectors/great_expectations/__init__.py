@@ -201,6 +201,7 @@ def _not_computed_error(expectation: Mapping[str, Any], reason: object) -> Inval
 def _failing_rows(
     frame: pd.DataFrame, expectations: Sequence[Mapping[str, Any]]
 ) -> list[npt.NDArray[np.bool_]]:
+    """Return a mask of the failing rows for each expectation."""
     if not expectations:
         return []
     complete = {
@@ -221,6 +222,7 @@ def _unexpected_count(result: Any) -> int:
 
 
 def _convert_result(expectation: Mapping[str, Any], result: Any, rows: int) -> ExpectationResult:
+    """Convert a result of the library."""
     return ExpectationResult(
         expectation=expectation,
         success=bool(result.success),

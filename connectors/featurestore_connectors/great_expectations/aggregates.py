@@ -112,6 +112,7 @@ def _evaluate_uniqueness(
     measured: Mapping[Measure, Any],
     warning: bool,
 ) -> ExpectationResult:
+    """Return the result of a uniqueness expectation, computed from measures."""
     rows, present = measured[ROWS], int(measured[Measure("present", columns)])
     repeated = int(measured[Measure("repeated", columns)])
     mostly = float(expectation["kwargs"].get("mostly") or 1.0)
@@ -131,6 +132,7 @@ def _evaluate_uniqueness(
 
 
 def _observed_value(kind: str, columns: tuple[str, ...], measured: Mapping[Measure, Any]) -> Any:
+    """Return the value that an expectation compares with its bounds."""
     if kind in _ROW_COUNTS:
         return measured[ROWS]
     measure = (_NUMERIC_MEASURES | _ORDERED_MEASURES | _COUNT_MEASURES)[kind]
@@ -153,6 +155,7 @@ def _fraction(count: int, total: int) -> float:
 
 
 def _is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
+    """Return whether an observed value satisfies the bounds of an expectation."""
     kwargs = expectation["kwargs"]
     # NaN is not equal to itself.
     if observed is None or observed != observed:
@@ -228,6 +231,7 @@ def parse_time_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> M
 
 
 def _parse_times(value: Any, kind: pa.DataType) -> Any:
+    """Convert an ISO string, or each string in a list, to a time of the column type."""
     if isinstance(value, list | tuple | set):
         return [_parse_times(each, kind) for each in value]
     if not isinstance(value, str):

@@ -328,6 +328,7 @@ class _Parser:
         return _combine(conditions, word)
 
     def _parse_negation(self) -> Condition:
+        """Parse a test or a condition in brackets, with any number of negations."""
         negated = inverted = False
         while self._is_next("not", "~"):
             inverted = self._next_text() == "~"
@@ -342,6 +343,7 @@ class _Parser:
         return _negate_if(condition, negated)
 
     def _parse_nested(self) -> Condition:
+        """Parse a condition in brackets, up to the maximum depth."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._unexpected_token()
@@ -351,6 +353,7 @@ class _Parser:
         return condition
 
     def _parse_test(self) -> Condition:
+        """Parse a comparison, a membership test, a null test, or a boolean column."""
         operand = self._parse_operand()
         if self._is_next(*_COMPARISONS):
             return self._parse_comparisons(operand)
@@ -390,6 +393,7 @@ class _Parser:
         return _combine(comparisons, "and")
 
     def _parse_operand(self) -> Column | Literal | None:
+        """Parse a column or a literal; None is the literal null."""
         if self._is_next("("):
             raise self._unexpected_token()
         if self._accept("-"):
@@ -432,6 +436,7 @@ class _Parser:
         return Column(text) if word == "col" else text
 
     def _parse_list(self) -> tuple[Literal, ...]:
+        """Parse a list of literals."""
         # pandas accepts tuples and lists.
         close = ")"
         if not self._accept("("):
@@ -509,6 +514,7 @@ def _convert_literal(value: Literal, column: pd.Series) -> Any:
 
 
 def _from_json(condition: object, *, depth: int) -> Condition:
+    """Parse a condition in the JSON form of Great Expectations."""
     if not isinstance(condition, Mapping) or depth > _MAX_DEPTH:
         raise _invalid_condition_error(condition)
     kind = condition.get("type")
@@ -533,6 +539,7 @@ def _from_json(condition: object, *, depth: int) -> Condition:
 
 
 def _comparison_from_json(column: Column, condition: Mapping[str, Any]) -> Condition:
+    """Parse a comparison in the JSON form of Great Expectations."""
     sign, value = condition.get("operator"), condition.get("parameter")
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
         if not all(isinstance(each, Literal) for each in value):

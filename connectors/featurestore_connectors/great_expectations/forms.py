@@ -197,6 +197,7 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
 
 
 def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
+    """Reject arguments that the library would execute, evaluate or fetch."""
     if kind in _NEED_SQL:
         raise InvalidExpectation(
             f"{kind} runs SQL, which is not supported.", hint="use column expectations"
@@ -267,6 +268,7 @@ def _nested_entries(value: Any) -> Iterator[tuple[str | None, Any]]:
 
 @lru_cache(maxsize=256)
 def _is_map(kind: str) -> bool:
+    """Return whether an expectation type has an outcome for each row."""
     import_library()
     from great_expectations.expectations.expectation import (
         ColumnMapExpectation,
@@ -317,6 +319,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _suggest_type(kind: str) -> str:
+    """Return a hint with similar expectation types."""
     from great_expectations.expectations import core
 
     names = [

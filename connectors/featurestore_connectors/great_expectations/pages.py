@@ -85,6 +85,7 @@ def _summary(report: ValidationReport) -> str:
 
 
 def _report_facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
+    """Yield the facts about a report as label and value."""
     yield "validation", report.validation
     yield "time", f"{report.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if report.delta_version is not None:
@@ -97,6 +98,7 @@ def _report_facts(report: ValidationReport) -> Iterator[tuple[str, object]]:
 
 
 def _page_check(result: ExpectationResult) -> _PageCheck:
+    """Return the table row of a result."""
     mark = "warning" if result.warning else "failed"
     finding = format_outcome(result)
     if result.success:

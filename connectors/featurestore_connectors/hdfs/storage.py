@@ -234,6 +234,8 @@ class HdfsStorage:
         return f"/{check_name(name)}"
 
     def _with_retries(self, action: str, name: str, call: Callable[[], Result]) -> Result:
+        """Run a call with retries of transient errors, after checking the namenode."""
+
         def attempt() -> Result:
             # Each check opens a connection, so it is only repeated after some seconds.
             if time.monotonic() > self._namenode_checked_until:
@@ -247,6 +249,7 @@ class HdfsStorage:
         return with_retries(action, uri, attempt, policy=POLICY)
 
     def _write(self, name: str, call: Callable[[], Result]) -> Result:
+        """Run a call that writes; raise StorageError if a part of the path is a file."""
         try:
             return self._with_retries("write", name, call)
         except FileNotFoundError:
@@ -334,6 +337,7 @@ class _TemporaryFile:
         _check_complete(reader, self._size)
 
     def _is_renamed(self) -> bool:
+        """Return whether the target is the renamed temporary file."""
         try:
             info = self._client.get_file_info(self._path)
         except FileNotFoundError:

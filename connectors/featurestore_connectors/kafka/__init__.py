@@ -108,6 +108,7 @@ class KafkaSnapshot:
         self._stream.close()
 
     def _topic(self, query: SourceQuery) -> Topic:
+        """Return the topic of a query with its offsets at the first access."""
         if query.table is None:
             raise InvalidArgument(
                 f"Invalid query of a Kafka source: {query}.", hint="table='clicks'"
@@ -118,6 +119,7 @@ class KafkaSnapshot:
 
 
 def _window_mask(rows: pa.Table, query: SourceQuery) -> pa.ChunkedArray:
+    """Return a mask of the records in the window of a query."""
     window = query.window
     assert window is not None
     times = rows.column(window.column)

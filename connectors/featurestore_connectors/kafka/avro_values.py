@@ -69,6 +69,7 @@ class AvroValues:
         return Decoded(columns, pa.array(reasons, pa.string()))
 
     def _read(self, value: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
+        """Return the record in a value, or the reason why it cannot be read."""
         if value is None:
             return None, "the record has no value"
         try:
@@ -127,6 +128,7 @@ def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
 
 
 def _read_avro(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
+    """Read a datum with a writer's schema, resolved to a reader's schema if there is one."""
     import fastavro
 
     try:

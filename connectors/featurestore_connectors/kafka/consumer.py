@@ -259,6 +259,7 @@ class KafkaStream:
         return records, ended
 
     def _new_consumer(self) -> Any:
+        """Return the consumer of this connection, which is created on first use."""
         if self._client is None:
             library = import_client_library()
             with translate_kafka_errors(self._config):

@@ -116,6 +116,7 @@ class RecordDecoder:
         return rows
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Decode a batch; a library error affects the complete batch."""
         decoded = self.values.decode(batch.column("value"))
         # Fields of values may have other names than the columns.
         foreign = zip(self.spec.schema.names, self.spec.value_schema.names, strict=True)
@@ -188,6 +189,7 @@ class RecordDecoder:
         reasons: pa.Array,
         deletes: pa.Array,
     ) -> pa.RecordBatch:
+        """Return decoded columns as rows, with their reasons and record columns."""
         is_bad = pc.is_valid(reasons)
         numbers = pa.array(range(batch.num_rows), pa.int64())
         # By row number, since pyarrow 14 slices binary arrays incorrectly in if_else.
@@ -234,6 +236,7 @@ def decoder(spec: StreamSpec, request: DecoderRequest) -> RecordDecoder:
 
 
 def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
+    """Return the decoder for the format of a stream."""
     event_fields = [
         field_name for field_name in spec.fields.values() if field_name not in RECORDS.names
     ]
@@ -286,6 +289,7 @@ class KeyReader:
         return columns, pa.array(reasons, pa.string())
 
     def _members(self, key: bytes | None) -> tuple[dict[str, Any], str | None]:
+        """Return the fields of a key by column, or the reason why it cannot be read."""
         if key is None:
             return {}, "the record has neither key nor value"
         try:
@@ -303,6 +307,7 @@ class KeyReader:
         return {self.schema.names[0]: value}, None
 
     def _value(self, key: bytes) -> Any:
+        """Parse a key: Avro, JSON, or a plain string."""
         # A key may be Avro or JSON, independent of the value. Only Avro begins with a zero byte.
         if self.registry is not None and key[:1] == b"\0":
             value, writer_schema = read_datum(key, self.registry)
@@ -379,6 +384,7 @@ class DebeziumValues:
         ]
 
     def _parse_avro_event(self, value: bytes | None) -> _Event:
+        """Parse a change event in Avro, with a schema of the registry."""
         if value is None:
             return _Event(reason="the record has no value")
         assert self.registry is not None
@@ -412,6 +418,7 @@ class _Event:
 
 
 def _parse_json_event(text: str | None) -> _Event:
+    """Parse a change event in JSON, with or without its schema."""
     if text is None:
         return _Event(reason="the record has no value")
     envelope, reason = parse_object(text, exact=True)

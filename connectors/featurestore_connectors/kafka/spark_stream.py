@@ -100,6 +100,7 @@ def _take_batches(
     topic: str,
     offsets: dict[int, int],
 ) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a query until it ends, with their offsets."""
     while True:
         try:
             # A failed query passes no further micro-batch, so its state is checked regularly.

@@ -166,6 +166,7 @@ class PetastormFormat(PlainFormat):
 
 
 def _check_workers(manifest: Manifest, split: ManifestSplit, *, worker: int, workers: int) -> None:
+    """Refuse an empty split, and numbers of workers that do not divide the row groups."""
     max_row_groups = manifest.layout["parquet"]["row_groups"]
     # A shard with few rows has fewer row groups than the layout defines.
     groups = sum(min(max_row_groups, shard.rows) for shard in split.shards)
@@ -219,6 +220,7 @@ def _is_selected(name: str, patterns: Sequence[Any] | None) -> bool:
 
 
 def _split_files(directory: str, manifest: Manifest, split: ManifestSplit) -> Any:
+    """Return the file system of a split with generated metadata."""
     from featurestore_connectors.petastorm.files import SplitFiles
 
     sink = pa.BufferOutputStream()

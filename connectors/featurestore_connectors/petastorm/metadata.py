@@ -101,6 +101,7 @@ def unischema_of(
 
 
 def _numpy_type(kind: pa.DataType) -> Any:
+    """Return the numpy or Python type in petastorm's schema."""
     from decimal import Decimal
 
     if pat.is_decimal(kind):

@@ -137,6 +137,7 @@ class DeltaSnapshot(TypedColumns):
         return columns
 
     def _window_filter(self, window: TimeRange) -> Any:
+        """Return the polars condition that a row is in a window."""
         import polars
 
         kind = self._rows.collect_schema()[window.column]
@@ -160,6 +161,7 @@ class DeltaSnapshot(TypedColumns):
             raise self._convert_error(error) from error
 
     def _convert_error(self, error: Exception) -> SourceError | SourceTableNotFound:
+        """Return the feature store error for an error of the kernel."""
         reason = to_single_line(str(error), None)
         subject = (
             f"Source {self._config.name!r}, version {self._version} of {remove_owner(self._path)}"

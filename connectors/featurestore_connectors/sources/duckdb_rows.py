@@ -92,6 +92,7 @@ class DuckDBSnapshot(TypedColumns):
         return describe_columns(self._config, self._connection, self._from_item(query))
 
     def _from_item(self, query: SourceQuery) -> str:
+        """Return the table or subquery of a query as SQL."""
         if query.sql is not None:
             return sqltext.subquery(query.sql)
         if query.table is None:
@@ -144,6 +145,7 @@ def describe_columns(
 
 
 def _to_source_column(field: pa.Field, native: str) -> SourceColumn:
+    """Return the source column of an Arrow field with the name of its DuckDB type."""
     name = sqltext.quote(field.name)
     if native == "HUGEINT":
         kind = pa.decimal128(38, 0)
@@ -180,6 +182,7 @@ def read(
 
 
 def _window_condition(query: SourceQuery, natives: dict[str, str]) -> str | None:
+    """Return the SQL condition of a query's window, or None without a window."""
     window = query.window
     if window is None:
         return None
@@ -198,6 +201,7 @@ def _batches(
     text: str,
     on_finished: Callable[[], None] | None,
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a statement, and call ``on_finished`` after the last row."""
     # A separate cursor, since several reads of a snapshot may be open at the same time.
     cursor = connection.cursor()
     try:

@@ -196,6 +196,7 @@ class FolderSnapshot:
         return connection
 
     def _columns(self, query: SourceQuery) -> list[Any]:
+        """Return the columns that a query needs, after checking that they are readable."""
         decided = self._open_table(query)
         all_names = [column.name for column in decided.schema.columns]
         if isinstance(decided.table, ParquetTable):
@@ -246,6 +247,7 @@ class FolderSnapshot:
     def _load_or_infer_schema(
         self, key: str, table: FolderTable, query: SourceQuery
     ) -> TableSchema:
+        """Return the stored schema of a table, or infer and store it."""
         decisions = self._config.decisions
         stored_schema = None if decisions is None else decisions.get(key)
         if stored_schema is not None:
@@ -261,6 +263,7 @@ class FolderSnapshot:
         return TableSchema.from_json(decisions.decide(key, {**shown_table, **schema.to_json()}))
 
     def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
+        """Return the files of a query and the reader of their format."""
         options = self._table_options(query)
         folder_files = self._select_files(query, options)
         declared = {name: _dtype_name(kind) for name, kind in options.dtypes.items()}
@@ -274,6 +277,7 @@ class FolderSnapshot:
         return folder_files, JsonTable(folder_files, table, options)
 
     def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
+        """Return the files of a query, which have a common format."""
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
                 f"Invalid query of a folder source: {query}.",
@@ -317,6 +321,7 @@ class FolderSnapshot:
         self._check_unchanged(table)
 
     def _check_unchanged(self, table: FolderTable) -> None:
+        """Raise SourceChanged if the files of a table have changed since the listing."""
         with locations.storage_errors(self._config):
             unchanged = locations.are_unchanged(
                 table.folder_files.root, table.folder_files.statuses

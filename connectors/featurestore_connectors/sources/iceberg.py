@@ -178,6 +178,7 @@ class IcebergSnapshot:
             )
 
     def _open_pinned(self, query: SourceQuery) -> _OpenTable:
+        """Return the table of a query, pinned to its snapshot at the first access."""
         is_single_table = isinstance(self._catalog, _SingleTable)
         if (
             query.sql is not None
@@ -194,6 +195,7 @@ class IcebergSnapshot:
         return self._open_tables[name]
 
     def _open_table(self, name: str) -> _OpenTable:
+        """Open a table at the requested snapshot."""
         table = self._load_table(name)
         if isinstance(self._version, datetime):
             # Iceberg times are in milliseconds.
@@ -217,6 +219,7 @@ class IcebergSnapshot:
         return _OpenTable(table, snapshot, schema)
 
     def _load_table(self, name: str) -> Any:
+        """Load a table from the catalog."""
         if isinstance(self._catalog, _SingleTable):
             return self._catalog.table
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError

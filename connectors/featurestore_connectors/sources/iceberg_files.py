@@ -163,6 +163,7 @@ def _window_filter(schema: Any, window: TimeRange) -> Any:
 
 
 def _delete_path(config: SourceConfig, delete: Any) -> str:
+    """Return the local path of a delete file; refuse formats other than Parquet."""
     if str(delete.file_format).upper().endswith("PARQUET"):
         return _local_path(config, delete.file_path)
     raise SourceError(

@@ -215,6 +215,7 @@ class PostgresSnapshot(TypedColumns):
         yield from convert_batch_errors(self._config, batches(), secret=self._secret, close=close)
 
     def _from_item(self, query: SourceQuery) -> str:
+        """Return the table or subquery of a query as SQL."""
         if query.table is not None:
             return sqltext.table_name(query.table)
         if query.sql is not None:

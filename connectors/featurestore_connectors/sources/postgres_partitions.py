@@ -223,6 +223,7 @@ class PartitionedRead:
         return replace(staged, schema=schema_of(self.columns))
 
     def _frame(self, session: Any) -> Any:
+        """Return a data frame whose tasks read one partition each."""
         from pyspark.errors import PySparkException
 
         url, settings = _jdbc_address(self.config)

@@ -154,6 +154,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return self._connection.dialect
 
     def _connect(self, url: sa.URL) -> sa.Connection:
+        """Open the connection of the snapshot."""
         import sqlalchemy as sa
         from sqlalchemy.pool import NullPool
 
@@ -171,6 +172,7 @@ class SQLAlchemySnapshot(TypedColumns):
             return connection.execution_options(no_parameters=True, max_row_buffer=BATCH_ROWS)
 
     def _begin(self) -> None:
+        """Begin a read-only transaction with a consistent snapshot."""
         with self._translate_errors(connecting=True):
             try:
                 levels = self._dialect.get_isolation_level_values(self._connection.connection)
@@ -222,6 +224,7 @@ class SQLAlchemySnapshot(TypedColumns):
             self._running = None
 
     def _from_item(self, query: SourceQuery) -> str:
+        """Return the table or subquery of a query as SQL."""
         if query.table is not None:
             schema, table = self._split_name(query.table)
             quoted = self._quote(table)
@@ -253,6 +256,7 @@ class SQLAlchemySnapshot(TypedColumns):
         return self._describe_query(self._from_item(query))
 
     def _reflect_columns(self, table: str) -> list[SourceColumn]:
+        """Return the columns of a table or view by reflection."""
         import sqlalchemy as sa
 
         schema, name = self._split_name(table)
@@ -349,6 +353,7 @@ class SQLAlchemySnapshot(TypedColumns):
             raise SourceError(f"Source {self._config.name!r}: {message}") from None
 
     def _convert_error(self, error: sa.exc.DBAPIError, *, connecting: bool) -> FeatureStoreError:
+        """Return the feature store error for a driver error."""
         message = to_single_line(str(error.orig), self._secret)
         subject = f"Source {self._config.name!r}"
         arguments = getattr(error.orig, "args", ())

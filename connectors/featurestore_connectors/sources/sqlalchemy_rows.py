@@ -153,6 +153,7 @@ def _native_type_name(kind: sa.types.TypeEngine[object], dialect: sa.Dialect) ->
 def _reflected_type(
     kind: sa.types.TypeEngine[object], native: str, *, is_mysql: bool
 ) -> pa.DataType | None:
+    """Return the feature type of a reflected type, or None if it is not supported."""
     from sqlalchemy import types
 
     if isinstance(kind, types.Float):
@@ -253,6 +254,7 @@ class RunningQuery:
             self._result = None
 
     def _fetch_batches(self, result: Any) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a result as record batches."""
         names = [column.name for column in self._columns]
         for rows in result.partitions(BATCH_ROWS):
             values_by_column = zip(self._columns, zip(*rows, strict=True), strict=True)
@@ -269,6 +271,7 @@ def _read_spool(file: Any, *, empty: bool) -> Iterator[pa.RecordBatch]:
 
 
 def _array(values: Sequence[Any], column: SourceColumn) -> pa.Array:
+    """Convert the values of a column to an Arrow array."""
     convert = value_converter(column)
     converted = values if convert is None else list(map(convert, values))
     try:

@@ -149,6 +149,7 @@ class SQLiteSnapshot(TypedColumns):
             first = False
 
     def _from_item(self, query: SourceQuery) -> str:
+        """Return the table or subquery of a query as SQL."""
         if query.table is not None:
             return sqltext.table_name(query.table, [each.name for each in self.tables()])
         if query.sql is not None:
@@ -185,6 +186,7 @@ class SQLiteSnapshot(TypedColumns):
             return list(cursor.fetch_arrow_table().schema.names)
 
     def _check_table(self, table: str) -> None:
+        """Raise SourceTableNotFound if the table does not exist."""
         table_names = [each.name for each in self.tables()]
         if table not in table_names:
             raise SourceTableNotFound(
@@ -294,6 +296,7 @@ def _parse_batches(
 
 
 def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
+    """Convert an array from its storage class to the feature type of its column."""
     kind = column.kind
     if kind == pa.bool_():
         has_invalid = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()

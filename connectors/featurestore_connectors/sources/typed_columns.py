@@ -71,6 +71,7 @@ def select_columns(columns: Sequence[SourceColumn], query: SourceQuery) -> list[
 
 
 def _refuse_unreadable(columns: Sequence[SourceColumn], query: SourceQuery) -> None:
+    """Raise UnsupportedType for unreadable columns; the hint casts them if possible."""
     if not columns:
         return
     refused = [f"{column.name!r} ({column.native})" for column in columns]
@@ -121,6 +122,7 @@ def cast_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterat
 
 
 def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
+    """Return an array in a storage type that can be cast; refuse times out of range."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pat.is_decimal(field.type) and pat.is_string(array.type):
@@ -151,6 +153,7 @@ def check_times(array: pa.Array, name: str) -> None:
 
 
 def _check_bounds(array: pa.Array, name: str) -> None:
+    """Refuse times outside of the years 1 to 9999."""
     # The bounds are integers, since Python has no times outside of the years 1 to 9999.
     if pat.is_date(array.type):
         low, high = _min_max(array.view(pa.int32() if pat.is_date32(array.type) else pa.int64()))

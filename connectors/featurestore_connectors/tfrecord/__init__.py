@@ -210,6 +210,7 @@ def record_plan(layout: RecordLayout) -> RecordPlan | None:
 
 
 def _record_slot(slot: Slot) -> RecordSlot:
+    """Return the slot of a column for record plans."""
     lengths = None
     if slot.entry is not None:
         lengths = _lengths(slot.entry, start=slot.entry_offset)
@@ -277,6 +278,7 @@ def schema_text(manifest: Manifest) -> str:
 
 
 def _feature_text(column: ManifestColumn, *, nullable: bool) -> str:
+    """Return the schema of a column as protobuf text."""
     # The fields are those of tensorflow_metadata.v0.Schema, which is not a dependency.
     lines = [
         "feature {\n",

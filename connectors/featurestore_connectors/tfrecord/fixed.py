@@ -87,6 +87,7 @@ class Encoder:
 
 
 def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
+    """Write the values and nulls of a column to records."""
     column, valid = slot.field.column, presence_mask(array)
     if slot.is_list:
         write_nulls(records, slot, valid)
@@ -150,6 +151,7 @@ BinaryParts = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]
 def _fill_constant_bytes(
     records: Records, strings: BinaryParts, slot: Slot, valid: npt.NDArray[np.bool_] | None
 ) -> None:
+    """Write strings of equal length; the bytes of nulls are zeros."""
     offsets, data = strings
     width = slot.field.width
     lengths = np.diff(offsets)
@@ -169,6 +171,7 @@ def _fill_constant_bytes(
 
 
 def _fill_bytes(records: Records, strings: BinaryParts, slot: Slot) -> None:
+    """Write strings of different lengths with their fillers."""
     offsets, data = strings
     lengths = np.diff(offsets)
     if lengths.max(initial=0) > slot.field.width:
@@ -195,6 +198,7 @@ def read_numbers(records: Records, slots: Sequence[Slot]) -> list[npt.NDArray[An
 
 
 def _read_list(records: Records, slot: Slot) -> npt.NDArray[Any]:
+    """Return a fixed-size list of numbers per record."""
     column, width = slot.field.column, slot.field.width
     region = records[:, slot.offset : slot.offset + width * column.items]
     if column.wire == INT64:

@@ -69,6 +69,7 @@ def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
 
 
 def _encode_strings(counts: Counts, values: pa.Array, field: Field) -> tuple[Counts, Bytes]:
+    """Encode lists of strings; return the number of bytes per row, and the bytes."""
     offsets, _ = binary_parts(values)
     lengths = np.diff(offsets)
     if lengths.max(initial=0) >= 1 << 7 * field.width:

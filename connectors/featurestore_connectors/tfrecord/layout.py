@@ -139,6 +139,7 @@ def choose_layout(
 
 
 def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
+    """Refuse values that TFRecord cannot store."""
     refused = []
     for column, profile in pairs:
         if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
@@ -154,6 +155,7 @@ def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
 
 
 def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
+    """Return the field of a column without reserved bytes."""
     nullable, values = profile.nulls > 0, profile.rows - profile.nulls
     if column.wire != BYTES:
         width = _FLOAT_BYTES
@@ -170,6 +172,7 @@ def _column_field(column: WireColumn, profile: ColumnProfile) -> Field:
 
 
 def _varint_width(column: WireColumn, profile: ColumnProfile) -> int:
+    """Return the varint width for all values of a column."""
     if profile.minimum is not None and profile.maximum is not None:
         return wire.varint_width(min(profile.minimum, 0), profile.maximum)
     if profile.rows == profile.nulls or pat.is_boolean(column.leaf):
@@ -244,6 +247,7 @@ def _mean_bytes(record_layout: RecordLayout, profiles: Mapping[str, ColumnProfil
 
 
 def _field_json(field: Field) -> dict[str, Any]:
+    """Return a field as JSON for the manifest."""
     field_json = {
         "name": field.column.name,
         "list": field.column.wire,
@@ -288,6 +292,7 @@ def read_layout(layout: Layout) -> RecordLayout:
 
 
 def _parse_layout(layout: Layout) -> RecordLayout:
+    """Rebuild a record layout from its JSON."""
     schema, fixed = schema_from_json(layout["schema"]), layout["kind"] == "fixed"
     fields = []
     for column, field_json in zip(wire_columns(schema), layout["fields"], strict=True):
@@ -322,6 +327,7 @@ def _split_by_width(fields: Sequence[Field]) -> tuple[list[Field], list[Field]]:
 
 
 def _tail_entry(field: Field) -> OpenEntry:
+    """Return the bytes before the values of a column in variable-length records."""
     column = field.column
     if column.shape == ():
         return open_entry(column, longest=field.width, items=True)

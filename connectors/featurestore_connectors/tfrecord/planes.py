@@ -83,6 +83,7 @@ class _Fields:
 
 @lru_cache(maxsize=256)
 def _record_dtype(kind: str, offsets: tuple[int, ...], size: int | None = None) -> np.dtype[Any]:
+    """Return a structured type with one field per offset."""
     item = np.dtype(kind)
     names = [f"f{number}" for number in range(len(offsets))]
     if size is None:
@@ -258,6 +259,7 @@ def _word_bytes(width: int) -> int:
 
 
 def _varint_writer(size: int, columns: Sequence[tuple[int, Slot]]) -> _VarintWriter:
+    """Return the writer for varint columns that are read as words of ``size`` bytes."""
     offsets, widths, beyond = [], [], []
     for number, (row, slot) in enumerate(columns):
         offsets.append((row, slot.offset))

@@ -182,6 +182,7 @@ def _first_problems(problems: Iterator[ShardProblem]) -> list[ShardProblem]:
 
 
 def _inflate(path: str) -> npt.NDArray[np.uint8]:
+    """Return the decompressed bytes of a shard."""
     compressed = map_records(path, record_bytes=1)[:, 0]
     unpack = zlib.decompressobj(wbits=31)
     data = unpack.decompress(compressed.tobytes()) + unpack.flush()
@@ -192,6 +193,7 @@ def _inflate(path: str) -> npt.NDArray[np.uint8]:
 
 
 def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[ShardProblem]:
+    """Check the framing and checksums of fixed-width records in chunks."""
     width = layout.record_bytes
     data = map_records(path, record_bytes=1)[:, 0]
     count = len(data) // width
@@ -252,6 +254,7 @@ def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iter
 
 
 def _check_index(path: str, data: npt.NDArray[np.uint8]) -> Iterator[ShardProblem]:
+    """Compare the index with the record offsets in a shard."""
     index = read_index(path, size=len(data)).astype(np.int64)
     starts, offset = [], 0
     while offset < len(data):

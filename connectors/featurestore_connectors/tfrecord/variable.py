@@ -48,6 +48,7 @@ class VariableEncoder:
     def _frame(
         self, batch: pa.RecordBatch, head: Records
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Return the framed records of a batch, and their lengths."""
         segments = [items.rows_to_binary_array(head)]
         for tail in self._tails:
             segments += _encode(

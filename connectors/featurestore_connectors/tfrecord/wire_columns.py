@@ -89,6 +89,7 @@ def wire_columns(schema: pa.Schema) -> tuple[WireColumn, ...]:
 
 
 def _wire_type(leaf: pa.DataType) -> tuple[str | None, str | None]:
+    """Return the list type of a value type, or None, and its loss of precision."""
     if (
         pat.is_boolean(leaf)
         or pat.is_integer(leaf)

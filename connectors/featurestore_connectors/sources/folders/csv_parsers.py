@@ -158,6 +158,7 @@ class CsvFileParser:
     def _parsed(
         self, block_bytes: int, parse: arrow_csv.ParseOptions, convert: arrow_csv.ConvertOptions
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of Arrow's parser with a block size."""
         stream = self._stream()
         _open.append(stream)
         # The header is read as a record, since its names are checked by this package.
@@ -200,6 +201,7 @@ class CsvFileParser:
         return "skip" if self._bad_rows.quarantines else "error"
 
     def _report_ragged(self, width: int) -> None:
+        """Add the records with another number of fields to the bad rows."""
         hint = None
         for number, (line, fields) in enumerate(self._strictly(width)):
             if len(fields) == width:
@@ -335,6 +337,7 @@ class _SelectedLines(io.RawIOBase):
         return len(data)
 
     def _next(self, most: int) -> bytes:
+        """Return at most ``most`` bytes of the selected lines, or b"" at the end."""
         # Arrow requests a number of bytes, which rarely ends at a line end.
         lines = [self._remainder]
         size = len(self._remainder)

@@ -49,6 +49,7 @@ class CsvTable(FolderTable):
 
     @property
     def _dialect(self) -> CsvDialect:
+        """The dialect in the options; the extension determines a missing delimiter."""
         options = self.options
         delimiter = options.delimiter
         if delimiter is None:
@@ -155,6 +156,7 @@ class CsvTable(FolderTable):
         reasons: Mapping[int, tuple[str, str]],
         bad_rows: BadRows,
     ) -> None:
+        """Add rows to the bad rows, with their line numbers and text."""
         if not reasons:
             return
         rows = sorted(reasons)
@@ -194,6 +196,7 @@ class CsvTable(FolderTable):
     def _compare_header(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], first: str
     ) -> None:
+        """Refuse a header with other columns, or with a single column that contains delimiters."""
         # A wrong delimiter is not an error of the parser: each line then has a single field.
         if len(names) == 1 and self.options.delimiter is None:
             for sign in _OTHER_DELIMITERS:

@@ -163,6 +163,7 @@ class JsonTable(FolderTable):
     def _report_bad_row(
         self, file: FolderFile, batch: JsonObjects, row: int, reason: str, bad_rows: BadRows
     ) -> None:
+        """Add a row of a batch to the bad rows."""
         hint = None
         if reason.endswith("nanoseconds"):
             hint = f"{self.table.call(timestamp_precision='us')} rounds them"
@@ -228,6 +229,7 @@ def parse_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[
 
 
 def _numbered_lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers, from 1."""
     number = 0
     with file.open() as stream:
         chunk: bytes = stream.read(_CHUNK_BYTES)
@@ -305,6 +307,7 @@ class _Document:
             raise self._error("text follows the array")
 
     def _parse_object(self) -> tuple[int, dict[str, Any]]:
+        """Parse the object at the current position; return its line number and its members."""
         line = self._line
         while True:
             try:

@@ -122,6 +122,7 @@ def split_by_format(
 
 
 def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
+    """Return the format of a file by its extension, as a sequence; empty if it is not supported."""
     ending, compression = split_extensions(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
     # A compressed Parquet file has no random access, and its pages are compressed already.
@@ -145,6 +146,7 @@ def split_extensions(path: str) -> tuple[str, str | None]:
 
 
 def _folder_file(path: str, status: FileStatus, root: str) -> FolderFile:
+    """Return a listed file with its compression and partition values."""
     name = _relative_path(root, path)
     ending, compression = split_extensions(path)
     partitions = []
@@ -162,6 +164,7 @@ def _relative_path(root: str, path: str) -> str:
 
 
 def _check_partitions(folder_files: FolderFiles) -> None:
+    """Refuse files whose partition folders have different keys."""
     first = folder_files.files[0]
     for file in folder_files.files:
         # The folder keys are columns, and all files of a table have the same columns.

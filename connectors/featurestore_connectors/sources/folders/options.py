@@ -147,6 +147,7 @@ def parse_options(options: Mapping[str, str]) -> FolderOptions:
 
 
 def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
+    """Refuse options that conflict with each other."""
     csv_options = [name for name in _CSV_OPTIONS if name in options]
     if csv_options and parsed.format not in (None, "csv"):
         raise InvalidArgument(
@@ -177,6 +178,8 @@ def _check_together(parsed: FolderOptions, options: Mapping[str, str]) -> None:
 
 
 def _choice_parser(*choices: str) -> Callable[[str, str], str]:
+    """Return a parser that accepts only the choices."""
+
     def parse(name: str, text: str) -> str:
         if text in choices:
             return text
@@ -247,6 +250,7 @@ def _parse_encoding(name: str, text: str) -> str:
 
 
 def _parse_formats(name: str, text: str) -> dict[str, str]:
+    """Parse time formats by column; a single format applies to all columns."""
     by_column = _parse_mapping(name, text) if text.startswith("{") else {"": text}
     for pattern in by_column.values():
         try:
@@ -263,6 +267,7 @@ def _parse_types(name: str, text: str) -> dict[str, pa.DataType]:
 
 
 def _parse_type(column: str, word: str) -> pa.DataType:
+    """Parse the declared type of a column."""
     decimal = _DECIMAL.fullmatch(word)
     if decimal is not None and 1 <= int(decimal[1]) <= 38 and int(decimal[2]) <= int(decimal[1]):
         return pa.decimal128(int(decimal[1]), int(decimal[2]))

@@ -186,6 +186,7 @@ class ParquetTable(FolderTable):
         return SourceColumn(column.name, column.expression, wider, earlier.native)
 
     def _times_hint(self, schema: TableSchema, error: UnsupportedType) -> str | None:
+        """Return the hint for times that cannot be read, or None."""
         if "timestamp[ns]" in error.message:
             return f"{self.table.call(timestamp_precision='us')} rounds them"
         readable_names = [each.name for each in schema.columns if not pat.is_temporal(each.kind)]
@@ -228,6 +229,7 @@ class ParquetTable(FolderTable):
         yield from duckdb_rows.read(self._config, self._connection, _scan_expression(file), query)
 
     def _read_with_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield columns read by Arrow; refuse times out of range and incomplete files."""
         try:
             parquet_file = parquet.ParquetFile(files.open_ranges(file.path))
             missing = parquet_file.metadata.num_rows
@@ -273,6 +275,7 @@ class ParquetTable(FolderTable):
             ) from error
 
     def _check_digits(self, array: pa.Array, name: str, file: FolderFile) -> None:
+        """Refuse decimals that do not fit into their type."""
         try:
             # Arrow does not check the digits of decimals when it reads a file.
             array.validate(full=True)

@@ -120,6 +120,7 @@ class JsonScan:
             self.members[name].update([each.get(name) for each in objects], lines, file)
 
     def _update_integers(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
+        """Update the bounds, and the first integers that do not fit into float64 or 64 bits."""
         integers = [value for value in values if type(value) is int]
         self._low = min(self._low, min(integers))
         self._high = max(self._high, max(integers))
@@ -161,6 +162,7 @@ class JsonScan:
     def _type_of_single_kind(
         self, only: type, table: TableName, path: str, column: str
     ) -> pa.DataType:
+        """Return the type of values that have a single JSON type."""
         if only is bool:
             return pa.bool_()
         if only is float:
@@ -188,6 +190,7 @@ class JsonScan:
         return self._strings.meaning if is_text else ""
 
     def _kind_locations(self, kinds: set[type]) -> str:
+        """Describe conflicting types and where they occur first."""
         if kinds <= {int, float}:
             first_location, description = self._wide, "an integer beyond 64 bits"
             if float in kinds:

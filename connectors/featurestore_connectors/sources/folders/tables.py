@@ -162,6 +162,7 @@ class FolderTable(ABC):
 
 
 def _filter_window(batch: pa.RecordBatch, window: TimeRange | None) -> pa.RecordBatch:
+    """Return the rows of a batch that are in a window."""
     if window is None:
         return batch
     times = batch.column(window.column)

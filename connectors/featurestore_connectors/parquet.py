@@ -102,7 +102,7 @@ class ParquetFormat(PlainFormat):
         schema = schema_from_json(layout["schema"])
         rows = 0
         file_schema = stored_schema(schema)
-        texts = [field.name for field in file_schema if pat.is_string(field.type)]
+        string_columns = [field.name for field in file_schema if pat.is_string(field.type)]
         with (
             ShardFile(directory, path) as file,
             # Arrow writes each page and its header separately. The buffer joins these small writes.
@@ -119,7 +119,7 @@ class ParquetFormat(PlainFormat):
                 write_statistics=False,
                 # Dictionary encoding of numbers takes three times as long as all other steps, and
                 # makes files larger.
-                use_dictionary=texts or False,
+                use_dictionary=string_columns or False,
             ) as writer,
         ):
             for group in _row_groups(batches, layout):

@@ -28,7 +28,7 @@ from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.sources.registration import check_folder_options, get, text_options
+from featurestore.sources.registration import check_folder_options, get, options_to_strings
 from featurestore.storage import files
 
 _BAD_ROWS = pa.schema(
@@ -62,9 +62,11 @@ def read_source(
         UnsupportedType: Columns cannot be read without loss; the error lists these columns.
     """
     spec = get(session, name)
-    texts = text_options(options or {})
-    check_folder_options(spec, texts)
-    query = replace(build_query(table=table, sql=sql, path=path, version_or_time=at), options=texts)
+    strings = options_to_strings(options or {})
+    check_folder_options(spec, strings)
+    query = replace(
+        build_query(table=table, sql=sql, path=path, version_or_time=at), options=strings
+    )
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
     return SourceFrame(session, spec, query, source_schema(session, spec, query))
@@ -209,7 +211,7 @@ def build_query(
     version = version_or_time
     if isinstance(version_or_time, str | datetime):
         version = parse_moment(version_or_time, argument="at")
-    options = text_options({RENAME: rename})
+    options = options_to_strings({RENAME: rename})
     return SourceQuery(table, sql, path, version, options=options)  # type: ignore[arg-type]
 
 

@@ -64,7 +64,7 @@ def add(
         kind=source_kind(uri),
         uri=make_path_absolute(uri, absolute=_absolute_path),
         secret=secret,
-        options=text_options(options),
+        options=options_to_strings(options),
         description=description,
         created=to_micros(utc_now()),
     )
@@ -198,16 +198,16 @@ def _describe_problem(error: FeatureStoreError) -> str:
     return f"{error.message} ({error.hint})"
 
 
-def text_options(options: Mapping[str, object]) -> dict[str, str]:
+def options_to_strings(options: Mapping[str, object]) -> dict[str, str]:
     """Convert options to strings, and omit options that are None.
 
     Raises:
         InvalidArgument: An option name suggests a secret, or a value has an unsupported type.
 
-    >>> text_options({"header": False, "dtypes": {"zip": "string"}, "quote": None})
+    >>> options_to_strings({"header": False, "dtypes": {"zip": "string"}, "quote": None})
     {'header': 'false', 'dtypes': '{"zip": "string"}'}
     """
-    texts = {}
+    strings = {}
     for name, value in options.items():
         if not isinstance(name, str):
             raise InvalidArgument(
@@ -221,8 +221,8 @@ def text_options(options: Mapping[str, object]) -> dict[str, str]:
             )
         text = check_rename(value) if name == RENAME else _to_string(name, value)
         if text is not None:
-            texts[name] = text
-    return texts
+            strings[name] = text
+    return strings
 
 
 def _to_string(name: str, value: object) -> str | None:

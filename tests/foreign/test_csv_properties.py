@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSourceFile
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore.sources.registration import text_options
+from featurestore.sources.registration import options_to_strings
 from featurestore_connectors.sources.folder import FolderSource
 
 DIALECTS: list[dict[str, Any]] = [
@@ -76,7 +76,7 @@ def write(rows: Sequence[tuple[Any, ...]], dialect: dict[str, Any]) -> bytes:
 def read(content: bytes, dialect: dict[str, Any], dtypes: dict[str, str]) -> list[tuple[Any, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "a.csv").write_bytes(content)
-        options = text_options({**dialect, "dtypes": dtypes})
+        options = options_to_strings({**dialect, "dtypes": dtypes})
         with closing(FolderSource(SourceConfig("lake", folder, options)).snapshot()) as snapshot:
             table = snapshot.read(SourceQuery()).read_all()
     return [tuple(row.values()) for row in table.to_pylist()]

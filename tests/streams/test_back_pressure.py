@@ -49,7 +49,7 @@ def test_backlog_of_long_records_stays_within_memory_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bound, call, long = 1 << 20, 10, 40_000
-    monkeypatch.setattr(consumer, "_MOST_BYTES", bound)
+    monkeypatch.setattr(consumer, "_MAX_BATCH_BYTES", bound)
     monkeypatch.setattr(consumer, "_MAX_MESSAGES", call)
     topic = broker.topic(2)
     broker.send(topic, [click(number, more="x" * long) for number in range(300)])

@@ -93,7 +93,7 @@ class Membership:
 # Maximum number of messages per consumer call.
 _MAX_MESSAGES = 10_000
 # Maximum bytes of a micro-batch with long records. The library buffers 64 MiB more.
-_MOST_BYTES = 256 << 20
+_MAX_BATCH_BYTES = 256 << 20
 # Seconds that a consumer call waits for messages.
 _POLL_SECONDS = 0.05
 # Seconds without a message or an end-of-partition event, after which a broker counts as
@@ -169,7 +169,7 @@ class KafkaStream:
         # The limits are removed, since a replayed range must not be split.
         record_count = sum(end[number] - offset for number, offset in start.items())
         spec = replace(spec, batch_records=max(record_count, 1))
-        (micro_batch,) = self.read_batches(spec, start, end, most_bytes=sys.maxsize)
+        (micro_batch,) = self.read_batches(spec, start, end, max_bytes=sys.maxsize)
         return micro_batch
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class KafkaStream:
         start: Mapping[int, int],
         end: Mapping[int, int],
         *,
-        most_bytes: int | None = None,
+        max_bytes: int | None = None,
     ) -> Iterator[MicroBatch]:
         """Yield the records from ``start`` to ``end`` as micro-batches of Arrow tables."""
         library = import_client_library()
@@ -201,7 +201,7 @@ class KafkaStream:
         timed = "timestamp" in spec.fields.values()
         while open_partitions:
             first_offsets = dict(offsets)
-            buffer = _RecordBuffer(spec.batch_records, most_bytes or _MOST_BYTES, timed=timed)
+            buffer = _RecordBuffer(spec.batch_records, max_bytes or _MAX_BATCH_BYTES, timed=timed)
             self._fill_buffer(buffer, offsets, end, open_partitions)
             yield MicroBatch(buffer.table(spec.topic), first_offsets, dict(offsets))
         with translate_kafka_errors(self._config):
@@ -303,9 +303,9 @@ def _call_each(messages: list[Any], method: str) -> list[Any]:
 class _RecordBuffer:
     """A buffer for the records of one table. ``timed`` records keep their timestamps."""
 
-    def __init__(self, most_records: int, most_bytes: int, *, timed: bool) -> None:
-        self._most_records = most_records
-        self._most_bytes = most_bytes
+    def __init__(self, max_records: int, max_bytes: int, *, timed: bool) -> None:
+        self._max_records = max_records
+        self._max_bytes = max_bytes
         self._timed = timed
         self._tables: list[pa.Table] = []
         self._rows = 0
@@ -313,9 +313,9 @@ class _RecordBuffer:
 
     def remaining(self) -> int:
         """Return the number of records that still fit."""
-        if self._bytes >= self._most_bytes:
+        if self._bytes >= self._max_bytes:
             return 0
-        return self._most_records - self._rows
+        return self._max_records - self._rows
 
     def add(
         self, messages: list[Any], end: Mapping[int, int], open_partitions: Collection[int]

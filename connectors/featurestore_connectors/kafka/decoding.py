@@ -145,13 +145,13 @@ class RecordDecoder:
             if outside is not None:
                 reason = f"{field.name} is before year 1 or after year 9999"
                 reasons = _add_reason(reasons, outside, reason)
-        most_bytes = max_cell_bytes()
-        for name in variable_size_columns(self.spec.columns, max_bytes=most_bytes):
-            long_rows = find_oversized_rows(columns[name], max_bytes=most_bytes)
+        max_bytes = max_cell_bytes()
+        for name in variable_size_columns(self.spec.columns, max_bytes=max_bytes):
+            long_rows = find_oversized_rows(columns[name], max_bytes=max_bytes)
             if long_rows:
                 numbers = pa.array(range(len(columns[name])), pa.int64())
                 is_long = pc.is_in(numbers, pa.array(long_rows, pa.int64()))
-                reason = f"{name} has more than {most_bytes:,} bytes"
+                reason = f"{name} has more than {max_bytes:,} bytes"
                 reasons = _add_reason(reasons, is_long, reason)
         for name in (*self.request.primary_key, *self.request.times):
             is_absent = pc.is_null(columns[name])

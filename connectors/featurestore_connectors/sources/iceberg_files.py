@@ -198,12 +198,12 @@ def _check_ids(
 
 
 def _scan_parquet(paths: Sequence[str]) -> str:
-    texts = []
+    literals = []
     for path in paths:
         # DuckDB treats *, ? and [ in paths as wildcards.
         escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
-        texts.append(sqltext.text(escaped))
-    return f"[{', '.join(texts)}]"
+        literals.append(sqltext.text(escaped))
+    return f"[{', '.join(literals)}]"
 
 
 def _local_path(config: SourceConfig, location: str) -> str:

@@ -164,12 +164,12 @@ def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> st
     """Return the query for equally spaced partition bounds of a column."""
     name, kind = sqltext.quote(column.name), column.kind
     minimum, maximum = f"min({name})", f"max({name})"
-    step = "({most} - {least}) * {number} / {parts}"
+    step = "({maximum} - {minimum}) * {number} / {count}"
     if kind is not None and (pat.is_integer(kind) or pat.is_decimal(kind)):
         # The difference of two integers may exceed their type.
         minimum, maximum = f"{minimum}::numeric", f"{maximum}::numeric"
     elif kind is not None and (pat.is_floating(kind) or pat.is_timestamp(kind)):
-        step = "({most} - {least}) * ({number} / {parts}::float8)"
+        step = "({maximum} - {minimum}) * ({number} / {count}::float8)"
     elif kind is None or not pat.is_date(kind):
         raise InvalidArgument(
             f"partition_column={column.name!r} is {column.native}, which is neither numeric nor a time.",
@@ -177,7 +177,9 @@ def _bounds_query(column: SourceColumn, partition_count: int, source: str) -> st
         )
     values = []
     for number in range(1, partition_count):
-        distance = step.format(least=minimum, most=maximum, number=number, parts=partition_count)
+        distance = step.format(
+            minimum=minimum, maximum=maximum, number=number, count=partition_count
+        )
         values.append(f"({minimum} + {distance})::{column.native}::text")
     return f"SELECT {', '.join(values)} FROM {source}"
 

@@ -36,8 +36,8 @@ from featurestore_connectors.tfrecord.wire_columns import (
     flat_values,
     from_integers,
     presence_mask,
-    texts,
     to_arrow,
+    to_bytes,
     to_float32,
     to_int8,
     to_words,
@@ -117,9 +117,9 @@ def _fill_column(records: Records, array: pa.Array, slot: Slot) -> None:
             numbers
         ).view(f"V{size}")[:, 0]
     elif slot.field.constant:
-        _fill_constant_bytes(records, binary_parts(texts(values)), slot, valid)
+        _fill_constant_bytes(records, binary_parts(to_bytes(values)), slot, valid)
     else:
-        _fill_bytes(records, binary_parts(texts(values)), slot)
+        _fill_bytes(records, binary_parts(to_bytes(values)), slot)
 
 
 def _fill_narrow(records: Records, numbers: npt.NDArray[np.int8], slot: Slot) -> None:

@@ -30,8 +30,8 @@ from featurestore_connectors.tfrecord.wire_columns import (
     bytes_to_arrow,
     from_integers,
     ragged_values,
-    texts,
     to_arrow,
+    to_bytes,
     to_float32,
     to_words,
 )
@@ -55,11 +55,11 @@ def encode(array: pa.Array, field: Field) -> tuple[Counts, Bytes]:
     """Encode an array; return the number of bytes per row, and the bytes."""
     column = field.column
     if column.wire == BYTES and column.shape == ():
-        offsets, data = binary_parts(texts(array))
+        offsets, data = binary_parts(to_bytes(array))
         return np.diff(offsets), data
     counts, values = ragged_values(array, column)
     if column.wire == BYTES:
-        return _encode_strings(counts, texts(values), field)
+        return _encode_strings(counts, to_bytes(values), field)
     if column.wire == INT64:
         data = np.empty((len(values), field.width), np.uint8)
         if not wire.write_varints(data, to_words(values), width=field.width):

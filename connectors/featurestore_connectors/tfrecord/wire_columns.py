@@ -211,7 +211,7 @@ def to_float32(values: pa.Array) -> npt.NDArray[np.float32]:
         return numbers.astype(np.float32)
 
 
-def texts(values: pa.Array) -> pa.Array:
+def to_bytes(values: pa.Array) -> pa.Array:
     """Return strings, binaries and decimals (as strings) in binary form; nulls are empty."""
     if pat.is_decimal(values.type):
         values = format_decimals(values)

@@ -182,9 +182,9 @@ class CsvFileParser:
             return False
         quotes = PlainQuotes(self.dialect)
         with self._stream() as stream:
-            while quotes.plain_mask and (data := stream.read(_CHUNK_BYTES)):
+            while quotes.are_plain and (data := stream.read(_CHUNK_BYTES)):
                 quotes.update(np.frombuffer(data, dtype="u1"))
-        return not quotes.plain_mask or quotes.are_open
+        return not quotes.are_plain or quotes.are_open
 
     def _stream(self) -> Any:
         """Return a UTF-8 stream of the file without skipped lines."""
@@ -288,7 +288,7 @@ class PlainQuotes:
         self._neighbors[[*dialect.delimiter.encode(), *b"\r\n", self._quote]] = True
         self._last = ord("\n")
         self._count = 0
-        self.plain_mask = not dialect.escape
+        self.are_plain = not dialect.escape
 
     @property
     def are_open(self) -> bool:
@@ -302,14 +302,14 @@ class PlainQuotes:
         if self._last == self._quote and self._count and not self.are_open:
             # The last quote of the previous chunk closes a field, or is the first of a doubled
             # quote.
-            self.plain_mask &= bool(neighbors[data[0]])
+            self.are_plain &= bool(neighbors[data[0]])
         if len(positions):
             # After an even number of quotes, the next quote opens a field.
             opening = positions[self._count % 2 :: 2]
             closing = positions[1 - self._count % 2 :: 2]
             before = np.where(opening > 0, data[opening - 1], self._last)
             after = data[closing[closing < len(data) - 1] + 1]
-            self.plain_mask &= bool(neighbors[before].all() and neighbors[after].all())
+            self.are_plain &= bool(neighbors[before].all() and neighbors[after].all())
             self._count += len(positions)
         self._last = int(data[-1])
 
@@ -331,25 +331,25 @@ class _SelectedLines(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        room = memoryview(buffer).cast("B")
-        data = self._next(len(room))
-        room[: len(data)] = data
+        target = memoryview(buffer).cast("B")
+        data = self._read_bytes(len(target))
+        target[: len(data)] = data
         return len(data)
 
-    def _next(self, most: int) -> bytes:
-        """Return at most ``most`` bytes of the selected lines, or b"" at the end."""
+    def _read_bytes(self, max_bytes: int) -> bytes:
+        """Return at most ``max_bytes`` bytes of the selected lines, or b"" at the end."""
         # Arrow requests a number of bytes, which rarely ends at a line end.
         lines = [self._remainder]
         size = len(self._remainder)
-        while size < most:
+        while size < max_bytes:
             line = next(self._lines, None)
             if line is None:
                 break
             lines.append(line.encode())
             size += len(lines[-1])
         data = b"".join(lines)
-        self._remainder = data[most:]
-        return data[:most]
+        self._remainder = data[max_bytes:]
+        return data[:max_bytes]
 
 
 class Lines:

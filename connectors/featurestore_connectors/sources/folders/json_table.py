@@ -124,8 +124,8 @@ class JsonTable(FolderTable):
                 yield batch, arrays, reasons
             return
         for batch in self._convert_read_errors(file, read_lines(file, self.table)):
-            arrays, why = parser.decode(batch.texts)
-            wrong = {row: reason for row, reason in enumerate(why) if reason is not None}
+            arrays, errors = parser.decode(batch.texts)
+            wrong = {row: reason for row, reason in enumerate(errors) if reason is not None}
             for row, reason in enumerate(batch.reasons):
                 if reason is not None:
                     wrong[row] = reason

@@ -230,6 +230,7 @@ def _to_text(array: pa.Array) -> pa.Array:
     if pat.is_decimal(kind):
         return format_decimals(array)
     if pat.is_timestamp(kind):
+        # Arrow separates date and time by a space, ISO 8601 by a T.
         return pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
     return array.cast(pa.string())
 
@@ -251,6 +252,7 @@ def _lists_to_text(array: pa.Array) -> pa.Array:
     if pat.is_string(kind) or pat.is_binary(kind) or pat.is_decimal(kind) or _is_time(kind):
         items = _map_values(_to_json, items, pa.string())
     elif pat.is_floating(kind):
+        # JSON has no such numbers, but these names are read by json.loads.
         for arrow, javascript in (("nan", "NaN"), ("inf", "Infinity")):
             items = pc.replace_substring(items, arrow, javascript)
     items = pc.fill_null(items, "null")

@@ -243,6 +243,7 @@ class HttpClient:
             with suppress(
                 BrokenPipeError, ConnectionResetError
             ):  # the response contains the reason
+                # The length of a streamed body is unknown, so it is sent in chunks.
                 connection.request(
                     method, path, monitored_body, all_headers, encode_chunked=body is not None
                 )

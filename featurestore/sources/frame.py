@@ -96,9 +96,11 @@ class SourceFrame(FeatureFrame):
     def select(self, *columns: str) -> FeatureFrame:
         """Return a frame with only these columns; other columns are not read from the source."""
         selected = self._column_names(columns)
+        # The base class raises the error for an invalid selection.
         if not selected or len(set(selected)) != len(selected):
             return super().select(*columns)
         schema = pa.schema([self.schema.field(name) for name in selected])
+        # Without the time column, a read cannot record its latest time.
         time = self._time if self._time in selected else None
         return SourceFrame(self._session, self._spec, self._query, schema, time=time)
 
@@ -121,6 +123,7 @@ class SourceFrame(FeatureFrame):
         """Start a new read and return its rows as a relation."""
         read = SourceRead(self._spec.name, self._spec.kind, self._query.hash)
         if self._reads is not None:
+            # ``quarantine`` returns the rows of the last read only.
             self._reads[:] = [read]
         if has_parts(self._session, self._spec):
             return self._read_partitioned(read)
@@ -201,6 +204,7 @@ def build_query(
     for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
             raise InvalidArgument(f"{word}={value!r} is not a name.", hint=f"{word}='orders'")
+    # A boolean is an integer in Python, but not a version.
     if isinstance(version_or_time, bool) or not isinstance(
         version_or_time, int | datetime | str | None
     ):

@@ -62,6 +62,7 @@ def add(
     spec = SourceSpec(
         name=name,
         kind=source_kind(uri),
+        # Later processes may have another working directory.
         uri=make_path_absolute(uri, absolute=_absolute_path),
         secret=secret,
         options=options_to_strings(options),

@@ -201,6 +201,7 @@ def _supervise(task: WorkerTask, task_input: bytes, driver: Connection) -> int:
         [sys.executable, "-m", WORKER_MODULE],
         task_input,
         log=task.log,
+        # The new process needs the import path of this process.
         environment={**os.environ, "PYTHONPATH": python_path(), **task.environment},
         directory=task.directory,
     )

@@ -233,7 +233,7 @@ def _total_slots(context: Any) -> int:
 
 
 def _active_session() -> Any:
-    """Return the active Spark session; raise an error if there is none."""
+    """Return the active Spark session; raise an error if no session is active."""
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession

@@ -254,7 +254,10 @@ class PetastormShard:
 def _suggest_type(kind: pa.DataType) -> str:
     if pat.is_struct(kind):
         return "use a column for each field"
-    return "lists may contain booleans and numbers: encode the values as numbers, or use a column for each item"
+    return (
+        "lists may contain booleans and numbers: encode the values as numbers, or use a column for "
+        "each item"
+    )
 
 
 def row_groups_per_shard(rows: int, *, shards: int) -> int:

@@ -149,7 +149,7 @@ def resolve_inside(root: str, path: str) -> str | None:
         if path == ".":
             return root
         return f"{root}/{path}" if is_relative_path(path) else None
-    # Symbolic links are resolved, so that a link in the folder cannot lead outside of it.
+    # Symbolic links are resolved, so that they cannot lead outside of the folder.
     resolved = os.path.realpath(os.path.join(root, path))
     # The separator excludes siblings such as /data-old of /data.
     if resolved != root and not resolved.startswith(root.rstrip("/") + "/"):

@@ -157,7 +157,7 @@ def _insert_null_items(
         return values
     first_items = np.maximum(np.cumsum(valid) - 1, 0) * column.items
     if len(values) == 0:
-        # All rows are null, so there is no item that could be repeated.
+        # All rows are null, so the inserted items are new.
         empty = pa.array([b""] * column.items, pa.binary())
         values, first_items = bytes_to_arrow(empty, column.leaf), first_items * 0
     return values.take(pa.array((first_items[:, None] + np.arange(column.items)).reshape(-1)))

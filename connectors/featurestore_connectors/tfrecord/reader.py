@@ -73,7 +73,7 @@ class VariableShard:
         data = self._data[bounds[0] : bounds[-1]]
         try:
             span = RecordSpan(data, bounds[:-1] - bounds[0], self._layout)
-            # The lengths in the records must agree with the index, or one of them is damaged.
+            # The lengths in the records must agree with the index, otherwise the shard is damaged.
             if not np.array_equal(span.ends, bounds[1:] - bounds[0]):
                 raise IndexError("the ends of records differ from the index")
             arrays = [span.column(name) for name in columns]

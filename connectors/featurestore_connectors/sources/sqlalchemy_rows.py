@@ -216,7 +216,7 @@ class RunningQuery:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows, from the connection or from the spool file."""
         while True:
-            # The lock is held for one batch, so that another query can spool between two batches.
+            # The lock covers a single batch, so that another query can spool between two batches.
             with self._lock:
                 batch = next(self._batches, None)
                 if batch is None and self._failure is not None:

@@ -32,7 +32,7 @@ def test_ragged_lines_are_refused_by_line(lake: Lake) -> None:
     ragged = "id,name\n1,a\n2,b\n" + "3,c,d\n" * 200
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 4: 3 fields, but .* has 2"):
         lake({"a.csv": ragged})
-    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3: 1 field "):
+    with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3: 1 field, "):
         lake({"a.csv": "id,name\n1,a\n2\n"})
     # A record of several lines is named by its first one.
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 5: 3 fields"):

@@ -183,7 +183,7 @@ def test_noncritical_severity_is_warning(validator: Validator) -> None:
             rule("column_values_to_be_between", column="a", minimum=1),
             "unknown argument 'minimum'; available: 'column'",
         ),
-        (rule("column_values_to_be_between", min_value=1), "lacks 'column'"),
+        (rule("column_values_to_be_between", min_value=1), "missing arguments 'column'"),
         ({"kwargs": {}}, "is not an expectation"),
         ("expect_column_to_exist", "is not an expectation"),
         (

@@ -16,7 +16,7 @@ from featurestore.model.times import parse_moment
 
 Event = Literal["begin", "reminder", "end"]
 SCHEMES = ("webhook+https", "webhook+http", "smtp", "smtps", "command", "log")
-_EVENT_VERBS: Mapping[str, str] = {"begin": "began", "reminder": "goes on", "end": "ended"}
+_EVENT_VERBS: Mapping[str, str] = {"begin": "began", "reminder": "continues", "end": "ended"}
 _MAX_LINES = 40
 
 
@@ -74,7 +74,7 @@ class Alert:
     @classmethod
     def from_text(cls, text: str) -> Alert:
         """Parse an alert from JSON; raise MalformedJson if it is invalid."""
-        with translate_parse_errors("a message of the outbox"):
+        with translate_parse_errors("outbox message"):
             fields = json.loads(text)
             event = fields["event"]
             if event not in _EVENT_VERBS:
@@ -104,7 +104,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
     scheme = uri_scheme(uri)
     if scheme not in SCHEMES:
         raise InvalidArgument(
-            f"{escape_line(scheme)!r} is not a kind of alert channel. Available: "
+            f"Unknown alert channel scheme {escape_line(scheme)!r}. Available: "
             f"{', '.join(SCHEMES)}.",
             hint='"webhook+https://hooks.example.com/path", "smtp://mail.example.com:587/?to=me@x.org"',
         )
@@ -115,7 +115,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
             "A command channel needs an absolute path.", hint='"command:/usr/local/bin/notify"'
         )
     if scheme == "log" and uri != "log":
-        raise InvalidArgument(f"{escape_line(uri)!r} is not a channel.", hint='uri="log"')
+        raise InvalidArgument(f"{escape_line(uri)!r} is not a valid channel URI.", hint='uri="log"')
     if "://" in uri:
         _check_address(uri)
     return Channel(name, uri, secret)

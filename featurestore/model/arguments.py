@@ -85,11 +85,12 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 # Argument names without an equivalent, and the advice for each.
 REPLACEMENTS: Mapping[str, str] = {
-    "online": "there is one store for all uses; the latest values now: "
+    "online": "there is no separate online store; to get the latest values: "
     "get_features(features, labels=[{...}], label_time=datetime.now(UTC))",
-    "featurestore": "a store is a location: featurestore.connect(location), then its methods",
-    "petastorm_args": "data_format='petastorm' alone writes the dataset; shards=, rows_per_shard= "
-    "and compression= say how, and reading options go to dataset.petastorm_reader(...)",
+    "featurestore": "connect to a store by its location, and call its methods: "
+    "featurestore.connect(location)",
+    "petastorm_args": "data_format='petastorm' selects the format, shards=, rows_per_shard= and "
+    "compression= configure the files; pass reading options to dataset.petastorm_reader(...)",
 }
 
 
@@ -144,7 +145,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
-            f"{argument}={_short_repr(value)} is not a whole number.",
+            f"{argument}={_short_repr(value)} is not an integer.",
             hint=f"{argument}={max(minimum, 1)}",
         ) from error
     if not minimum <= number <= maximum:
@@ -261,7 +262,8 @@ def _argument_error(
     if unknown:
         suggestions = [_suggest_replacement(parameter, accepted_names) for parameter in unknown]
         return UnknownArgument(
-            f"{name}() takes no {listing(unknown)}.", hint="; ".join(dict.fromkeys(suggestions))
+            f"{name}() has no argument {listing(unknown)}.",
+            hint="; ".join(dict.fromkeys(suggestions)),
         )
     if len(args) > len(positional):
         return _too_many_arguments_error(name, args, positional, keyword)
@@ -285,10 +287,10 @@ def _suggest_replacement(name: str, accepted_names: Sequence[str]) -> str:
         return f"{name}: {REPLACEMENTS[name]}"
     for alias in ALIASES.get(name, ()):
         if alias in accepted_names:
-            return f"{name} is {alias}= here"
+            return f"use {alias}= instead of {name}="
     return (
         did_you_mean(name, accepted_names, write="{}=", most=1)
-        or f"it takes {listing(accepted_names, limit=40)}"
+        or f"available arguments: {listing(accepted_names, limit=40)}"
     )
 
 
@@ -296,18 +298,20 @@ def _too_many_arguments_error(
     name: str, args: Sequence[Any], positional: Sequence[str], keyword: Sequence[str]
 ) -> UnknownArgument:
     """Return the error for too many positional arguments."""
-    accepted = listing(positional)
-    if not positional:
-        accepted = "no argument"
-    hint = "it takes no others"
+    hint = "it has no other arguments"
     if keyword:
         examples = [f"{word}=..." for word in keyword[: len(args) - len(positional)]]
-        hint = f"name the others, for example {', '.join(examples)}; it has {listing(keyword, limit=40)}"
-    return UnknownArgument(f"{name}() takes {accepted} without a name, not {len(args)}.", hint=hint)
+        hint = (
+            f"pass other arguments by name, for example {', '.join(examples)}; "
+            f"available: {listing(keyword, limit=40)}"
+        )
+    return UnknownArgument(
+        f"{name}() got {len(args)} positional arguments. Allowed: {listing(positional)}.", hint=hint
+    )
 
 
 def _short_repr(value: object) -> str:
     # Python refuses to format integers of more than 4,300 digits.
     if isinstance(value, int) and abs(value) > 10**40:
-        return f"<a whole number of {value.bit_length()} bits>"
+        return f"<an integer of {value.bit_length()} bits>"
     return f"{value!r:.80}"

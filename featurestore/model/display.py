@@ -104,13 +104,13 @@ class Listing(list[T]):
 
 
 def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:
-    """Return records with the same keys as a table; if empty, the caption or "nothing there".
+    """Return records with the same keys as a table; if empty, the caption or "no entries".
 
     >>> "<th" in records_table([{"rows": 1_000}]), records_table([])
-    (True, '<p>nothing there</p>')
+    (True, '<p>no entries</p>')
     """
     if not rows:
-        return paragraph(caption or "nothing there")
+        return paragraph(caption or "no entries")
     names = list(rows[0])
     texts = [[value_text(row.get(name)) for name in names] for row in rows]
     return table([(name.replace("_", " "), "") for name in names], texts, caption=caption)

@@ -112,7 +112,7 @@ class DriftReport:
         if self.removed:
             lines.append(f"columns removed: {', '.join(self.removed)}")
         if self.retyped:
-            lines.append(f"columns of another type: {', '.join(self.retyped)}")
+            lines.append(f"columns with changed types: {', '.join(self.retyped)}")
         for feature in self.drifted:
             lines.append(f"  {feature.name}: {'; '.join(feature.reasons)}")
         lines.append(f"{len(self.drifted)} of {len(self.features)} features drifted")

@@ -220,7 +220,7 @@ class FeatureViewSpec:
         except MalformedJson as error:
             raise FeatureViewDamaged(
                 f"The feature view {path!r} is damaged: {error}.",
-                hint="restore the file from a copy, or delete the view and make it again",
+                hint="restore the file from a copy, or delete the view and create it again",
             ) from error
 
 
@@ -238,11 +238,11 @@ def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpe
     problems = []
     for feature in features:
         if feature.column not in spec.schema.names:
-            problems.append(f"{feature.column!r} is gone")
+            problems.append(f"{feature.column!r} no longer exists")
             continue
         kind = spec.schema.field(feature.column).type
         if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
-            problems.append(f"{feature.column!r} is {kind} now, it was {_type_name(feature.type)}")
+            problems.append(f"{feature.column!r} is {kind}, previously {_type_name(feature.type)}")
     return problems
 
 
@@ -255,7 +255,7 @@ def _is_widened(stored_type: Any, kind: pa.DataType) -> bool:
 def _type_name(kind: Any) -> str:
     if isinstance(kind, str):
         return kind
-    return "of another type"
+    return "another type"
 
 
 def _parse_step(data: JsonObject) -> ViewStep:

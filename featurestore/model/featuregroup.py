@@ -193,7 +193,7 @@ class ExternalRows:
         check_name(self.source, noun="source")
         if self.snapshots not in SNAPSHOTS:
             raise InvalidArgument(
-                f"snapshots={self.snapshots!r} is not known. 'training' copies the rows that a "
+                f"Unknown snapshots={self.snapshots!r}. 'training' copies the rows that a "
                 "training dataset uses into the store, 'never' does not.",
                 hint=did_you_mean(self.snapshots, SNAPSHOTS, write="snapshots={!r}")
                 or "snapshots='training'",
@@ -316,13 +316,13 @@ def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) ->
     missing_columns = [column for column in columns if column not in spec.schema.names]
     if missing_columns:
         raise InvalidArgument(
-            f"{role} names columns that the dataframe does not have: "
-            f"{', '.join(map(repr, missing_columns))}. It has {', '.join(map(repr, spec.schema.names))}.",
+            f"{role}: unknown columns {', '.join(map(repr, missing_columns))} of the dataframe. "
+            f"Available: {', '.join(map(repr, spec.schema.names))}.",
             hint=did_you_mean(missing_columns[0], spec.schema.names, write=f"{role}={{!r}}")
             or "column names are case-sensitive",
         )
     if len(set(columns)) != len(columns):
-        raise InvalidArgument(f"{role} names a column twice: {columns!r}.")
+        raise InvalidArgument(f"{role} contains a column twice: {columns!r}.")
 
 
 def _check_without_event_time(spec: FeatureGroupSpec) -> None:
@@ -334,7 +334,9 @@ def _check_without_event_time(spec: FeatureGroupSpec) -> None:
     }
     for argument, is_declared in time_arguments.items():
         if is_declared:
-            raise KeyRequired(f"{argument} needs an event_time.", hint="declare event_time=, too")
+            raise KeyRequired(
+                f"{argument} needs an event_time.", hint="declare event_time= as well"
+            )
 
 
 def _check_choices(spec: FeatureGroupSpec) -> None:
@@ -345,5 +347,5 @@ def _check_choices(spec: FeatureGroupSpec) -> None:
         )
     if spec.compact is not None and spec.compact not in COMPACTIONS:
         raise InvalidArgument(
-            f"compact={spec.compact!r} is not known.", hint="compact='auto', or leave it out"
+            f"compact={spec.compact!r} is not supported.", hint="compact='auto', or leave it out"
         )

@@ -279,7 +279,7 @@ class WindowJob:
         except (MalformedJson, RecursionError) as error:
             raise InvalidJob(
                 f"The stored definition of job {spec.name!r} cannot be read: {error}.",
-                hint="featurestore job register path/to/jobs.py writes it anew",
+                hint="featurestore job register path/to/jobs.py rewrites it",
             ) from error
 
     @property
@@ -390,7 +390,7 @@ def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 def _damaged_definition_error(reason: str) -> InvalidJob:
     return InvalidJob(
         f"A stored job definition cannot be read: {reason}.",
-        hint="featurestore job register path/to/jobs.py writes it anew",
+        hint="featurestore job register path/to/jobs.py rewrites it",
     )
 
 

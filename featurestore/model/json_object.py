@@ -57,7 +57,7 @@ class JsonObject:
 
     >>> JsonObject({"rows": -1}, "splits[0]").number("rows")
     Traceback (most recent call last):
-    featurestore.model.json_object.MalformedJson: splits[0].rows is -1, not a whole number from 0 to
+    featurestore.model.json_object.MalformedJson: splits[0].rows is -1, not an integer from 0 to
     9223372036854775807
     """
 
@@ -68,7 +68,7 @@ class JsonObject:
     def from_value(cls, value: object, path: str = "") -> JsonObject:
         """Return a value as a JsonObject; raise MalformedJson for other types."""
         if not isinstance(value, Mapping):
-            raise MalformedJson(f"{path or 'the whole'} is {_short_repr(value)}, not an object")
+            raise MalformedJson(f"{path or 'the document'} is {_short_repr(value)}, not an object")
         return cls(value, path)
 
     def __contains__(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class JsonObject:
         """Return a string."""
         value = self.get(name)
         if not isinstance(value, str):
-            raise self.wrong_type_error(name, "a text")
+            raise self.wrong_type_error(name, "a string")
         return value
 
     def optional_text(self, name: str) -> str | None:
@@ -97,7 +97,7 @@ class JsonObject:
         """Return an integer within a range."""
         value = self.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-            raise self.wrong_type_error(name, f"a whole number from {minimum} to {maximum}")
+            raise self.wrong_type_error(name, f"an integer from {minimum} to {maximum}")
         return value
 
     def optional_number(self, name: str) -> int | None:
@@ -124,7 +124,7 @@ class JsonObject:
         """Return an array of strings."""
         value = self.array(name)
         if not all(isinstance(item, str) for item in value):
-            raise self.wrong_type_error(name, "an array of texts")
+            raise self.wrong_type_error(name, "an array of strings")
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[int, ...]:

@@ -143,8 +143,8 @@ class Manifest:
                 return candidate
         names = [split.name for split in self.splits]
         raise InvalidSplit(
-            f"Training dataset {self.name!r} version {self.version} has no split {name!r}; "
-            f"it has {listing(names)}.",
+            f"Training dataset {self.name!r} version {self.version} has no split {name!r}. "
+            f"Available: {listing(names)}.",
             hint=did_you_mean(name, names, write="{!r}"),
         )
 
@@ -154,7 +154,7 @@ class Manifest:
             if candidate.name == name:
                 return candidate
         raise InvalidSplit(
-            f"No column {name!r}; there are {listing(column.name for column in self.columns)}."
+            f"Unknown column {name!r}. Available: {listing(column.name for column in self.columns)}."
         )
 
     @property
@@ -220,14 +220,14 @@ class Manifest:
         except MalformedJson as error:
             raise _damaged_error(path, str(error)) from error
         if data.get("content_hash") != manifest.content_hash:
-            raise _damaged_error(path, f"its content hash is not {manifest.content_hash}")
+            raise _damaged_error(path, f"its content hash should be {manifest.content_hash}")
         return manifest
 
 
 def _damaged_error(path: str, reason: str) -> DatasetDamaged:
     return DatasetDamaged(
         f"The manifest {path!r} is damaged: {reason}.",
-        hint="restore the file from a copy, or make the dataset again",
+        hint="restore the file from a copy, or create the dataset again",
     )
 
 
@@ -358,7 +358,7 @@ def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
             raise MalformedJson(f"{shard.path} begins at row {shard.first_row}, not at {expected}")
         expected += shard.rows
     if split.rows != expected:
-        raise data.wrong_type_error("rows", f"the {expected} of its shards")
+        raise data.wrong_type_error("rows", f"{expected}, the number of rows in its shards")
 
 
 def _parse_shard(data: JsonObject) -> ManifestShard:
@@ -414,7 +414,7 @@ def _parse_time(data: JsonObject, name: str) -> str:
         if text:
             datetime.fromisoformat(text)
     except ValueError as error:
-        raise data.wrong_type_error(name, "a time") from error
+        raise data.wrong_type_error(name, "an ISO 8601 time") from error
     return text
 
 

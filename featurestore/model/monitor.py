@@ -203,10 +203,13 @@ def check_monitor_spec(watched: MonitorSpec) -> MonitorSpec:
                 hint=suggestion or f"one of {', '.join(MEASURES)}",
             )
         if not 0 < value < 1000:
-            raise InvalidJob(f"drift={{{name!r}: {value!r}}} is not a bound.", hint="above 0")
+            raise InvalidJob(
+                f"drift={{{name!r}: {value!r}}} is not a valid threshold.",
+                hint="a number greater than 0 and less than 1000",
+            )
     if watched.volume is not None and not 0 <= watched.volume[0] < 1 < watched.volume[1]:
         raise InvalidJob(
-            f"volume={watched.volume!r} is not a range around 1.",
+            f"volume={watched.volume!r} is not a range that contains 1.",
             hint="volume=(0.5, 2.0): from half the usual rows to twice as many",
         )
     unknown = [name for name in watched.limits if name not in watched.metric_names]
@@ -288,7 +291,7 @@ def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
         if name not in MODEL_MEASURES:
             suggestion = did_you_mean(name, MODEL_MEASURES)
             raise InvalidJob(
-                f"metric={name!r}: unknown measure of predictions.",
+                f"metric={name!r}: unknown prediction measure.",
                 hint=suggestion or f"one of {', '.join(MODEL_MEASURES)}; metrics= takes SQL",
             )
     duplicates = {*watched.measures, LABELLED}.intersection(watched.metrics)
@@ -298,7 +301,7 @@ def check_monitored_model(watched: MonitoredModel) -> MonitoredModel:
             hint='metric="auc", metrics={"cost": "avg(abs(prediction - label))"}',
         )
     if not watched.measures and not watched.metrics:
-        raise InvalidJob("Nothing is measured of the predictions.", hint='metric="auc"')
+        raise InvalidJob("The monitor has no metrics for the predictions.", hint='metric="auc"')
     if watched.within < timedelta(0) or watched.within % timedelta(seconds=1):
         raise InvalidJob(f"within={watched.within} is not a whole number of seconds.", hint='"7d"')
     if not isinstance(watched.threshold, int | float) or not math.isfinite(watched.threshold):

@@ -176,7 +176,7 @@ class MonitorReport:
         rows: list[dict[str, object]] = [
             {
                 "kind": finding.kind,
-                "of": finding.subject,
+                "subject": finding.subject,
                 "measure": finding.measure,
                 "value": finding.value,
                 "bounds": _bounds_text(finding.low, finding.high),
@@ -220,7 +220,7 @@ class MonitorReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
         """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
-        with translate_parse_errors("a monitor's report"):
+        with translate_parse_errors("monitor report"):
             start = parse_moment(data["start"], warn=False)
             end = parse_moment(data["end"], warn=False)
             return cls(

@@ -43,7 +43,7 @@ def check_name(name: str, *, noun: str = "feature group") -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     raise InvalidName(
-        f"{name!r} is not a name for a {noun}: names match [a-z][a-z0-9_]{{0,62}}.",
+        f"{name!r} is not a valid {noun} name: names match [a-z][a-z0-9_]{{0,62}}.",
         hint=f"call it {suggest_name(str(name))!r}",
     )
 
@@ -109,7 +109,7 @@ def parse_reference(text: str) -> FeatureReference:
         )
     if match["feature"] == "*" and (match["group"] is None or match["alias"]):
         raise InvalidReference(
-            f"{text!r}: '*' needs a group and takes no alias.", hint="write 'group.*'"
+            f"{text!r}: '*' needs a group and cannot have an alias.", hint="write 'group.*'"
         )
     version = _version(match["version"])
     return FeatureReference(match["feature"], match["group"], version, match["alias"])

@@ -90,13 +90,13 @@ def feature(
     if callable(sql):
         if inputs is None:
             raise InvalidArgument(
-                f"The feature {name!r} is a function whose inputs have no types.",
+                f"The feature {name!r} is a function, which requires the types of its inputs.",
                 hint=f"featurestore.feature({name!r}, ..., inputs={{'distance': 'int64'}})",
             )
         return OnDemandFeature(name, function_to_sql(sql, inputs, name=name), hash_source(sql))
     if not isinstance(sql, str) or not sql.strip():
         raise InvalidArgument(
-            f"The feature {name!r} is {sql!r}, not an expression.",
+            f"The feature {name!r} is {sql!r}, not an SQL expression.",
             hint="featurestore.feature('per_seat', 'distance / seats')",
         )
     return OnDemandFeature(name, sql.strip())
@@ -151,8 +151,8 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
     wrong = [f"{column}: {kind!r}" for column, kind in inputs.items() if kind not in TYPES]
     if wrong or not inputs:
         raise InvalidArgument(
-            f"The inputs {dict(inputs)!r} of feature {name!r} have no types that are known.",
-            hint=f"inputs={{'distance': 'int64'}}; types are {listing(TYPES)}",
+            f"The inputs {dict(inputs)!r} of feature {name!r} have no supported types.",
+            hint=f"inputs={{'distance': 'int64'}}; supported types: {listing(TYPES)}",
         )
     try:
         import narwhals as nw
@@ -173,14 +173,14 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
     expression = function({column: nw.col(column) for column in inputs})
     if not isinstance(expression, nw.Expr):
         raise InvalidArgument(
-            f"The function of feature {name!r} returned {type(expression).__name__}, not an expression.",
-            hint="lambda row: row['distance'] / row['seats'], in the expressions of Narwhals",
+            f"The function of feature {name!r} returned {type(expression).__name__}, not a Narwhals expression.",
+            hint="for example lambda row: row['distance'] / row['seats']",
         )
     try:
         text: str = rows.select(computed=expression).to_sql()
     except Exception as error:  # of Narwhals and of DuckDB, which have no common class
         raise InvalidArgument(
-            f"The function of feature {name!r} has no expression in SQL: {error}"
+            f"The function of feature {name!r} cannot be converted to SQL: {error}"
         ) from error
     end = f' AS "computed" FROM "{request}"'
     if not text.startswith(_SELECT) or not text.endswith(end):
@@ -202,6 +202,6 @@ def hash_source(function: Callable[..., Any]) -> str:
     except (OSError, TypeError) as error:
         raise InvalidArgument(
             f"The source of {function!r} is not available, so its changes cannot be detected.",
-            hint="write the function into a file, with def",
+            hint="define the function in a file with def",
         ) from error
     return hashlib.sha256(source.encode()).hexdigest()

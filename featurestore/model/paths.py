@@ -143,7 +143,7 @@ class StorePaths:
             InvalidArgument: ``run_id`` is not a valid run ID.
         """
         if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-            raise InvalidArgument(f"run_id={run_id!r} is not the id of a run.")
+            raise InvalidArgument(f"run_id={run_id!r} is not a valid run ID.")
         return os.path.join(self.staging, run_id)
 
 

@@ -101,7 +101,7 @@ def _describe_left_side(plan: FeaturePlan) -> Iterator[str]:
         for name, source in plan.left_query.tables:
             yield f"           {name}: {_describe_source(source)}"
     else:
-        location = "in memory, order kept" if plan.keep_order else "a table of the engine"
+        location = "in memory, order kept" if plan.keep_order else "an engine table"
         yield f"left       labels ({location}): {', '.join(plan.left_schema.names)}"
     if plan.fixed_time is not None:
         yield f"           time: {plan.fixed_time.isoformat()} for all rows"
@@ -115,13 +115,13 @@ def _describe_join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
     yield f"           {_join_rule(plan, join)}"
     if not (join.source.unique and join.source.spec.primary_key):
         yield (
-            "           keys and times may repeat: of equal rows the one with the greatest row hash"
+            "           keys and times may repeat: the row with the greatest row hash is selected"
         )
     yield f"           features: {', '.join(map(_describe_output, join.outputs))}"
 
 
 def _describe_window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
-    time = plan.left_time or "the moment"
+    time = plan.left_time or "the fixed time"
     yield f"window {number:<4}{_describe_source(window.source)}"
     yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in window.on)}"
     rule = f"rows of each key by {window.event_time}, up to {time}"
@@ -145,8 +145,8 @@ def _describe_aggregate(output: WindowOutput, time: str) -> str:
 
 def _join_rule(plan: FeaturePlan, join: Join) -> str:
     if join.event_time is None:
-        return "no event time: the row of the key"
-    time = plan.left_time or "the moment"
+        return "no event time: the row with the key"
+    time = plan.left_time or "the fixed time"
     order = [join.event_time]
     rules = [f"{join.event_time} <= {time}"]
     if join.created_time is not None:
@@ -154,7 +154,7 @@ def _join_rule(plan: FeaturePlan, join: Join) -> str:
         if plan.created_time_filter:
             rules.append(f"{join.created_time} <= {time}")
         else:
-            rules.append("created time not looked at")
+            rules.append("created time ignored")
     if join.ttl is not None:
         rules.append(_ttl_rule(join.event_time, time, join.ttl))
     return f"the latest by {', '.join(order)} with {' and '.join(rules)}"
@@ -175,8 +175,8 @@ def _describe_output(output: Output) -> str:
 def _describe_source(source: Source) -> str:
     group = f"{source.spec.name}@v{source.spec.version}"
     if source.to_json().get("live"):
-        return f"{group} at {escape_line(str(source.spec.external))}: read when it is needed"
-    rows = "unknown rows"
+        return f"{group} at {escape_line(str(source.spec.external))}: read when needed"
+    rows = "unknown number of rows"
     if source.rows is not None:
         rows = f"{source.rows:,} rows"
     return f"{group} at Delta version {source.delta_version}: {rows}"

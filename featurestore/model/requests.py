@@ -170,7 +170,7 @@ def _check_ranges(split: TimeSplit) -> None:
             if begins_before and ends_after:
                 raise InvalidSplit(
                     f"Splits {name!r} and {other_name!r} overlap.",
-                    hint="ranges are [start, end): let one begin where the other ends",
+                    hint="ranges are [start, end): start one range where the other ends",
                 )
 
 

@@ -87,7 +87,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
         roles[name] = _assign_role(name, request, inputs=inputs, time=time)
     if not {"feature", "label"} & set(roles.values()):
         raise InvalidArgument(
-            "The data holds only keys, times and columns that are not used, no features.",
+            "The data has no features, only keys, times and unused columns.",
             hint="request features, name columns in features=, or name other columns in key=",
         )
     return roles
@@ -146,18 +146,18 @@ def _check_request(request: RoleRequest) -> None:
     assigned = {**dict.fromkeys(request.labels, "label")}
     if request.weight is not None:
         if request.weight in assigned:
-            raise InvalidArgument(f"{request.weight!r} is named in label= and in weight=.")
+            raise InvalidArgument(f"{request.weight!r} is in both label= and weight=.")
         assigned[request.weight] = "weight"
     for argument, names in (("features", request.features), ("exclude", request.exclude)):
         for name in names:
             if name in assigned:
                 raise InvalidArgument(
-                    f"{argument} names {name!r}, which is the {assigned[name]}.",
-                    hint=f"leave it out of {argument}=; the {assigned[name]} is never an input",
+                    f"{argument}= contains {name!r}, which is the {assigned[name]}.",
+                    hint=f"remove it from {argument}=; the {assigned[name]} is never an input",
                 )
     both = [name for name in request.features if name in request.exclude]
     if both:
-        raise InvalidArgument(f"features and exclude both name {listing(both)}.")
+        raise InvalidArgument(f"features= and exclude= both contain {listing(both)}.")
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,7 +171,7 @@ class DatasetRoles(Mapping[str, Role]):
     inputs:   temp
     label:    late
     key:      id
-    not used: note; name them in features= to feed them
+    not used: note; list them in features= to use them
     """
 
     columns: Mapping[str, Role]
@@ -238,7 +238,7 @@ class DatasetRoles(Mapping[str, Role]):
                 continue
             text = escape_line(", ".join(names[:_MAX_NAMES]))
             if len(names) > _MAX_NAMES:
-                text += f", ... ({len(names)} in all)"
+                text += f", ... ({len(names)} in total)"
             if role == "unused":
-                text += "; name them in features= to feed them"
+                text += "; list them in features= to use them"
             yield heading, text

@@ -133,7 +133,7 @@ class RunRecord:
         with translate_parse_errors("run.json"):
             data = JsonObject.from_value(value)
             if data.number("format") not in (_FORMAT_WITHOUT_CHECKSUMS, FORMAT):
-                raise MalformedJson(f"format {data.get('format')} is of a newer release")
+                raise MalformedJson(f"format {data.get('format')} was written by a newer release")
             state = data.text("state")
             if state not in get_args(State):
                 raise data.wrong_type_error("state", f"one of {', '.join(get_args(State))}")
@@ -194,7 +194,7 @@ def check_run_id(run_id: object) -> str:
     if isinstance(run_id, str) and _ID.fullmatch(run_id):
         return run_id
     raise RunNotFound(
-        f"{run_id!r} is not the id of a run.", hint="experiments.get_runs() lists those there are"
+        f"{run_id!r} is not a valid run ID.", hint="experiments.get_runs() lists the runs"
     )
 
 
@@ -242,16 +242,16 @@ def parse_metrics(text: str) -> list[MetricValue]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line:
             if damaged is not None:
-                raise MalformedJson(f"line {damaged} is not what was written")
+                raise MalformedJson(f"line {damaged} is damaged")
             continue
         data = _parse_line(line, number)
         if data is None:
             if _LINE_END.search(line):
-                raise MalformedJson(f"line {number} is not what was written")
+                raise MalformedJson(f"line {number} is damaged")
             damaged = damaged or number
             continue
         if damaged is not None and data.data.get("begins") is False:
-            raise MalformedJson(f"line {damaged} is not what was written")
+            raise MalformedJson(f"line {damaged} is damaged")
         damaged = None
         step = data.number("step")
         time = data.optional_real("time")

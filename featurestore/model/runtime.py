@@ -26,7 +26,7 @@ def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> It
     ...     check_time()
     Traceback (most recent call last):
         ...
-    featurestore.errors.QueryEnded: The call was ended: it took more than 0 seconds.
+    featurestore.errors.QueryEnded: The call was cancelled after 0 seconds.
     Hint: request fewer rows
     """
     limit = None if seconds is None else _TimeLimit(time.monotonic() + seconds, seconds, hint)
@@ -46,7 +46,7 @@ def check_time() -> None:
     limit = _limit.get()
     if limit is not None and time.monotonic() >= limit.end:
         raise QueryEnded(
-            f"The call was ended: it took more than {limit.seconds:g} seconds.", hint=limit.hint
+            f"The call was cancelled after {limit.seconds:g} seconds.", hint=limit.hint
         )
 
 

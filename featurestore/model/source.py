@@ -57,7 +57,7 @@ class SourceSpec:
         """Parse a registration from JSON text; raise ValueError if it is invalid."""
         data = json.loads(text)
         if not isinstance(data, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         spec = cls(**data)
         for names, kinds in _TYPES.items():
             for name in names.split():
@@ -124,18 +124,18 @@ def check_uri(uri: str) -> str:
     Raises:
         InvalidArgument: The URI contains a password.
     """
-    hint = "leave the password out, and give secret='env:SHOP_PASSWORD'"
+    hint = "remove the password, and set secret='env:SHOP_PASSWORD'"
     if not isinstance(uri, str) or not uri.strip() or "\0" in uri:
-        raise InvalidArgument("uri= is not the URI of a source.", hint="sqlite:///shop.db")
+        raise InvalidArgument("uri= is not a source URI.", hint="sqlite:///shop.db")
     try:
         address = urlsplit(uri)
         has_password = address.password is not None
     except ValueError:
-        raise InvalidArgument("uri= cannot be read as a URI.", hint=hint) from None
+        raise InvalidArgument("uri= is not a valid URI.", hint=hint) from None
     for key, _ in parse_qsl(address.query, keep_blank_values=True):
         has_password = has_password or is_secret_option(key)
     if has_password:
-        raise InvalidArgument("uri= has a password in it, which would be stored.", hint=hint)
+        raise InvalidArgument("uri= contains a password, which would be stored.", hint=hint)
     return uri
 
 
@@ -211,9 +211,7 @@ def source(
     check_name(name, noun="source")
     selections = [selection for selection in (table, sql, path) if selection is not None]
     if len(selections) > 1:
-        raise InvalidArgument(
-            "table=, sql= and path= were given together.", hint="give one of them"
-        )
+        raise InvalidArgument("table=, sql= and path= exclude each other.", hint="pass one of them")
     return SourceInput(name, table, sql, path, time, check_rename(rename))
 
 

@@ -211,7 +211,7 @@ class Statistics:
             if candidate.name == name:
                 return candidate
         names = listing(candidate.name for candidate in self.columns)
-        raise FeatureNotFound(f"No statistics of a column {name!r}; there are {names}.")
+        raise FeatureNotFound(f"No statistics for column {name!r}. Available: {names}.")
 
     @property
     def error(self) -> float:

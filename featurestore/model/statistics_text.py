@@ -21,7 +21,7 @@ def describe(statistics: Statistics, *, lines: int = _MAX_LINES) -> str:
     text_lines += [_format_column(column, statistics.rows) for column in columns]
     omitted = len(statistics.columns) - lines
     if omitted > 0:
-        text_lines.append(f"... and {omitted:,} more; .column(name) is one of them")
+        text_lines.append(f"... and {omitted:,} more; .column(name) returns one")
     return "\n".join(text_lines)
 
 
@@ -59,7 +59,7 @@ def coverage(column: ColumnStatistics) -> str:
     if column.top_complete:
         return f"all {distinct} values"
     if not column.top:
-        return "no value twice"
+        return "no repeated values"
     return f"{len(column.top)} of {distinct} values, {format_share(share)} of rows"
 
 
@@ -112,7 +112,7 @@ def format_title(statistics: Statistics) -> str:
     name = format_source_name(statistics.source) or "statistics"
     coverage_text = "all rows counted"
     if not statistics.exact:
-        coverage_text = f"distributions from {statistics.sample_rows:,} of them"
+        coverage_text = f"distributions from {statistics.sample_rows:,} rows"
     columns = len(statistics.columns)
     return f"{name}: {statistics.rows:,} rows, {columns:,} columns; {coverage_text}"
 

@@ -125,7 +125,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     ):
         if value not in allowed:
             raise InvalidJob(
-                f"A stream has no {argument}={value!r}. Available: {listing(allowed)}.",
+                f"Unknown {argument}={value!r}. Available: {listing(allowed)}.",
                 hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}")
                 or f"{argument}={allowed[0]!r}",
             )
@@ -134,25 +134,27 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
         ("generation", spec.generation),
     ):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InvalidJob(f"{argument}={number!r} is not a number from 1 on.")
+            raise InvalidJob(f"{argument}={number!r} is not a positive integer.")
     is_number = isinstance(spec.most_bad, int | float) and not isinstance(spec.most_bad, bool)
     if not is_number or not 0 <= spec.most_bad <= 1:
-        raise InvalidJob(f"most_bad={spec.most_bad!r} is not a fraction.", hint="most_bad=0.5")
+        raise InvalidJob(
+            f"most_bad={spec.most_bad!r} is not a fraction from 0 to 1.", hint="most_bad=0.5"
+        )
     if spec.format == "debezium" and spec.mode != "upsert":
         raise InvalidJob(
-            "Change events replace and delete rows, which mode='append' does not.",
+            "Change events replace and delete rows, which mode='append' does not support.",
             hint="mode='upsert'",
         )
     if spec.mode == "upsert" and spec.on_duplicates != "last":
         raise InvalidJob(
-            f"mode='upsert' replaces rows, on_duplicates={spec.on_duplicates!r} does not.",
+            f"mode='upsert' does not support on_duplicates={spec.on_duplicates!r}.",
             hint="on_duplicates='last'",
         )
     _check_strings(spec)
     unknown = [field_name for field_name in spec.fields.values() if field_name not in RECORD_FIELDS]
     if unknown:
         raise InvalidJob(
-            f"fields= names {listing(unknown)}; a record has {listing(RECORD_FIELDS)}.",
+            f"fields=: unknown record fields {listing(unknown)}. Available: {listing(RECORD_FIELDS)}.",
             hint='fields={"kafka_offset": "offset"}',
         )
     return spec
@@ -169,6 +171,6 @@ def _check_strings(spec: StreamSpec) -> None:
         ("http://", "https://")
     ):
         raise InvalidJob(
-            f"schema_registry={spec.schema_registry!r} is not an address.",
+            f"schema_registry={spec.schema_registry!r} is not an HTTP address.",
             hint='schema_registry="http://registry:8081"',
         )

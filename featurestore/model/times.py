@@ -74,12 +74,12 @@ def parse_moment(
     if not isinstance(value, datetime):
         raise InvalidArgument(
             f"{argument}={value!r} is not a time.",
-            hint="give an aware datetime or an ISO 8601 text",
+            hint="use an aware datetime or an ISO 8601 string",
         )
     if value.tzinfo is None:
         if warn:
             warn_caller(
-                f"{argument}={value} has no time zone and is taken as UTC", NaiveTimeWarning
+                f"{argument}={value} has no time zone and is interpreted as UTC", NaiveTimeWarning
             )
         return value.replace(tzinfo=UTC)
     try:
@@ -166,7 +166,7 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
     else:
         raise InvalidArgument(
             f"{argument}={value!r} is not a duration.",
-            hint="give a timedelta or a text such as '30s', '15min', '1h', '7d', '2w'",
+            hint="use a timedelta or a string such as '30s', '15min', '1h', '7d', '2w'",
         )
     if duration < timedelta(0):
         raise InvalidArgument(
@@ -208,8 +208,8 @@ def parse_ttl(value: timedelta | str | None) -> timedelta | None:
     ttl = parse_duration(value, argument="ttl")
     if not ttl:
         raise InvalidArgument(
-            f"ttl={value!r} would let a value answer at its exact event time alone.",
-            hint="ttl=None is without limit; ttl='exact' is for exact times",
+            f"ttl={value!r} would make a value valid only at its exact event time.",
+            hint="ttl=None for no limit, ttl='exact' for exact times",
         )
     return ttl
 

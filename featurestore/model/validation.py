@@ -40,7 +40,7 @@ class ValidationReport:
     >>> report.success, report.failed
     (True, ())
     >>> print(report)
-    weather v1 (Delta 1): 4 rows, all checks hold, validation='warn'
+    weather v1 (Delta 1): 4 rows, all checks passed, validation='warn'
       ok   no_null_keys(columns=['origin', 'measured_at'])
       ok   no_future_event_times(column='measured_at', tolerance='0us')
       ok   no_duplicate_keys(columns=['origin', 'measured_at'])
@@ -68,7 +68,7 @@ class ValidationReport:
         return tuple(result for result in self.results if not result.success and not result.warning)
 
     def __str__(self) -> str:
-        subject, outcome = f"{self.name} v{self.version}", "all checks hold"
+        subject, outcome = f"{self.name} v{self.version}", "all checks passed"
         if self.delta_version is not None:
             subject += f" (Delta {self.delta_version})"
         if self.failed:
@@ -225,5 +225,5 @@ def format_outcome(result: ExpectationResult) -> str:
     if isinstance(result.observed, float):
         return f"found {result.observed:.6g}"
     if result.observed is None:
-        return "does not hold"
+        return "failed"
     return f"found {result.observed!r}"

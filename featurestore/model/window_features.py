@@ -178,7 +178,7 @@ def parse_window(text: str) -> WindowFeature:
     match = _TEXT.fullmatch(text)
     if match is None:
         raise InvalidReference(
-            f"{text!r} is not an aggregate over a window.",
+            f"{text!r} is not a window aggregate.",
             hint="'group.column|sum|7d', or 'group.column|sum|all'",
         )
     over = None
@@ -268,7 +268,7 @@ def value_to_json(value: Any) -> Any:
         return list(map(value_to_json, value))
     raise InvalidArgument(
         f"fill_value={value!r} is a {type(value).__name__}, not a value of a feature.",
-        hint="numbers, texts, booleans, bytes, decimals, times and lists of these",
+        hint="numbers, strings, booleans, bytes, decimals, times and lists of these",
     )
 
 
@@ -389,9 +389,11 @@ def _check_function(function: str, n: int | None) -> None:
             hint="function='sum'",
         )
     if function == "last_n" and (n is None or n < 1):
-        raise InvalidArgument("last_n needs to know how many values to keep.", hint="n=10")
+        raise InvalidArgument("last_n requires n=, the number of values.", hint="n=10")
     if function != "last_n" and n is not None:
-        raise InvalidArgument(f"n= is for 'last_n', not for {function!r}.", hint="leave n out")
+        raise InvalidArgument(
+            f"n= is only valid for 'last_n', not for {function!r}.", hint="remove n="
+        )
 
 
 def _parse_length(over: timedelta | str) -> timedelta:

@@ -63,7 +63,7 @@ def test_metrics_file_bit_flip_is_detected() -> None:
     text = reported_text()
     assert len(parse_metrics(text)) == 10
     for damaged in flipped(text.encode()):
-        with pytest.raises(MalformedJson, match="is not what was written"):
+        with pytest.raises(MalformedJson, match="is damaged"):
             parse_metrics(damaged.decode("utf-8", "replace"))
 
 

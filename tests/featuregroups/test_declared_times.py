@@ -138,7 +138,7 @@ def test_sql_job_event_time_in_primary_key_raises() -> None:
 @pytest.mark.parametrize("ttl", [timedelta(0), "0s", "0d"])
 def test_ttl_zero_raises_with_both_alternatives(duckdb_store: FeatureStore, ttl: Any) -> None:
     rows = [{"id": 1, "at": NOW, "x": 1.0}]
-    with pytest.raises(InvalidArgument, match=r"ttl=None is without limit; ttl='exact'"):
+    with pytest.raises(InvalidArgument, match=r"ttl=None for no limit, ttl='exact'"):
         duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at", ttl=ttl)
 
 

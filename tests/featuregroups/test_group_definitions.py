@@ -104,7 +104,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ({"validation": "loose"}, InvalidArgument, "not a policy"),
         ({"tags": {"a": 1}}, InvalidArgument, "not a pair of strings"),
         ({"version": 0}, OutOfRange, "not between 1 and"),
-        ({"version": True}, InvalidArgument, "not a whole number"),
+        ({"version": True}, InvalidArgument, "not an integer"),
         ({"partition_by": ["id", "t", "known", "x"]}, InvalidArgument, "partition"),
     ],
 )

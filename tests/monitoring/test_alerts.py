@@ -297,7 +297,7 @@ def test_channel_from_foreign_registry_is_not_used(
 @pytest.mark.parametrize(
     ("uri", "secret", "words"),
     [
-        ("slack://hooks", None, "not a kind of alert channel"),
+        ("slack://hooks", None, "Unknown alert channel scheme 'slack'"),
         ("webhook+https://", None, "no host"),
         ("webhook+http://x:notaport/", None, "port"),
         ("smtp://mail.example.com", None, "needs a recipient"),

@@ -328,7 +328,7 @@ def test_merged_estimates_equal_estimate_of_all_rows() -> None:
     ("arguments", "words"),
     [
         ({"metric": "acu"}, "auc"),
-        ({"metric": []}, "Nothing is measured"),
+        ({"metric": []}, "has no metrics for the predictions"),
         ({"metrics": {"auc": "avg(label)"}}, "same name"),
         ({"metrics": {"x": "select 1"}}, "not an expression"),
         ({"limits": {"accuracy": (0, 1)}}, "auc, labelled"),

@@ -198,7 +198,7 @@ def test_group_without_event_time_is_monitored_by_commits(
     ("arguments", "words"),
     [
         ({"drift": {"pis": 0.2}}, "psi"),
-        ({"volume": (2.0, 0.5)}, "range around 1"),
+        ({"volume": (2.0, 0.5)}, "range that contains 1"),
         ({"metrics": {"x": "select 1"}}, "not an expression"),
         ({"metrics": {"x": "read_text('/etc/passwd')"}}, "read_text"),
         ({"limits": {"x": (0, 1)}}, "not in metrics="),

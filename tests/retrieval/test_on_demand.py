@@ -217,8 +217,8 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
         (lambda: feature("Seats", "distance"), ColumnConflict, "'Seats' has the name"),
         (lambda: feature("late", "distance"), ColumnConflict, "'late' has the name"),
         (lambda: feature("a b", "distance"), InvalidName, "'a b'"),
-        (lambda: feature("x", ""), InvalidArgument, "not an expression"),
-        (lambda: feature("x", lambda row: 1), InvalidArgument, "inputs have no types"),
+        (lambda: feature("x", ""), InvalidArgument, "not an SQL expression"),
+        (lambda: feature("x", lambda row: 1), InvalidArgument, "requires the types of its inputs"),
         (lambda: feature("x", lambda row: 1, inputs=INPUTS), InvalidArgument, "returned int"),
         (
             lambda: feature("x", lambda row: row["seats"].sum(), inputs=INPUTS),
@@ -228,14 +228,14 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
         (
             lambda: feature("x", lambda row: row["tail"] + 1, inputs=INPUTS),
             InvalidArgument,
-            "no expression in SQL",
+            "cannot be converted to SQL",
         ),
         (
             lambda: feature("x", lambda row: 1, inputs={"seats": "number"}),
             InvalidArgument,
-            "types are",
+            "supported types: ",
         ),
-        (lambda: feature("x", 3), InvalidArgument, "not an expression"),  # type: ignore[arg-type]
+        (lambda: feature("x", 3), InvalidArgument, "not an SQL expression"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_on_demand_is_refused_before_reading(

@@ -94,7 +94,7 @@ def test_external_rows_join_like_stored_rows(shop: FeatureStore) -> None:
 def test_external_rows_are_read_lazily_and_once(shop: FeatureStore, tmp_path: Path) -> None:
     frame = shop.get_features(["customers.plan"], labels=labels(), label_time="at")
     plan = shop.explain_features(["customers.plan"], labels=labels(), label_time="at")
-    assert "source 'shop', sql='select * from customers': read when it is needed" in str(plan)
+    assert "source 'shop', sql='select * from customers': read when needed" in str(plan)
     write(tmp_path / "shop.db", [(9, "late", 1.0, START.isoformat())])
     first = frame.to_arrow()
     assert first.column("plan").to_pylist()[5] == "late"

@@ -300,7 +300,7 @@ def test_source_definitions_are_stored_or_refused() -> None:
     ).spec
     assert JobSpec.from_text(json.dumps(made.to_json())) == made
     assert made.input_times == {"trips": "left_at"}
-    with pytest.raises(InvalidArgument, match="given together"):
+    with pytest.raises(InvalidArgument, match="exclude each other"):
         featurestore.source("city", table="trips", sql="select 1")
     for wrong in (
         {"mode": "append", "tombstone": "gone"},

@@ -49,7 +49,7 @@ WORDS = [
     ("get_features", "featurestore", "featurestore.connect(location)"),
     ("create_training_dataset", "petastorm_args", "dataset.petastorm_reader"),
     ("create_featuregroup", "primarykey", "did you mean primary_key=?"),
-    ("get_featuregroups", "nothing", "it takes 'limit', 'offset'"),
+    ("get_featuregroups", "nothing", "available arguments: 'limit', 'offset'"),
 ]
 
 
@@ -59,7 +59,7 @@ def test_foreign_argument_names_raise_with_replacement(duckdb_store: FeatureStor
             with pytest.raises(UnknownArgument) as refused:
                 getattr(owner, call)(**{word: 1})
             assert says in str(refused.value), (call, word)
-            assert f"{call}() takes no {word!r}" in str(refused.value)
+            assert f"{call}() has no argument {word!r}" in str(refused.value)
             assert "Calls" not in str(refused.value)
             assert isinstance(refused.value, TypeError)
 
@@ -77,17 +77,25 @@ def test_handles_foreign_argument_names_raise_with_replacement(
     group = duckdb_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
     view = duckdb_store.create_feature_view("v", features="g.id")
     answers = [
-        (dataset.reader, {"batch_size": 8}, "batch_size is global_batch_size= here"),
-        (reader.batches, {"cur_shard": 0, "shard_count": 2}, "cur_shard is worker= here; shard_c"),
-        (reader.tf_dataset, {"num_epochs": 2}, "num_epochs is epochs= here"),
+        (dataset.reader, {"batch_size": 8}, "use global_batch_size= instead of batch_size="),
+        (
+            reader.batches,
+            {"cur_shard": 0, "shard_count": 2},
+            "use worker= instead of cur_shard=; use workers= instead of shard_count=",
+        ),
+        (reader.tf_dataset, {"num_epochs": 2}, "use epochs= instead of num_epochs="),
         (dataset.open, {"pth": "x"}, "did you mean path=?"),
-        (group.insert, {"write_mode": "append"}, "write_mode is mode= here"),
+        (group.insert, {"write_mode": "append"}, "use mode= instead of write_mode="),
         (group.read().sample, {"frac": 0.1}, "frac"),
-        (view.get_features, {"entity_df": [], "timestamp_lookup_key": "t"}, "entity_df is labels="),
+        (
+            view.get_features,
+            {"entity_df": [], "timestamp_lookup_key": "t"},
+            "use labels= instead of entity_df=",
+        ),
         (featurestore.window_job, {"name": "spend", "feature_group": "g"}, "feature_group"),
         (featurestore.connect, {"engin": "spark"}, "did you mean engine=?"),
         (featurestore.sql_job, {"featuregroup_name": "g"}, "featuregroup_name"),
-        (featurestore.compare_statistics, {"left": 1}, "compare_statistics() takes no 'left'"),
+        (featurestore.compare_statistics, {"left": 1}, "compare_statistics() has no argument 'left'"),
     ]  # fmt: skip
     for call, arguments, says in answers:
         with pytest.raises(UnknownArgument) as refused:
@@ -99,7 +107,8 @@ def test_positional_and_missing_arguments_raise_unknown_argument(
     duckdb_store: FeatureStore,
 ) -> None:
     with pytest.raises(
-        UnknownArgument, match=r"takes 'df', 'name' without a name.*\n.*primary_key=.."
+        UnknownArgument,
+        match=r"got 3 positional arguments. Allowed: 'df', 'name'.*\n.*primary_key=..",
     ):
         duckdb_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
     with pytest.raises(UnknownArgument, match=r"get_featuregroup\(\) needs 'name'"):

@@ -114,4 +114,4 @@ def test_listing_behaves_like_list(store: FeatureStore) -> None:
     assert history == list(history)
     assert pickle.loads(pickle.dumps(history)) == history
     assert "the first 50 of 60" in Listing(history * 60)._repr_html_()
-    assert Listing()._repr_html_() == "<p>nothing there</p>"
+    assert Listing()._repr_html_() == "<p>no entries</p>"

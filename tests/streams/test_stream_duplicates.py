@@ -154,7 +154,7 @@ def test_tombstone_deletes_earlier_rows_only(
 
 
 def test_stream_upsert_keeping_first_duplicate_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidJob, match="mode='upsert' replaces rows"):
+    with pytest.raises(InvalidJob, match="mode='upsert' does not support on_duplicates='first'"):
         job("g", mode="upsert", on_duplicates="first")
     with pytest.raises(InvalidJob, match="on_duplicates='latest'"):
         job("g", on_duplicates="latest")

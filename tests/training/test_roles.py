@@ -207,12 +207,12 @@ def test_roles_are_printed_once_with_features_hint(
         "label:    won",
         "key:      home",
         "time:     played_at",
-        "not used: match_id, amount; name them in features= to feed them",
+        "not used: match_id, amount; list them in features= to use them",
     ]
     again = TrainingDataset.open(dataset.path)
     assert capsys.readouterr().out == ""
     assert repr(again.roles) in printed
-    assert "match_id, amount; name them in features= to feed them" in again.roles._repr_html_()
+    assert "match_id, amount; list them in features= to use them" in again.roles._repr_html_()
 
 
 def test_roles_input_with_unique_values_warns(store: FeatureStore) -> None:
@@ -320,12 +320,12 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"features": ["won"]}, "features names 'won', which is the label"),
-        ({"exclude": "won"}, "exclude names 'won', which is the label"),
-        ({"weight": "won"}, "'won' is named in label= and in weight="),
+        ({"features": ["won"]}, "features= contains 'won', which is the label"),
+        ({"exclude": "won"}, "exclude= contains 'won', which is the label"),
+        ({"weight": "won"}, "'won' is in both label= and weight="),
         ({"features": "amonut"}, "does not have: 'amonut'(.|\n)*did you mean features='amount'"),
         ({"exclude": ["id"]}, "exclude names columns that the data does not have: 'id'"),
-        ({"features": "home", "exclude": "home"}, "features and exclude both name 'home'"),
+        ({"features": "home", "exclude": "home"}, "features= and exclude= both contain 'home'"),
         ({"weight": "played_at"}, "weights are numbers"),
         ({"weight": ["home", "away"]}, "is not one column"),
     ],

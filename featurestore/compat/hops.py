@@ -27,7 +27,7 @@ _FORMATS = {"tfrecords": "tfrecord", "tsv": "csv", "orc": "parquet", "avro": "pa
 _INSTEAD = {
     "connect": "featurestore.connect('path') opens a store; there is no server to log in to",
     "sync_hive_table_with_featurestore": "create_featuregroup(spark.table('name'), 'name')",
-    "insert_into_training_dataset": "training datasets do not change: create_training_dataset(..., "
+    "insert_into_training_dataset": "training datasets are immutable: create_training_dataset(..., "
     "training_dataset_version=get_latest_training_dataset_version(name) + 1)",
     "get_storage_connector": "there are no storage connectors: read the data with its own library",
     "import_featuregroup_s3": "read the files and call create_featuregroup",
@@ -39,12 +39,12 @@ _INSTEAD = {
 }
 # Replacements for the other modules in ``hops``.
 _MODULES = {
-    "experiment": "experiments.launch(train, dataset=...) runs a function, experiments.search(...) "
-    "many: from featurestore import experiments",
-    "tensorboard": "context.log_dir is where a training function writes, 'featurestore run "
-    "tensorboard' shows it",
-    "hdfs": "connect('hdfs://host:port/folder') puts a store there, files are read with "
-    "pyarrow.fs.HadoopFileSystem",
+    "experiment": "experiments.launch(train, dataset=...) runs a function once, "
+    "experiments.search(...) many times: from featurestore import experiments",
+    "tensorboard": "training functions write to context.log_dir, and 'featurestore run "
+    "tensorboard' displays it",
+    "hdfs": "connect('hdfs://host:port/folder') opens a store on HDFS; "
+    "pyarrow.fs.HadoopFileSystem reads files",
     "serving": "store.score(model, labels=...) applies a registered model",
     "model": "experiments.register_model(run, name) and experiments.get_model(name): from "
     "featurestore import experiments",
@@ -68,7 +68,7 @@ class _Module:
 
     def _refuse(self, attribute: str) -> None:
         raise InvalidArgument(
-            f"hops.{self._name}{attribute} has no meaning in this store.",
+            f"hops.{self._name}{attribute} is not supported by this store.",
             hint=_MODULES[self._name],
         )
 
@@ -135,7 +135,7 @@ def create_on_demand_featuregroup(
     """Create a feature group from the current result of a query, which is run only once."""
     _check_store(featurestore)
     warnings.warn(
-        f"{featuregroup!r} holds the rows that its query gives now; sql(...) runs one anew.",
+        f"{featuregroup!r} stores the current result of its query; sql(...) runs a query again.",
         stacklevel=2,
     )
     rows = fs.sql(_replace_tables(sql_query))
@@ -357,7 +357,9 @@ def create_training_dataset(
     _check_store(featurestore)
     dataset = _FORMATS.get(data_format, data_format)
     if dataset != data_format and data_format != "tfrecords":
-        warnings.warn(f"{data_format!r} is not written here: {dataset!r} instead.", stacklevel=2)
+        warnings.warn(
+            f"{data_format!r} is not supported: writing {dataset!r} instead.", stacklevel=2
+        )
     flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
     fs.create_training_dataset(
         df,
@@ -596,19 +598,19 @@ def get_featurestore_metadata(
 
 
 def _refuse(name: str) -> None:
-    raise InvalidArgument(f"{name} has no meaning in this store.", hint=_INSTEAD[name])
+    raise InvalidArgument(f"{name} is not supported by this store.", hint=_INSTEAD[name])
 
 
 def _check_store(featurestore: str | None, *, online: bool = False) -> None:
     if featurestore is not None and featurestore != project_featurestore():
         raise InvalidArgument(
-            f"featurestore={featurestore!r} is not the store that is connected: "
+            f"featurestore={featurestore!r} is not the connected store, "
             f"{project_featurestore()!r}.",
-            hint="featurestore.connect('path') opens another one",
+            hint="featurestore.connect('path') opens another store",
         )
     if online:
         raise InvalidArgument(
-            "online=True is not supported: the store has no online store.",
+            "online=True is not supported: there is no online store.",
             hint="get_features(features, labels=[{...}], label_time=now) reads the latest values",
         )
 
@@ -657,7 +659,7 @@ def _shared_column(groups: Sequence[str]) -> str:
     if not shared_columns:
         raise InvalidArgument(
             f"The feature groups {listing(groups)} have no column in common.",
-            hint="join_key= names one",
+            hint="specify the join column with join_key=",
         )
     return shared_columns[0]
 

@@ -270,13 +270,13 @@ def test_hops_tour_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
 def test_hops_unsupported_calls_raise_or_warn(duckdb_store: Any) -> None:
     fill(duckdb_store)
     for name in ("sync_hive_table_with_featurestore", "insert_into_training_dataset", "connect"):
-        with pytest.raises(InvalidArgument, match=r"has no meaning in this store(.|\n)*Hint"):
+        with pytest.raises(InvalidArgument, match=r"is not supported by this store(.|\n)*Hint"):
             getattr(hops, name)("anything", featurestore=None)
     with pytest.raises(InvalidArgument, match="no online store"):
         hops.get_featuregroup("teams_features", online=True)
-    with pytest.raises(InvalidArgument, match="not the store that is connected"):
+    with pytest.raises(InvalidArgument, match="is not the connected store"):
         hops.get_featuregroups(featurestore="other_featurestore")
-    with pytest.warns(UserWarning, match="'orc' is not written here: 'parquet'"):
+    with pytest.warns(UserWarning, match="'orc' is not supported: writing 'parquet'"):
         hops.create_training_dataset(
             store_module.get_featuregroup("teams_features"), "t", data_format="orc"
         )

@@ -120,12 +120,12 @@ def canonical_bytes(
 def _select_names(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) -> list[str]:
     names = list(batch.schema.names if columns is None else columns)
     missing = [name for name in names if batch.schema.get_field_index(name) < 0]
-    reason = "none was given"
+    reason = "no columns are selected"
     if missing:
-        reason = f"no column {listing(missing)}"
+        reason = f"unknown columns {listing(missing)}"
     if missing or not names:
         raise InvalidArgument(
-            f"columns={names} cannot be hashed: {reason}. There are {listing(batch.schema.names)}.",
+            f"columns={names} cannot be hashed: {reason}. Available: {listing(batch.schema.names)}.",
             hint="column names are case-sensitive",
         )
     check_types(batch.schema, names)

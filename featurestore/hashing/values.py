@@ -97,7 +97,7 @@ def check_types(schema: pa.Schema, columns: Sequence[str]) -> None:
     if unsupported:
         raise UnsupportedType(
             f"These columns have types that cannot be hashed: {'; '.join(unsupported)}.",
-            hint="leave them out with columns=, or convert them",
+            hint="select other columns with columns=, or convert them",
         )
 
 

@@ -77,7 +77,7 @@ def check_remote(location: str, settings: Config) -> None:
     scheme = location.partition("://")[0]
     if scheme not in _SCHEMES.get(settings.engine, (scheme,)):
         raise UnsupportedLocation(
-            f"The {settings.engine} engine does not work on {location} yet.",
+            f"The {settings.engine} engine does not support {location}.",
             hint=f"connect({location!r}, engine={DEFAULT_ENGINE!r}, registry=...)",
         )
 
@@ -100,8 +100,8 @@ def _parse(path: Path) -> Mapping[str, Any]:
     wrong = [key for key in _KEYS if key in data and not isinstance(data[key], str)]
     if unknown or wrong:
         raise ConfigurationError(
-            f"{path}: unknown or wrong settings {listing([*unknown, *wrong])}.",
-            hint=f"the settings are {', '.join(_KEYS)}, each a text",
+            f"{path}: unknown settings or values that are not strings: {listing([*unknown, *wrong])}.",
+            hint=f"the settings are {', '.join(_KEYS)}, each a string",
         )
     if "location" in data and "://" not in data["location"]:
         data["location"] = str((path.parent / data["location"]).resolve())

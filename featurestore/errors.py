@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterable, Sequence
 
 MANY_FILES_HINT = (
-    "allow more open files (ulimit -n 65536), or let the group have fewer: "
+    "raise the limit of open files (ulimit -n 65536), or merge the files of the group: "
     "compact_featuregroup(name)"
 )
 
@@ -528,10 +528,10 @@ def refusal_hint(error: OSError) -> str | None:
     """Return the hint for an operating system error, or None without a single solution.
 
     >>> refusal_hint(OSError(errno.ENOSPC, "No space left on device"))
-    'free some space and repeat'
+    'free some disk space and retry'
     """
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return MANY_FILES_HINT
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "free some space and repeat"
+        return "free some disk space and retry"
     return None

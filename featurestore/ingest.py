@@ -294,7 +294,7 @@ def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> 
 def _check_names(schema: pa.Schema, *, language: str) -> None:
     if not schema.names:
         raise UnsupportedDataframe(
-            "The dataframe has no columns.", hint="give one with a column for each feature"
+            "The dataframe has no columns.", hint="pass a dataframe with one column per feature"
         )
     check_feature_names(schema.names, language=language)
 
@@ -314,7 +314,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     naive = _find_naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
-        warn_caller(f"times without a zone are taken as UTC: {listed}", NaiveTimeWarning)
+        warn_caller(f"times without a time zone are interpreted as UTC: {listed}", NaiveTimeWarning)
     if time_columns(reader.schema):
         checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
@@ -431,7 +431,8 @@ def _warn_of_date_strings(df: Any) -> None:
             f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in date_columns
         )
         warn_caller(
-            f"columns of texts that are dates stay texts: {', '.join(map(repr, date_columns))}; {listed}",
+            "string columns that contain dates are stored as strings: "
+            f"{', '.join(map(repr, date_columns))}; to convert them: {listed}",
             DataWarning,
         )
 
@@ -501,8 +502,8 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
         df = df.reset_index()
     elif has_meaningful_index(df):
         warn_caller(
-            "the index of the dataframe has no name and is left out; "
-            "df = df.rename_axis('name').reset_index() keeps it",
+            "the unnamed index of the dataframe is dropped; to keep it: "
+            "df = df.rename_axis('name').reset_index()",
             DataWarning,
         )
     return _reader(table_from_pandas(df))
@@ -526,13 +527,13 @@ def _check_pandas_names(df: Any) -> None:
             clashes[name] = f"index_{to_feature_names([name])[0].removeprefix('col_')}"
     if clashes:
         raise InvalidName(
-            f"The index has names that are not texts or are columns as well: {listing(clashes)}.",
+            f"The index has names that are not strings or are also column names: {listing(clashes)}.",
             hint=f"df = df.rename_axis(index={clashes!r})",
         )
     wrong = [name for name in df.columns if not is_utf8_string(name)]
     if wrong:
         raise InvalidName(
-            f"Column names must be texts; these are not: {', '.join(map(repr, wrong[:20]))}.",
+            f"Column names must be valid UTF-8 strings; these are not: {', '.join(map(repr, wrong[:20]))}.",
             hint=_format_new_columns(df),
         )
     if not df.columns.is_unique:
@@ -564,7 +565,7 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
 def _from_spark(df: Any) -> pa.RecordBatchReader:
     if not hasattr(df, "toArrow"):
         raise UnsupportedDataframe(
-            f"A {type(df).__name__} of pyspark is not a dataframe.", hint="df = df.toDF(...)"
+            f"A pyspark {type(df).__name__} is not a dataframe.", hint="df = df.toDF(...)"
         )
     table = df.toArrow()
     for index, name in enumerate(table.column_names):
@@ -583,7 +584,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe(
             f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
             f"{error}.",
-            hint="hand over a pyarrow Table, or use pyarrow 16 or newer",
+            hint="pass a pyarrow Table, or use pyarrow 16 or newer",
         ) from error
 
 
@@ -594,9 +595,9 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
     if is_row or isinstance(first, Mapping):
         raise UnsupportedDataframe(
-            f"An iterator of {type(first).__name__} is not a dataframe; one of dataframes or "
-            "record batches is.",
-            hint="hand over all rows at once: list(rows)",
+            f"An iterator of {type(first).__name__} is not a dataframe; an iterator must yield "
+            "dataframes or record batches.",
+            hint="pass all rows at once: list(rows)",
         )
     readers = open_stream(first)
     schema, language = _widen_decimals(like, readers.schema), detect_language(first)
@@ -639,7 +640,7 @@ def _cast_batch_to_first(
     """
     if sorted(batch.schema.names) != sorted(schema.names):
         raise UnsupportedDataframe(
-            f"A later part of the iterator has the columns {batch.schema.names}; the first one "
+            f"A later dataframe of the iterator has the columns {batch.schema.names}; the first one "
             f"has {schema.names}."
         )
     columns = []
@@ -660,7 +661,9 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
     if column_type == target_type:
         return convert_array(column, field.type, name=field.name, language=language)
     column = convert_array(column, column_type, name=field.name, language=language)
-    problem = f"'{field.name}' is {describe(column_type)} where the rows before have {describe(target_type)}"
+    problem = (
+        f"'{field.name}' is {describe(column_type)} where earlier rows have {describe(target_type)}"
+    )
     if not can_fit(column_type, target_type):
         line = cast_line(language, field.name, column_type, target_type)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
@@ -678,9 +681,9 @@ def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> 
     if mismatch is not None:
         row, shape = mismatch
         raise UnsupportedType(
-            f"The arrays of column {field.name!r} differ in shape: those of the first part "
-            f"have {array_shape(field.type)}, row {rows_before + row} has {shape}.",
-            hint=f"{UNEQUAL_SHAPES_HINT}; lists of any length are declared by Arrow's type: "
+            f"The arrays of column {field.name!r} differ in shape: the first dataframe has "
+            f"{array_shape(field.type)}, row {rows_before + row} has {shape}.",
+            hint=f"{UNEQUAL_SHAPES_HINT}; for variable-length lists, use an Arrow list type: "
             "pa.list_(pa.int64())",
         )
 
@@ -715,10 +718,10 @@ def convert_array(
         if isinstance(error, FeatureStoreError):
             raise
         first_line = str(error).partition("\n")[0].rstrip(".")
-        problem = f"of type {array.type} cannot become {kind}: {first_line}"
-        line = "give the column that type"
+        problem = f"of type {array.type} cannot be cast to {kind}: {first_line}"
+        line = "cast the column to that type"
         if pat.is_timestamp(array.type) and array.type.unit == "ns":
-            problem = f"{problem} (times are kept to the microsecond)"
+            problem = f"{problem} (times are stored in microseconds)"
             line = nanoseconds_line(language, name)
         raise unsupported_column(name, Unstorable(problem, line=line), language=language) from error
 
@@ -800,12 +803,12 @@ def _not_a_dataframe_error(df: object) -> UnsupportedDataframe:
     if isinstance(df, str | os.PathLike):
         path = os.fspath(df)
         return UnsupportedDataframe(
-            f"{path!r} is the name of a file, not a dataframe: files are read first.",
+            f"{path!r} is a file name, not a dataframe: read the file first.",
             hint=_read_snippet(str(path)),
         )
     return UnsupportedDataframe(
-        f"{df!r:.60} of type {type(df).__name__} is not a dataframe; a dataframe is a {_KINDS}.",
-        hint="pd.DataFrame({'column': [value]}) makes one",
+        f"{df!r:.60} of type {type(df).__name__} is not a dataframe. Supported: {_KINDS}.",
+        hint="create one with pd.DataFrame({'column': [value]})",
     )
 
 

@@ -120,11 +120,11 @@ REFUSED = {
     "no values": ({"image": np.ones((2, 0, 2))}, r"shape \(2, 0, 2\)"),
     "later part": (
         iter([frame([[1, 2]] * 3), frame([[1, 2], [3, 4, 5]])]),
-        r"those of the first part have \(2,\), row 4 has \(3,\)",
+        r"the first dataframe has \(2,\), row 4 has \(3,\)",
     ),
     "later images": (
         iter([frame([np.ones((2, 2))]), frame([np.ones((2, 3))])]),
-        r"those of the first part have \(2, 2\), row 1 has \(2, 3\)",
+        r"the first dataframe has \(2, 2\), row 1 has \(2, 3\)",
     ),
 }
 

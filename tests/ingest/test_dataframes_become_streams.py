@@ -127,13 +127,13 @@ def test_iterator_is_read_batch_by_batch() -> None:
     ("df", "says"),
     [
         (3, "int is not a dataframe"),
-        ("rows.csv", "name of a file, not a dataframe"),
+        ("rows.csv", "is a file name, not a dataframe"),
         ([], "no columns"),
         ([1, 2], "list of int"),
         ([[1], [1, 2]], "different lengths: 1, 2"),
         (np.arange(3), "two dimensions"),
         ({}, "empty dict"),
-        ({"a": 1, "b": "x"}, r"these are not: 'a', 'b'.\nHint: one row .*: \[row\]"),
+        ({"a": 1, "b": "x"}, r"these are not: 'a', 'b'.\nHint: pass one row .*: \[row\]"),
         ({"a": [1], "b": 2}, "these are not: 'b'"),
         ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
         (np.zeros((2, 0)), "no columns"),
@@ -149,7 +149,7 @@ def test_unsupported_dataframe_raises(df: Any, says: str) -> None:
 
 @pytest.mark.parametrize("columns", [[0, 1], [("a", "b"), ("a", "c")]])
 def test_column_names_not_strings_raise(columns: list[Any]) -> None:
-    with pytest.raises(InvalidName, match="must be texts"):
+    with pytest.raises(InvalidName, match="must be valid UTF-8 strings"):
         read(
             pd.DataFrame(
                 [[1, 2]],

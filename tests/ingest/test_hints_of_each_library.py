@@ -80,7 +80,7 @@ def group_of(store: FeatureStore, keys: pa.Array) -> None:
     store.create_featuregroup(table, "g", primary_key="key")
 
 
-@pytest.mark.filterwarnings("ignore:columns of texts that are dates")
+@pytest.mark.filterwarnings("ignore:string columns that contain dates")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KEYS)
 def test_label_key_type_hint_makes_keys_match(
@@ -141,7 +141,7 @@ def test_duplicate_keys_hint_keeps_one_row(duckdb_store: FeatureStore, library: 
     assert library == "duckdb" or rows == {(1, 3.0), (2, 2.0)}
 
 
-@pytest.mark.filterwarnings("ignore:columns of texts that are dates")
+@pytest.mark.filterwarnings("ignore:string columns that contain dates")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_text_event_time_hint_converts_column(duckdb_store: FeatureStore, library: str) -> None:
     table = pa.table({"col_0": [1], "col_1": ["2024-01-31T12:00:00+00:00"], "col_2": [7.0]})

@@ -79,7 +79,7 @@ def test_first_out_of_range_returns_row_for_every_type(
         assert find_out_of_range(column.slice(row)) == 0
 
 
-@pytest.mark.filterwarnings("ignore:times without a zone")
+@pytest.mark.filterwarnings("ignore:times without a time zone")
 @given(times(), st.sampled_from(["plain", "list", "struct"]), st.integers(1, 7))
 def test_to_reader_time_out_of_range_raises_with_row(
     drawn: tuple[pa.Array, int | None], how: str, batch_rows: int

@@ -133,7 +133,7 @@ DATA: list[Row] = [
     ("arrays among numbers", lambda w: w.create(frame(a=[np.ones((2, 2)), 3])), UnsupportedType,
      ("row 0 is ndarray", "row 1 is int (3)", "None for missing arrays")),
     ("later arrays of another shape", lambda w: w.create(iter([frame(a=[[1, 2]]), frame(a=[[1, 2, 3]])])), UnsupportedType,
-     ("those of the first part have (2,)", "row 1 has (3,)", "pa.list_(pa.int64())")),
+     ("the first dataframe has (2,)", "row 1 has (3,)", "pa.list_(pa.int64())")),
     ("complex images", lambda w: w.create({"a": np.ones((2, 3, 3), complex)}), UnsupportedType,
      ("complex128", "np.stack([cell.real, cell.imag], -1)")),
     ("columns of unequal lengths", lambda w: w.create({"a": np.ones((2, 3, 3)), "b": [1]}), UnsupportedDataframe,

@@ -35,7 +35,7 @@ _OTHER_UNITS = {"Y": "D", "M": "D", "W": "D", "D": "D", "h": "s", "m": "s"}
 _REFUSED = {
     "c": ("holds complex numbers, which cannot be stored", "[{v}.real, {v}.imag]"),
     "m": ("holds durations, which cannot be stored", "int({v}.astype('int64'))"),
-    "V": ("holds records of numpy, which cannot be stored", "{v}.tobytes()"),
+    "V": ("holds numpy records, which cannot be stored", "{v}.tobytes()"),
 }
 # The same for cells that are arrays.
 _REFUSED_CELLS = {

@@ -25,8 +25,7 @@ _DAY_SECONDS = 86_400
 # The first and the last second of the years 1 to 9999, relative to 1970.
 _SECONDS = (-62_135_596_800, 253_402_300_799)
 OUT_OF_RANGE_HINT = (
-    "give null where a time is not known; 0001-01-01 and 9999-12-31 are the first and the last "
-    "day that a column holds"
+    "use null for unknown times; the first and last supported days are 0001-01-01 and 9999-12-31"
 )
 
 
@@ -191,7 +190,7 @@ def oversized_error(
     length = cell_bytes(array.slice(row, 1))
     return LimitExceeded(
         f"{row_name} has {length:,} bytes in {column!r}; a cell has at most {max_bytes:,}.",
-        hint=f"store the path of a file, or set {CELL_BYTES_VARIABLE}={length} where the rows are written",
+        hint=f"store a file path instead, or set {CELL_BYTES_VARIABLE}={length} in the writing process",
     )
 
 

@@ -181,13 +181,13 @@ def misread_hint(times: Iterable[datetime]) -> str:
     """Return the advice for times in 1970.
 
     >>> misread_hint([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
-    "were numbers of 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
+    "were epoch numbers in 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
     """
     unit = infer_misread_unit(times)
     if unit is None:
-        return "numbers since 1970 become times with their unit: pd.to_datetime(numbers, unit='s')"
+        return "convert epoch numbers with their unit: pd.to_datetime(numbers, unit='s')"
     return (
-        f"were numbers of {unit!r} read as nanoseconds? "
+        f"were epoch numbers in {unit!r} read as nanoseconds? "
         f"pd.to_datetime(numbers, unit={unit!r}, utc=True)"
     )
 
@@ -211,7 +211,7 @@ def conversion_hint(
     if unit is not None:
         return _epoch_line(library, column, unit)
     line = _epoch_line(library, column, "s")
-    return f"{line}  # where they count seconds since 1970; say it where they count 'ms' or 'us'"
+    return f"{line}  # if the unit is seconds since 1970; otherwise 'ms' or 'us'"
 
 
 @dataclass(frozen=True)

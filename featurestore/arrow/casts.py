@@ -30,7 +30,7 @@ def cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     missing_columns = [name for name in schema.names if batch.schema.get_field_index(name) < 0]
     if missing_columns:
         raise SchemaMismatch(
-            f"The rows lack the columns {missing_columns}; they have {batch.schema.names}."
+            f"The rows have no columns {missing_columns}. Available: {batch.schema.names}."
         )
     columns = []
     for field in schema:
@@ -128,7 +128,7 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
     differs = pc.not_equal(sizes, size)
     if pc.any(differs).as_py():
         wrong_sizes = sizes.filter(differs).unique().to_pylist()[:5]
-        raise pa.ArrowInvalid(f"lists of {wrong_sizes} values where each must have {size}")
+        raise pa.ArrowInvalid(f"lists have lengths {wrong_sizes}, expected {size}")
     if array.null_count == 0:
         return pa.FixedSizeListArray.from_arrays(
             cast_array(array.flatten(), kind.value_type), type=kind
@@ -171,7 +171,9 @@ def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     target_names = [field.name for field in fields]
     if set(source_indices) != set(target_names):
-        raise pa.ArrowInvalid(f"fields {sorted(source_indices)} where {target_names} are expected")
+        raise pa.ArrowInvalid(
+            f"struct has fields {sorted(source_indices)}, expected {target_names}"
+        )
     children = array.flatten()  # unlike ``field``, applies the struct's nulls to its fields
     cast_children = [
         cast_array(children[source_indices[field.name]], field.type) for field in fields

@@ -63,7 +63,7 @@ _UNSUPPORTED = {
     "collection": "list({v})",
     "object": TEXT,
 }  # fmt: skip
-_SUPPORTED_VALUES = "a column holds numbers, texts, bytes, times, lists, arrays or dicts"
+_SUPPORTED_VALUES = "supported values are numbers, strings, bytes, times, lists, arrays and dicts"
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (np.bool_, "bool"),
     (np.timedelta64, "numpy timedelta64"),  # also a subclass of np.integer
@@ -224,7 +224,7 @@ def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
 def _float_from_longdouble(cell: Any) -> float:
     number = float(cell)
     if np.longdouble(number) != cell and cell == cell:
-        raise Unstorable("holds numbers that 64 bits would round", cells=[cell])
+        raise Unstorable("holds numbers that float64 would round", cells=[cell])
     return number
 
 
@@ -265,7 +265,7 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
         expression = "{v} if isinstance({v}, list) else [{v}]"
     line = None
     if "array" in kinds:
-        line = "use an array of one shape in each row, and None for missing arrays"
+        line = "use arrays of the same shape in all rows, and None for missing arrays"
     return Unstorable(
         "holds values of more than one type",
         expression=expression,
@@ -353,7 +353,7 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
 
 
 def _describe_nested(problem: str, container: str) -> str:
-    return problem if " inside " in problem else f"{problem}, inside of {container}"
+    return problem if " inside " in problem else f"{problem}, inside {container}"
 
 
 def _convert_key(key: str, expression: str) -> str:

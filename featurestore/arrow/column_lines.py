@@ -25,12 +25,12 @@ _TEMPLATES = {
     "rows": "rows = [{{**row, {c!r}: {e}}} for row in rows for cell in [row.get({c!r})]]",
     "named tuples": "rows = [{{**row._asdict(), {c!r}: {e}}} for row in rows "
     "for cell in [row._asdict()[{c!r}]]]",
-    "rows of Spark": "rows = [{{**row.asDict(), {c!r}: {e}}} for row in rows "
+    "Spark rows": "rows = [{{**row.asDict(), {c!r}: {e}}} for row in rows "
     "for cell in [row[{c!r}]]]",
     "tuples": "rows = [[*row[:{i}], {e}, *row[{i} + 1:]] for row in rows for cell in [row[{i}]]]",
     "columns": "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
     "numpy images": "columns = {{{c!r}: [{e} for cell in array]}}",
-    "records of numpy": "columns = {{name: list(array[name]) for name in array.dtype.names}}; "
+    "numpy records": "columns = {{name: list(array[name]) for name in array.dtype.names}}; "
     "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
     "numpy": "columns = {{f'col_{{i}}': list(column) for i, column in enumerate(array.T)}}; "
     "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
@@ -53,7 +53,7 @@ _RENAMES = {
     + "columns = {{names.get(name, name): cells for name, cells in columns.items()}}",
     "named tuples": _RENAME_PREFIX + "rows = [{{names.get(name, name): cell "
     "for name, cell in row._asdict().items()}} for row in rows]",
-    "rows of Spark": _RENAME_PREFIX + "rows = [{{names.get(name, name): cell "
+    "Spark rows": _RENAME_PREFIX + "rows = [{{names.get(name, name): cell "
     "for name, cell in row.asDict().items()}} for row in rows]",
     "rows": _RENAME_PREFIX
     + "rows = [{{names.get(name, name): cell for name, cell in row.items()}} "
@@ -74,7 +74,7 @@ _UNIQUE = {
     "named tuples": _LAST_ROWS.replace(
         "{row_key}", _ROW_KEYS.replace("{cell}", "getattr(row, name)")
     ),
-    "rows of Spark": _LAST_ROWS.replace("{row_key}", _ROW_KEYS.replace("{cell}", "row[name]")),
+    "Spark rows": _LAST_ROWS.replace("{row_key}", _ROW_KEYS.replace("{cell}", "row[name]")),
     "tuples": "rows = list({{tuple(row[i] for i in {numbers!r}): row for row in rows}}.values())",
     "columns": "last = {{cells: row for row, cells in "
     "enumerate(zip(*(columns[name] for name in {key!r})))}}.values(); "
@@ -140,7 +140,7 @@ def detect_language(df: object) -> str:
             return "rows"
         if hasattr(row, "_fields"):
             return "named tuples"
-        return "rows of Spark" if hasattr(row, "asDict") else "tuples"
+        return "Spark rows" if hasattr(row, "asDict") else "tuples"
     # Any other object with an Arrow stream is converted by ``pa.table(df)``.
     return "pyarrow" if hasattr(df, "__arrow_c_stream__") else "rows"
 

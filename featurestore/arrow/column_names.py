@@ -38,7 +38,7 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
     if invalid_names:
         invalid_list = ", ".join(map(repr, dict.fromkeys(invalid_names)))
         raise InvalidName(
-            f"Not feature names: {invalid_list}. "
+            f"Invalid feature names: {invalid_list}. "
             f"Names match [A-Za-z_][A-Za-z0-9_]* and do not begin with '{RESERVED_PREFIX}'.",
             hint=line,
         )

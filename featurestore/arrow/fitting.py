@@ -181,8 +181,8 @@ def widened_schema(schema: pa.Schema, columns: pa.Schema) -> pa.Schema:
         kind = with_wider_decimals(field.type, types_by_name.get(field.name, field.type))
         if kind is None:
             raise SchemaMismatch(
-                f"Column {field.name!r} is {field.type}: decimals of 38 digits do not hold "
-                f"{types_by_name[field.name]}, too."
+                f"Column {field.name!r} of type {field.type} cannot be widened for values of type "
+                f"{types_by_name[field.name]}: decimals have at most 38 digits."
             )
         fields.append(field.with_type(kind))
     return pa.schema(fields)

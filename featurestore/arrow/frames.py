@@ -102,8 +102,8 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
     """
     if not rows:
         raise UnsupportedDataframe(
-            "A list without rows has no columns.",
-            hint="hand over an empty pyarrow Table or pandas DataFrame with types",
+            "An empty list has no columns.",
+            hint="pass an empty pyarrow Table or pandas DataFrame with types",
         )
     columns: dict[Any, list[Any]]
     if all(isinstance(row, Mapping) for row in rows):
@@ -119,7 +119,7 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
         kinds = ", ".join(sorted({type(row).__name__ for row in rows}))
         raise UnsupportedDataframe(
             f"A list of {kinds} is not a dataframe.",
-            hint="give a list of dicts, or of rows: [[1, 2.0], [3, 4.0]]",
+            hint="pass a list of dicts or a list of rows: [[1, 2.0], [3, 4.0]]",
         )
     return _table_from_columns(columns, language=detect_language(rows))
 
@@ -139,19 +139,19 @@ def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
         raise UnsupportedDataframe("An empty dict has no columns.")
     scalars = [name for name, values in columns.items() if not _is_column(values)]
     if scalars:
-        hint = "each value is a list or an array with one value a row"
+        hint = "each value must be a list or an array with one item per row"
         if len(scalars) == len(columns):
-            hint = "one row is a list of one dict: [row]"
+            hint = "pass one row as a list of one dict: [row]"
         raise UnsupportedDataframe(
-            f"A dict is a dataframe when its values are columns; these are not: "
-            f"{listing(scalars)}.",
+            f"The values of a dict must be columns; these are not: {listing(scalars)}.",
             hint=hint,
         )
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         lengths_text = ", ".join(f"{name!r} has {count}" for name, count in lengths.items())
         raise UnsupportedDataframe(
-            f"The columns have different lengths: {lengths_text}.", hint="give each one value a row"
+            f"The columns have different lengths: {lengths_text}.",
+            hint="pass one value per row in each column",
         )
     return _table_from_columns(columns, language="columns")
 
@@ -167,11 +167,11 @@ def table_from_array(array: Any) -> pa.Table:
     """
     if array.dtype.names is not None and array.ndim == 1:
         columns = {name: array[name] for name in array.dtype.names}
-        return _table_from_columns(columns, language="records of numpy")
+        return _table_from_columns(columns, language="numpy records")
     if array.ndim < 2 or array.dtype.names is not None:
         raise UnsupportedDataframe(
-            f"A numpy array of shape {array.shape} is not a dataframe; arrays have two "
-            "dimensions, (rows, columns), or more: (rows, height, width).",
+            f"A numpy array of shape {array.shape} is not a dataframe; arrays must have two "
+            "dimensions (rows, columns) or more, such as (rows, height, width).",
             hint="array = array.reshape(-1, 1)",
         )
     if array.ndim > 2:
@@ -226,7 +226,7 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
         short = series.cast(target, strict=False)
         if short.null_count() > series.null_count():
             raise Unstorable(
-                f"has integers of {kind} that 64 bits cannot hold",
+                f"has {kind} integers that do not fit 64 bits",
                 line=f"df = df.with_columns(pl.col({name!r}).cast(pl.String))",
             )
         return short.to_arrow()
@@ -272,7 +272,7 @@ def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
     if len(lengths) != 1:
         raise UnsupportedDataframe(
             f"The rows have different lengths: {', '.join(map(str, lengths))}.",
-            hint="give every row the same columns",
+            hint="use the same columns in every row",
         )
     names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
     if not names:
@@ -288,7 +288,7 @@ def _table_from_columns(columns: Mapping[Any, Any], *, language: str) -> pa.Tabl
     if wrong:
         names = list(columns)
         raise InvalidName(
-            f"Column names must be texts; {wrong[0]!r} is not.",
+            f"Column names must be valid UTF-8 strings; {wrong[0]!r} is not.",
             hint=rename_line(language, names, to_feature_names(names)),
         )
     arrays = {}
@@ -322,8 +322,8 @@ def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
     if 0 in values.shape[1:]:
         raise UnsupportedType(
             f"Column {name!r} is an array of {values.dtype} and shape {values.shape}, whose rows "
-            "hold no values.",
-            hint="give arrays whose axes have a length",
+            "have no values.",
+            hint="use arrays without empty axes",
         )
     is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
     if values.dtype.kind not in "biuf" or is_masked:

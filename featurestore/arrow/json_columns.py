@@ -408,7 +408,7 @@ def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.A
 
 def _format_reason(path: str, value: Any, kind: pa.DataType) -> str:
     if isinstance(value, float) and math.isinf(value):
-        return f"{path} is a number beyond {kind}"
+        return f"{path} is a number outside the range of {kind}"
     if isinstance(value, list | dict):
         return f"{path} is {json_type_name(value)}, which is not {kind}"
     return f"{path} is {json_type_name(value)} ({short_repr(value)}), which is not {kind}"

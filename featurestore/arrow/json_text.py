@@ -42,7 +42,7 @@ def _parse_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_constant(word: str) -> Any:
-    raise JsonError(f"{word} is not a number of JSON")
+    raise JsonError(f"{word} is not a JSON number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=_parse_constant)
@@ -172,5 +172,5 @@ def _check_unicode(value: Any, text: str) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise JsonError("a string has half of a surrogate pair") from None
+            raise JsonError("a string contains a lone surrogate") from None
     return value

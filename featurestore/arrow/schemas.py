@@ -141,7 +141,7 @@ def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
             return pa.decimal128(int(decimal_match[1]), int(decimal_match[2]))
     raise UnsupportedType(
         f"Column {column!r}: unknown type {type_or_name!r}.",
-        hint=f"a type of Arrow, or one of {listing(sorted(types_by_name), limit=50)}, decimal(38, 10), "
+        hint=f"use an Arrow type, or one of {listing(sorted(types_by_name), limit=50)}, decimal(38, 10), "
         "list<...>",
     )
 
@@ -162,7 +162,7 @@ def schema_from_avro(text: str) -> pa.Schema:
         fields = _record_fields(avro_schema, "schema=")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidJob(
-            f"schema= is not a record of Avro: {type(error).__name__}: {error}",
+            f"schema= is not an Avro record schema: {type(error).__name__}: {error}",
             hint='{"type": "record", "name": "click", "fields": [{"name": "at", "type": ...}]}',
         ) from error
     return pa.schema(fields)
@@ -197,7 +197,7 @@ def avro_time_units(text: str) -> dict[str, Any]:
 def _record_fields(record: Any, name: str) -> list[pa.Field]:
     if record["type"] != "record":
         raise InvalidJob(
-            f"{name} is a {record['type']} of Avro, not a record.", hint='{"type": "record", ...}'
+            f"{name} is an Avro {record['type']}, not a record.", hint='{"type": "record", ...}'
         )
     return [
         pa.field(str(field["name"]), _arrow_type(field["type"], field["name"]))
@@ -220,8 +220,8 @@ def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
 
 def _unsupported_error(name: str, description: str) -> InvalidJob:
     return InvalidJob(
-        f"Field {name!r} of the schema of Avro is {description}, which cannot be a column.",
-        hint="leave it out of schema=: fields that a reader's schema lacks are ignored",
+        f"Field {name!r} of the Avro schema is {description}, which cannot be a column.",
+        hint="remove it from schema=: fields that are not in the reader schema are ignored",
     )
 
 

@@ -119,7 +119,7 @@ def parse_texts(
     if pat.is_string(kind):
         return strings, {}
     if pat.is_list(kind) or pat.is_struct(kind) or pat.is_binary(kind):
-        return pa.nulls(len(strings), kind), {0: f"text is not read as {kind}"}
+        return pa.nulls(len(strings), kind), {0: f"strings cannot be parsed as {kind}"}
     strings = clean = _copy_sliced(strings)
     if pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind):
         clean = _normalize_numbers(strings, rules)
@@ -142,9 +142,9 @@ def check_format(pattern: str) -> str:
     names_day = re.search(r"%[Yy].*", pattern) and re.search(r"%[mbB].*%d|%d.*%[mbB]|%j", pattern)
     epoch = re.search("%[cxG]", pattern)
     if not names_day and not epoch:
-        raise ValueError(f"{pattern!r} does not name a year, a month and a day")
+        raise ValueError(f"{pattern!r} does not contain a year, a month and a day")
     if re.search(r"%[^aAwdbBmyYHIMSpfzZjUWcxXGuV%]", pattern):
-        raise ValueError(f"{pattern!r} has a directive that strptime does not know")
+        raise ValueError(f"{pattern!r} has a directive that strptime does not support")
     date(2020, 1, 1).strftime(pattern)
     return pattern
 
@@ -296,7 +296,7 @@ def _parse_with_format(
     for row, text in enumerate(strings.to_pylist()):
         value = None if text is None else _strptime(text, pattern)
         if value is None and text is not None:
-            bad[row] = f" by the format {pattern!r}"
+            bad[row] = f" in the format {pattern!r}"
         values.append(value.date() if value is not None and pat.is_date(kind) else value)
     return pa.array(values, kind), bad
 
@@ -368,7 +368,7 @@ def _cast_timestamps(strings: pa.Array) -> pa.Array:
         values = pc.coalesce(with_zone, without)
     bounds = pc.min_max(values.cast(pa.int64())).as_py()
     if bounds["min"] is not None and not _LOW <= bounds["min"] <= bounds["max"] <= _HIGH:
-        raise pa.ArrowInvalid("an instant is outside of the years 1 to 9999")
+        raise pa.ArrowInvalid("a timestamp is outside of the years 1 to 9999")
     return values
 
 
@@ -403,7 +403,7 @@ def _cast_floats(strings: pa.Array, kind: pa.DataType) -> pa.Array:
     if _any_true(infinite) and not _all_true(
         pc.match_substring_regex(strings.filter(infinite), f"^{_WORD}$")
     ):
-        raise pa.ArrowInvalid("a number is beyond the type")
+        raise pa.ArrowInvalid("a number is outside the range of the type")
     return values
 
 

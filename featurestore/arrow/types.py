@@ -117,7 +117,7 @@ def feature_schema(schema: pa.Schema, *, language: str = "pyarrow") -> pa.Schema
     if unsupported:
         raise UnsupportedType(
             f"These columns have types that cannot be stored: {'; '.join(unsupported)}.",
-            hint="; ".join(cast_lines) or "give these columns another type",
+            hint="; ".join(cast_lines) or "change the types of these columns",
         )
     return pa.schema(fields)
 
@@ -488,7 +488,7 @@ def _suggest_conversion(kind: pa.DataType) -> str:
         return "its values cannot be stored"
     if pat.is_decimal(kind):
         return "use decimal128 of at most 38 digits and scale >= 0"
-    return "no storage for this type"
+    return "this type is not supported"
 
 
 def _nesting_depth(kind: pa.DataType) -> int:

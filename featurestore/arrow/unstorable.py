@@ -295,7 +295,7 @@ def _from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
     """Translate an Arrow or Python error to ``Unstorable``."""
     if isinstance(error, UnicodeError):
         return Unstorable(
-            "holds texts that UTF-8 cannot encode (lone surrogates)",
+            "holds strings that UTF-8 cannot encode (lone surrogates)",
             expression="{v}.encode('utf-8', 'surrogatepass')",
             cells=[cell for cell in values if _is_unencodable(cell)][:1],
         )
@@ -368,7 +368,7 @@ def _decode_hint(name: str, load_expression: str, language: str) -> str:
     line = cell_line(language, name, load_expression.replace("cell", "{v}"))
     if language == "pyspark":
         line = (
-            "rows need no dict_to_spark_row: spark.createDataFrame([{"
+            "dict_to_spark_row is not needed: spark.createDataFrame([{"
             f"{name!r}: array.tolist(), ...}}]), or pass {{{name!r}: array, ...}}"
         )
     elif line is None or language in _TO_ARROW_TABLE:

@@ -69,7 +69,7 @@ def test_numeric_time_hint_uses_spark_functions_for_spark(
 
 def test_numeric_time_hint_for_ambiguous_numbers_requests_unit() -> None:
     assert infer_epoch_unit([20240131]) is None
-    assert "where they count 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
+    assert "otherwise 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
     assert "unit" not in conversion_hint("day", pa.string(), [])
 
 

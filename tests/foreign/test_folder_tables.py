@@ -177,7 +177,9 @@ FOREIGN = "Country Name,1978,Año,id\nA,1,2,3\n"
 
 
 def test_invalid_names_error_has_rename_hint(lake: Lake, duckdb_store: FeatureStore) -> None:
-    with pytest.raises(InvalidName, match="Not feature names: 'Country Name', '1978', 'Año'") as e:
+    with pytest.raises(
+        InvalidName, match="Invalid feature names: 'Country Name', '1978', 'Año'"
+    ) as e:
         lake({"a.csv": FOREIGN})
     call = str(e.value).split("Hint: ")[1].split(" renames")[0]
     frame = eval(f"store.{call}", {"store": duckdb_store})

@@ -184,7 +184,7 @@ def test_coverage_explains_misread_milliseconds(
     labels = [{"id": 1, "t": NOW}, {"id": 2, "t": NOW}]
     covered = duckdb_store.get_features("g.x", labels=labels).coverage()["g"]
     assert counts(covered) == ({"found": 2} if ttl is None else {"older_than_ttl": 2})
-    assert "numbers of 'ms' read as nanoseconds" in covered.advice[-1]
+    assert "epoch numbers in 'ms' read as nanoseconds" in covered.advice[-1]
 
 
 def test_export_warns_of_group_without_values(duckdb_store: FeatureStore) -> None:

@@ -183,7 +183,7 @@ def test_schema_from_avro_unsupported_field_raises() -> None:
     union = {**READER, "fields": [{"name": "either", "type": ["string", "long"]}]}
     with pytest.raises(InvalidJob, match="'either'"):
         schema_from_avro(json.dumps(union))
-    with pytest.raises(InvalidJob, match="is not a record"):
+    with pytest.raises(InvalidJob, match="is not an Avro record schema"):
         schema_from_avro("[]")
 
 

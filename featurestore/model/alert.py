@@ -48,6 +48,7 @@ class Alert:
     @property
     def title(self) -> str:
         """The subject line."""
+        # The title becomes a mail header, which must not contain line breaks.
         return escape_line(f"{self.job}: {', '.join(self.families)} {_EVENT_VERBS[self.event]}")
 
     @property
@@ -77,6 +78,7 @@ class Alert:
         with translate_parse_errors("outbox message"):
             fields = json.loads(text)
             event = fields["event"]
+            # ``title`` looks the event up later, where an unknown one would be a KeyError.
             if event not in _EVENT_VERBS:
                 raise ValueError(event)
             return cls(
@@ -108,8 +110,11 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
             f"{', '.join(SCHEMES)}.",
             hint='"webhook+https://hooks.example.com/path", "smtp://mail.example.com:587/?to=me@x.org"',
         )
+    # The channel is stored, so ``secret`` must be a reference and not the secret itself.
     if secret is not None:
         parse_secret(secret)
+    # The program is run without a shell and by any process that sends alerts, so the path must
+    # not depend on its working directory.
     if scheme == "command" and not uri.removeprefix("command:").startswith("/"):
         raise InvalidArgument(
             "A command channel needs an absolute path.", hint='"command:/usr/local/bin/notify"'
@@ -126,6 +131,7 @@ def _check_address(uri: str) -> None:
 
     try:
         address = urlsplit(uri)
+        # ``port`` is parsed when it is read, and raises ValueError for an invalid port.
         port_is_valid = address.port is None or address.port > 0
     except ValueError:
         port_is_valid = False
@@ -134,6 +140,7 @@ def _check_address(uri: str) -> None:
             "The channel's URI has no host or an invalid port.",
             hint='"webhook+https://hooks.example.com/path"',
         )
+    # Channels are listed with their URIs, so a password in one would be visible.
     if address.password is not None:
         raise InvalidArgument(
             "The URI of a channel must not contain a password.",

@@ -21,6 +21,7 @@ _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", 
 
 # The maximum integer of SQLite, PostgreSQL, Delta and Arrow.
 MAX_INT64 = 2**63 - 1
+# The directory of a version has at most nine digits (``paths.parse_version_directory``).
 MAX_VERSION = 10**9 - 1
 
 # Count arguments of public calls, with the widest allowed range. A call may narrow the range.
@@ -37,6 +38,7 @@ T = TypeVar("T", bound=type)
 # Argument names of other libraries and their equivalents; the first equivalent that the call
 # accepts is suggested.
 ALIASES: Mapping[str, tuple[str, ...]] = {
+    # Names in hops.featurestore.
     "featuregroup_version": ("version",),
     "training_dataset_version": ("version",),
     "featuregroups_version_dict": ("versions",),
@@ -50,6 +52,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "cluster_analysis": ("statistics",),
     "stat_columns": ("statistics",),
     "corr_method": ("method",),
+    # Names in Feast, Databricks and similar libraries.
     "entity_df": ("labels",),
     "entity_rows": ("labels",),
     "spine": ("labels",),
@@ -72,6 +75,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "dataframe": ("df", "data"),
     "where_clause": ("where",),
     "batch_size": ("global_batch_size",),
+    # Names in petastorm.
     "cur_shard": ("worker", "rank"),
     "shard_count": ("workers", "world_size"),
     "num_epochs": ("epochs",),
@@ -96,6 +100,7 @@ REPLACEMENTS: Mapping[str, str] = {
 
 def with_suggestions(function: F) -> F:
     """Wrap a function so that a TypeError suggests the correct argument."""
+    # Inspect the signature at decoration, not at each call.
     positions = _count_positions(function)
 
     @functools.wraps(function)
@@ -111,6 +116,7 @@ def with_suggestions(function: F) -> F:
             # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
+            # The new error contains everything that Python's message says.
             raise _argument_error(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]
@@ -124,6 +130,7 @@ def suggest_arguments(owner: T) -> T:
         if inspect.isfunction(member):
             setattr(owner, name, with_suggestions(member))
         elif isinstance(member, classmethod):
+            # A classmethod is a descriptor that contains the function.
             setattr(owner, name, classmethod(with_suggestions(member.__func__)))
     return owner
 
@@ -142,6 +149,7 @@ def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int 
         # Python and NumPy treat booleans as integers.
         if type(value).__name__ in ("bool", "bool_"):
             raise TypeError
+        # Accepts NumPy integers, and refuses floats, also those without a fraction.
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
         raise InvalidArgument(
@@ -191,6 +199,8 @@ def parse_version(text: str) -> int:
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the position of the first frame outside this library."""
+    # The depth varies: wrappers of ``functools`` and ``contextlib`` add frames between the library
+    # and its caller.
     frame, depth = sys._getframe(), 1
     while frame.f_back is not None:
         frame, depth = frame.f_back, depth + 1
@@ -202,6 +212,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 def calling_globals() -> dict[str, Any]:
     """Return the globals of the function that called the calling function."""
+    # Frame 0 is this function and frame 1 is the function that calls it.
     frame = sys._getframe(2)
     # Skip the argument-checking wrapper of public calls.
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
@@ -232,6 +243,7 @@ def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
     """
     positions: dict[str, int | None] = {}
     for position, parameter in enumerate(inspect.signature(function).parameters.values()):
+        # Annotations are strings in modules with postponed evaluation.
         if parameter.name in COUNTS and re.search(r"\bint\b", str(parameter.annotation)):
             is_positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
             positions[parameter.name] = position if is_positional else None
@@ -249,6 +261,7 @@ def _argument_error(
     for receiver in ("self", "cls"):
         if receiver in parameters:
             del parameters[receiver]
+            # The first argument of a method is its object, which the caller does not write.
             args = args[1:]
     name = function.__name__
     positional, keyword = [], []
@@ -278,6 +291,7 @@ def _argument_error(
             f"{name}() needs {listing(missing_names)}.",
             hint=f"{name}({', '.join([*positional, *more])})",
         )
+    # Python's message names the argument.
     return UnknownArgument(f"{name}() got an argument twice: {error}.")
 
 

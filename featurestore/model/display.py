@@ -27,6 +27,7 @@ _ESCAPED_IN_LINES = {code: text for code, text in _ESCAPED.items() if chr(code) 
 
 _MAX_ROWS = 50
 _MAX_CELL_LENGTH = 300
+# Notebooks align the cells of a table to the right.
 _ALIGN_LEFT = "text-align: left"
 
 
@@ -59,6 +60,7 @@ def value_text(value: object) -> str:
     """
     if value is None:
         return "-"
+    # Booleans are also integers.
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -112,6 +114,7 @@ def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") ->
     if not rows:
         return paragraph(caption or "no entries")
     names = list(rows[0])
+    # All records have the same keys: those of the first one are the columns.
     texts = [[value_text(row.get(name)) for name in names] for row in rows]
     return table([(name.replace("_", " "), "") for name in names], texts, caption=caption)
 

@@ -9,6 +9,7 @@ from typing import Any
 from featurestore.model import display
 from featurestore.model.statistics_text import format_share
 
+# JSON returns these tuples as lists.
 _TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
 
 
@@ -180,6 +181,7 @@ def _feature_json(feature: FeatureDrift) -> dict[str, Any]:
 
 
 def _feature_from_json(data: Mapping[str, Any]) -> FeatureDrift:
+    # Tuples again, so that a parsed report equals the original.
     lists = {name: tuple(data[name]) for name in _TUPLE_FIELDS}
     return FeatureDrift(**{**data, **lists})
 

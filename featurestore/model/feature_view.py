@@ -130,6 +130,7 @@ class FeatureViewSpec:
     @property
     def groups(self) -> tuple[tuple[str, int], ...]:
         """The name and version of each group that is read, with the label group first."""
+        # A dict, since a set has no order.
         read: dict[tuple[str, int], None] = {}
         if self.labels is not None:
             name, version = parse_group_reference(self.labels)
@@ -166,6 +167,7 @@ class FeatureViewSpec:
     @property
     def _format_version(self) -> int:
         """The oldest format version that can represent the view."""
+        # Earlier releases refuse newer formats, so a view gets a newer one only for what needs it.
         if self.on_demand:
             return ON_DEMAND_FORMAT
         if self.windows or self.transformations:
@@ -181,8 +183,10 @@ class FeatureViewSpec:
             raise MalformedJson(
                 f"it has format {format_number}; this release reads up to {ON_DEMAND_FORMAT}"
             )
+        # The format is checked first, since other fields of a newer format may differ.
         labels = view.optional_text("labels")
         transformations: Mapping[str, Any] = {}
+        # Absent in formats 1 and 2 without transformations.
         if "transformations" in view:
             transformations = view.object("transformations").read_values(JsonObject.array)
         try:
@@ -241,6 +245,8 @@ def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpe
             problems.append(f"{feature.column!r} no longer exists")
             continue
         kind = spec.schema.field(feature.column).type
+        # A group widens its decimals without a new version
+        # (``FeatureGroupSpec.with_wider_decimals``).
         if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
             problems.append(f"{feature.column!r} is {kind}, previously {_type_name(feature.type)}")
     return problems
@@ -263,6 +269,7 @@ def _parse_step(data: JsonObject) -> ViewStep:
     if join not in JOINS:
         raise data.wrong_type_error("join", "'left' or 'inner'")
     join_key = data.get("join_key")
+    # The forms of the ``join_key`` argument of ``get_features``.
     if join_key is not None and not isinstance(join_key, str | list | dict):
         raise data.wrong_type_error("join_key", "a name, a list or an object")
     features = tuple(map(_parse_feature, data.objects("features")))
@@ -285,6 +292,7 @@ def _parse_feature(data: JsonObject) -> ViewFeature:
     if "window" in data:
         window = window_from_json(data.object("window"))
     try:
+        # The name becomes part of a path, so it is checked like a name in an argument.
         group = check_name(data.text("group"))
     except InvalidName as error:
         raise MalformedJson(error.message) from error

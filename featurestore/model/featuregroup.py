@@ -29,6 +29,7 @@ SNAPSHOTS = ("training", "never")
 
 VALIDATION_POLICIES = ("strict", "warn", "quarantine", "off")
 COMPACTIONS = ("auto",)
+# The width of the key column in the registry.
 MAX_TAG_KEY = 255
 WRITE_MODES = ("append", "upsert", "overwrite")
 
@@ -141,6 +142,7 @@ class FeatureGroupSpec:
             expectations=tuple(data["expectations"]),
             validation=data["validation"],
             statistics=data["statistics"],
+            # Definitions of earlier releases do not have these fields.
             job=data.get("job"),
             event_time_tolerance=parse_duration(data.get("event_time_tolerance", "0us")),
             compact=data.get("compact"),
@@ -203,6 +205,7 @@ class ExternalRows:
         for name in ("table", "sql", "path"):
             value = getattr(self, name)
             if value is not None:
+                # SQL may have several lines.
                 return f"source {self.source!r}, {name}={' '.join(value.split())!r}"
         return f"source {self.source!r}"
 
@@ -308,6 +311,7 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
             )
     if len(set(times)) < len(times):
         raise InvalidArgument("event_time and created_time are the same column.")
+    # Without event times there is no history that the other time options could refer to.
     if spec.event_time is None:
         _check_without_event_time(spec)
 

@@ -50,6 +50,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 }
 
 _MICROSECOND = timedelta(microseconds=1)
+# All event times in 64-bit microseconds.
 _ALWAYS = (-(2**63), 2**63 - 1)
 # Row counts that decide whether a key is written; the counts themselves are not stored.
 _PRESENT = "__fs_present"
@@ -158,6 +159,8 @@ class JobSpec:
             "on_failure": self.on_failure,
             "keep": self.keep,
         }
+        # Options that were added later are stored only if they are set, so that the hash of a job
+        # without them does not change.
         if self.compact != "auto":
             data["compact"] = self.compact
         if self.alert:
@@ -200,6 +203,7 @@ class JobSpec:
                 "inputs": _to_strings(data["inputs"]),
                 "input_times": _to_strings(data["input_times"]),
                 "tags": _to_strings(data["tags"]),
+                # Registries of earlier releases contain the former name.
                 "on_error": parse_on_error(data["on_error"]),
                 **_optional_fields(data),
                 "sources": {
@@ -208,8 +212,11 @@ class JobSpec:
                 },
             }
             spec = cls(**values)
+        # OverflowError: a stored duration or time may exceed the range of Python.
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise _damaged_definition_error(f"{type(error).__name__}: {error}") from error
+        # A dataclass does not check types, and a registry may contain the definitions of another
+        # store.
         for names, kinds in _TYPES.items():
             for name in names.split():
                 if not isinstance(getattr(spec, name), kinds):
@@ -303,6 +310,7 @@ class WindowJob:
         [6, 12, 18, 0]
         """
         count = max(1, round((window.end - window.start) / self.every))
+        # Counted from the end, which always has rows; the start belongs to the previous window.
         times = [window.end - number * self.every for number in range(count)]
         return times[::-1]
 
@@ -325,6 +333,7 @@ class WindowJob:
         if self.lookback is not None:
             # Windows exclude their start.
             first = to_micros(instants[0] - self.lookback + _MICROSECOND)
+        # The end is exclusive, and the last instant belongs to the range.
         return first, to_micros(instants[-1] + _MICROSECOND)
 
     def presence(
@@ -337,10 +346,13 @@ class WindowJob:
         """
         longest: dict[WindowFeature, WindowFeature] = {}
         for feature in self.windows:
+            # Aggregates that differ only in function or window length share the count of the
+            # longest window: it contains the rows of the shorter ones.
             count = replace(
                 feature, reference=event_times[feature.reference], function="count", name="",
                 fill_value=None, n=0,
             )  # fmt: skip
+            # A key is written at every instant after its first row.
             if self.keep_empty:
                 count = replace(count, over=None, offset=timedelta(0), where=None)
             same = replace(count, over=None)

@@ -37,6 +37,7 @@ def translate_parse_errors(subject: str) -> Iterator[None]:
         yield
     except MalformedJson:
         raise
+    # The errors that damaged JSON, numbers, times and ``.npz`` archives cause.
     except (
         ArithmeticError,
         AttributeError,
@@ -96,6 +97,7 @@ class JsonObject:
     def number(self, name: str, *, minimum: int = 0, maximum: int = MAX_INT64) -> int:
         """Return an integer within a range."""
         value = self.get(name)
+        # Booleans are integers in Python, but not in JSON.
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
             raise self.wrong_type_error(name, f"an integer from {minimum} to {maximum}")
         return value
@@ -129,6 +131,7 @@ class JsonObject:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return an array of non-negative integers."""
+        # An object with indices as names, so that errors name the path ``shape.1``.
         values = dict(zip(map(str, range(MAX_INT64)), self.array(name), strict=False))
         elements = JsonObject(values, self._path_of(name))
         return tuple(map(elements.number, values))
@@ -196,6 +199,8 @@ def unseal(content: bytes) -> dict[str, Any]:
     """
     data = parse_object(content)
     payload = {name: value for name, value in data.items() if name != CHECKSUM}
+    # Comparing the complete bytes also detects changes that parse to equal values: whitespace,
+    # duplicate names, other forms of a number.
     if seal(payload) != content:
         raise MalformedJson("its checksum does not match")
     return data
@@ -209,6 +214,7 @@ def parse_object(content: bytes) -> dict[str, Any]:
     """
     try:
         data = json.loads(content)
+    # Deeply nested JSON exceeds the recursion limit of the parser.
     except (ValueError, RecursionError) as error:
         raise MalformedJson(str(error)) from error
     if not isinstance(data, dict):
@@ -222,6 +228,7 @@ def seal_line(data: Mapping[str, Any]) -> str:
     >>> seal_line({"step": 1})
     '{"step": 1, "checksum": "66acd07fcea20439"}'
     """
+    # The checksum covers the line without the checksum itself, which is its last entry.
     digest = hashlib.sha256(json.dumps(data).encode()).hexdigest()[:LINE_CHECKSUM_LENGTH]
     return json.dumps({**data, CHECKSUM: digest})
 

@@ -174,6 +174,7 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``."""
         data = {"format": MANIFEST_FORMAT, **_to_plain_json(asdict(self))}
+        # Fields that were added later are absent when they are empty, as in earlier manifests.
         for name in ("view", "transformations", "reads", "max_lengths"):
             if not data[name]:
                 del data[name]
@@ -209,6 +210,8 @@ class Manifest:
             TrainingDatasetNotFound: A newer release wrote the manifest.
         """
         try:
+            # The format is checked before the checksum: a manifest of a newer release is not
+            # damaged.
             format_number = parse_object(content).get("format")
             if isinstance(format_number, int) and format_number > MANIFEST_FORMAT:
                 raise TrainingDatasetNotFound(
@@ -219,6 +222,7 @@ class Manifest:
             manifest = cls.from_json(data)
         except MalformedJson as error:
             raise _damaged_error(path, str(error)) from error
+        # A manifest can be edited and sealed again; the content hash ties it to its files.
         if data.get("content_hash") != manifest.content_hash:
             raise _damaged_error(path, f"its content hash should be {manifest.content_hash}")
         return manifest
@@ -241,6 +245,7 @@ def _to_plain_json(value: Any) -> Any:
 
 def _parse_manifest(data: JsonObject) -> Manifest:
     try:
+        # Paths are derived from the name, so a manifest of another store must not choose it freely.
         name = check_name(data.text("name"), noun="training dataset")
     except InvalidName as error:
         raise MalformedJson(error.message) from error
@@ -264,6 +269,7 @@ def _parse_manifest(data: JsonObject) -> Manifest:
         name=name,
         version=data.number("version", minimum=1),
         data_format=data.text("data_format"),
+        # Row hashes take the seed modulo 2**64.
         seed=data.number("seed", maximum=2**64 - 1),
         key=data.texts("key"),
         split_rule=data.object("split_rule").data,
@@ -335,6 +341,7 @@ def _parse_column(data: JsonObject) -> ManifestColumn:
 
 def _parse_split(data: JsonObject) -> ManifestSplit:
     name = data.text("name")
+    # The name is the directory of the split, and must not lead outside of the dataset.
     if not is_relative_path(name) or "/" in name:
         raise data.wrong_type_error("name", "the name of a directory")
     split = ManifestSplit(
@@ -352,6 +359,7 @@ def _parse_split(data: JsonObject) -> ManifestSplit:
 
 def _check_rows(split: ManifestSplit, data: JsonObject) -> None:
     """Check that the shards of a split cover its rows with contiguous ranges."""
+    # Readers locate a row by arithmetic on these ranges, so a gap or an overlap returns wrong rows.
     expected = 0
     for shard in split.shards:
         if shard.first_row != expected:
@@ -375,6 +383,7 @@ def _parse_file(data: JsonObject) -> ManifestFile:
 
 def _parse_path(data: JsonObject) -> str:
     path = data.text("path")
+    # A manifest may come from another store: its paths must not lead outside of the dataset.
     if not is_relative_path(path):
         raise data.wrong_type_error("path", "a path below the dataset")
     return path
@@ -392,6 +401,7 @@ def _parse_source(data: JsonObject) -> Mapping[str, Any]:
     data.number("version", minimum=1)
     data.number("delta_version")
     data.optional_text("table_id")
+    # Sources of external groups without a snapshot.
     if "live" in data:
         data.flag("live")
     return data.data

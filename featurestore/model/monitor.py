@@ -25,6 +25,7 @@ LABELLED = "labelled"
 _ABOVE = "prediction >= {threshold}"
 SQL_MEASURES: Mapping[str, str] = {
     "accuracy": f"avg(case when ({_ABOVE}) = (label >= 0.5) then 1 else 0 end)",
+    # ``avg`` skips nulls: the average is over predicted or over actual positives only.
     "precision": f"avg(case when {_ABOVE} then label else null end)",
     "recall": f"avg(case when label >= 0.5 then case when {_ABOVE} then 1 else 0 end else null end)",
     LOG_LOSS: "avg(surprise)",
@@ -95,6 +96,7 @@ class Baseline:
     def from_json(cls, data: Mapping[str, Any]) -> Baseline:
         """Parse the output of ``to_json``."""
         as_of: Any = data["as_of"]
+        # A number is a Delta version.
         if isinstance(as_of, str):
             as_of = parse_moment(as_of, argument="as_of", warn=False)
         return cls(

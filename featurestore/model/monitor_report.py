@@ -51,12 +51,15 @@ class Finding:
         """The relative distance of the value from its bound: 1 at the bound, more beyond it."""
         if self.value is None:
             return 2.0 if self.out else 0.0
+        # A bound of 0 has no ratio.
         if self.high:
             ratio = self.value / self.high
             if ratio > 1 or not self.low:
                 return ratio
         if self.low and self.value < self.low:
+            # The limit of 100 also avoids a division by 0.
             return self.low / max(self.value, self.low / 100)
+        # Out of bounds without a ratio ranks above values close to their bound.
         return 2.0 if self.out else 0.0
 
     def __str__(self) -> str:
@@ -340,6 +343,7 @@ def find_acceptable_subjects(
         last: The width of the moving baseline. If a baseline drifted from its anchor, it becomes
             the new anchor, and starts this duration before the end of the newest report.
     """
+    # The start of a change is found by following the windows in time.
     sorted_reports = sorted(reports, key=lambda report: report.window)
     starts: dict[Subject, datetime | None] = {}
     for report in sorted_reports:
@@ -389,6 +393,7 @@ def _find_change_start(
         findings = [each for each in report.findings if finding_subject(each) == subject]
         if any(each.out for each in findings):
             start, in_range_count = start or report.window.start, 0
+        # A report without findings for the subject neither continues nor ends the change.
         elif findings:
             in_range_count += 1
         if in_range_count >= recovery_reports:

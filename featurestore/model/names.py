@@ -101,6 +101,7 @@ def parse_reference(text: str) -> FeatureReference:
     match = None
     if isinstance(text, str):
         match = _REFERENCE.fullmatch(text)
+    # The pattern ignores case for the word ``as``; group names are lower case.
     if match is None or (match["group"] or "") != (match["group"] or "").lower():
         raise InvalidReference(
             f"{text!r} is not a feature reference.",
@@ -156,6 +157,7 @@ def suggest_group(
     suffix = ""
     if feature is not None:
         suffix = f".{feature}"
+    # Hopsworks appends the version to the name of a group.
     version_match = re.fullmatch(r"(.+)_([1-9][0-9]*)", name)
     if version_match is not None and version_match[1] in names:
         return f"did you mean {f'{version_match[1]}@v{version_match[2]}{suffix}'!r}?"
@@ -174,6 +176,7 @@ def check_rename(rename: object) -> str | None:
     if rename is None:
         return None
     value = rename
+    # Accepts the returned option string, so that stored options can be passed on.
     if isinstance(rename, str) and rename != SNAKE_CASE:
         try:
             value = json.loads(rename)

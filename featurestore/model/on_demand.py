@@ -116,6 +116,7 @@ def check_new_names(features: Iterable[OnDemandFeature], existing_names: Iterabl
                 "case).",
                 hint=f"featurestore.feature('{feature.name}_2', ...)",
             )
+        # Features of the same call must not share a name, either.
         used_names.add(feature.name.lower())
 
 
@@ -127,6 +128,7 @@ def find_plan_features(plan: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         features += find_plan_features(left_plan)
     listed = plan.get("on_demand")
     if isinstance(listed, list):
+        # Manifests may come from other stores, so other entries are skipped.
         features += [feature_json for feature_json in listed if isinstance(feature_json, Mapping)]
     return features
 
@@ -183,6 +185,7 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
             f"The function of feature {name!r} cannot be converted to SQL: {error}"
         ) from error
     end = f' AS "computed" FROM "{request}"'
+    # Any other form of the query aggregates or joins rows.
     if not text.startswith(_SELECT) or not text.endswith(end):
         raise InvalidArgument(
             f"The function of feature {name!r} reads several rows: {text.replace(request, 'rows')}",
@@ -198,6 +201,7 @@ def hash_source(function: Callable[..., Any]) -> str:
         InvalidArgument: The source code is not available.
     """
     try:
+        # The hash does not depend on the indentation of a nested function.
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise InvalidArgument(

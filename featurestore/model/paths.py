@@ -14,6 +14,8 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import check_version
 from featurestore.model.names import check_name
 
+# Paths are built with ``os.path.join``, which preserves the ``s3://`` of a location; ``PurePath``
+# and ``normpath`` would shorten it to ``s3:/``.
 FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
 FEATUREVIEWS = "featureviews"
@@ -165,6 +167,7 @@ def is_relative_path(text: object) -> bool:
     >>> is_relative_path("train/parquet-00000-of-00001.parquet"), is_relative_path("../elsewhere")
     (True, False)
     """
+    # A backslash separates directories on Windows, and no path may contain a null character.
     if not isinstance(text, str) or "\0" in text or "\\" in text:
         return False
     return all(name not in ("", ".", "..") for name in text.split("/"))

@@ -220,6 +220,8 @@ class FeaturePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object for manifests, with the fields that determine the rows."""
+        # Optional fields are absent when they are empty, so that plans without them keep their
+        # hash.
         extra: dict[str, Any] = {}
         if self.left_plan is not None:
             extra["left_plan"] = self.left_plan.to_json()
@@ -341,6 +343,7 @@ class FeaturePlan:
         """
         if self.left_time is None:
             return None
+        # ``select`` may have removed the time column from the result.
         names = self._result_names((self.left_time,))
         if not names:
             return None
@@ -367,6 +370,7 @@ class FeaturePlan:
         return bool(self.filters or self.samples)
 
     def _result_names(self, columns: Sequence[str]) -> tuple[str, ...]:
+        # If a left column has several names in the result, the first one is used.
         names = {output.column: output.name for output in reversed(self.left_outputs)}
         return tuple(names[column] for column in columns if column in names)
 
@@ -385,6 +389,7 @@ class FeaturePlan:
         joins = []
         for join in self.joins:
             outputs = tuple(output for output in join.outputs if output.name in columns)
+            # An inner join drops rows even if none of its columns is selected.
             if outputs or self.how == "inner":
                 joins.append(replace(join, outputs=outputs))
         windows = []

@@ -217,6 +217,7 @@ def _find_join_columns(join: Join | WindowJoin) -> list[str]:
 
 def _find_condition_columns(window: WindowJoin) -> list[str]:
     """Return the columns in aggregate conditions, which are also read."""
+    # Words, not parsed SQL: a word of a string literal may only raise the estimate.
     words: set[str] = set()
     for output in window.outputs:
         words.update(re.findall(r"\w+", (output.where or "").lower()))
@@ -227,6 +228,7 @@ def _bytes_read(source: Source, columns: Sequence[str]) -> int | None:
     if source.bytes is None:
         return None
     schema = source.spec.schema
+    # Parquet stores columns separately, so the bytes are read in proportion to the selected width.
     return round(source.bytes * _width(schema, columns) / max(1, _width(schema, schema.names)))
 
 
@@ -251,6 +253,7 @@ def _estimate_value_bytes(kind: pa.DataType) -> int:
             _estimate_value_bytes(kind.field(index).type) for index in range(kind.num_fields)
         )
     if pat.is_list(kind):
+        # The number of items is not known; four are assumed.
         return _TEXT_BYTES + 4 * _estimate_value_bytes(kind.value_type)
     try:
         return max(1, int(kind.bit_width) // 8)

@@ -103,6 +103,7 @@ class ModelSpec:
         available: set[str] = set()
         needed: dict[str, None] = {}
         for step in self.features.steps:
+            # A join key may be a feature of an earlier step.
             for column in _left_columns(step.join_key):
                 if column not in available:
                     needed[column] = None
@@ -129,6 +130,7 @@ class ModelSpec:
         """
         try:
             return _parse_spec(JsonObject.from_value(unseal(content)))
+        # FeatureStoreError: names and run IDs in the file are checked like arguments.
         except (MalformedJson, FeatureStoreError) as error:
             raise ModelDamaged(
                 f"The model {path!r} is damaged: {error}",
@@ -197,6 +199,7 @@ def _parse_choice(data: JsonObject, name: str, allowed: Any) -> Any:
 
 def _parse_path(data: JsonObject, name: str) -> str:
     path = data.text(name)
+    # A model may come from another store: its paths must not lead outside of its directory.
     if not is_relative_path(path):
         raise data.wrong_type_error(name, "a path below the model")
     return path

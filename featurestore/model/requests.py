@@ -127,6 +127,7 @@ class TimeSplit:
             if end is not None:
                 end = parse_moment(end, argument=f"{name} end")
             parsed.append((name, start, end))
+        # The argument is a mapping, but the field is a tuple, so that the split is hashable.
         object.__setattr__(self, "column", column)
         object.__setattr__(self, "ranges", tuple(parsed))
         _check_ranges(self)
@@ -146,6 +147,8 @@ class FractionSplit:
                     f"Split {name!r} has fraction {fraction!r}.",
                     hint="fractions are above 0 and at most 1",
                 )
+        # Decimal fractions are inexact in binary, so their sum may differ from 1 by rounding
+        # errors.
         total = math.fsum(fraction for _, fraction in self.fractions)
         if not self.fractions or abs(total - 1) > 1e-9:
             raise InvalidSplit(
@@ -185,5 +188,6 @@ def _scale_fractions(fractions: tuple[tuple[str, float], ...], total: float) -> 
     scaled = {}
     for name, fraction in fractions[:-1]:
         scaled[name] = round(fraction / total, 4)
+    # The last fraction takes the rounding errors, so that the suggested fractions sum to 1.
     scaled[fractions[-1][0]] = round(1 - math.fsum(scaled.values()), 4)
     return scaled

@@ -85,6 +85,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
     roles: dict[str, Role] = {}
     for name in schema.names:
         roles[name] = _assign_role(name, request, inputs=inputs, time=time)
+    # Readers return features and labels by default, so such a dataset would have no columns.
     if not {"feature", "label"} & set(roles.values()):
         raise InvalidArgument(
             "The data has no features, only keys, times and unused columns.",
@@ -94,6 +95,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
 
 
 def _assign_role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None) -> Role:
+    # The order is the precedence: arguments of the dataset override what the retrieval implies.
     role: Role = "unused"
     if name in request.labels:
         role = "label"
@@ -130,10 +132,12 @@ def _find_time(schema: pa.Schema, request: RoleRequest) -> str | None:
     """Return the time column: the join time, the split time, or the only timestamp column."""
     if request.time is not None:
         return request.time
+    # A feature that was requested by name stays an input, even if it also defines the split.
     if request.split_time is not None and request.split_time not in (
         request.requested_features or ()
     ):
         return request.split_time
+    # The retrieval determines the time; other timestamps are never guessed to be one.
     if request.requested_features is not None:
         return None
     timestamps = [field.name for field in schema if pat.is_timestamp(field.type)]

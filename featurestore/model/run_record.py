@@ -119,6 +119,7 @@ class RunRecord:
         """
         with translate_parse_errors("run.json"):
             data = parse_object(content)
+            # Records of the first format have no checksum to verify.
             if data.get("format") != _FORMAT_WITHOUT_CHECKSUMS:
                 data = unseal(content)
         return cls.from_json(data)
@@ -138,6 +139,7 @@ class RunRecord:
             if state not in get_args(State):
                 raise data.wrong_type_error("state", f"one of {', '.join(get_args(State))}")
             times = {name: data.optional_text(name) for name in ("created", "started", "ended")}
+            # Only a check: the record contains the times as strings.
             for time in filter(None, times.values()):
                 datetime.fromisoformat(time)
             return cls(
@@ -221,6 +223,7 @@ def format_metrics_line(
             truncated.
     """
     line = seal_line({"step": step, "time": time, "metrics": dict(metrics), "begins": begins})
+    # The newline ends a line that a killed attempt may have left incomplete.
     return f"\n{line}\n" if begins else f"{line}\n"
 
 
@@ -239,13 +242,17 @@ def parse_metrics(text: str) -> list[MetricValue]:
     """
     values: dict[tuple[str, int], MetricValue] = {}
     damaged: int | None = None
+    # ``splitlines`` would also split at U+2028 and other characters within strings.
     for number, line in enumerate(text.split("\n"), 1):
         if not line:
             if damaged is not None:
                 raise MalformedJson(f"line {damaged} is damaged")
             continue
         data = _parse_line(line, number)
+        # An incomplete line is valid only at the end of the file, or before the first line of
+        # another attempt; ``damaged`` is its number until the next line decides.
         if data is None:
+            # A line with its end was not truncated, so it was changed.
             if _LINE_END.search(line):
                 raise MalformedJson(f"line {number} is damaged")
             damaged = damaged or number
@@ -256,6 +263,7 @@ def parse_metrics(text: str) -> list[MetricValue]:
         step = data.number("step")
         time = data.optional_real("time")
         for name, value in data.object("metrics").read_values(JsonObject.real).items():
+            # A resumed attempt may report steps again: the later values replace the earlier ones.
             values[name, step] = MetricValue(name, step, value, time)
     return sorted(values.values(), key=lambda metric: (metric.step, metric.name))
 
@@ -264,6 +272,7 @@ def _parse_line(line: str, number: int) -> JsonObject | None:
     """Return the JSON object of a line, or None for a truncated or damaged line."""
     try:
         data = parse_object(line.encode("utf-8", errors="surrogatepass"))
+        # Lines of the first format have no checksum to verify.
         if not data.keys() <= _UNSEALED_KEYS:
             data = unseal_line(line)
         return JsonObject.from_value(data, f"line {number}")

@@ -29,6 +29,7 @@ def time_limit(seconds: float | None, *, hint: str = "request fewer rows") -> It
     featurestore.errors.QueryEnded: The call was cancelled after 0 seconds.
     Hint: request fewer rows
     """
+    # The monotonic clock, since the system clock may be set while a call runs.
     limit = None if seconds is None else _TimeLimit(time.monotonic() + seconds, seconds, hint)
     token = _limit.set(limit)
     try:
@@ -73,8 +74,10 @@ def usable_cores() -> int:
     >>> usable_cores() >= 1
     True
     """
+    # Since Python 3.13.
     if hasattr(os, "process_cpu_count"):
         return os.process_cpu_count() or 1
+    # Not available on macOS and Windows.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -87,4 +90,5 @@ class _TimeLimit:
     hint: str
 
 
+# A context variable, since a server runs calls with different limits concurrently.
 _limit: ContextVar[_TimeLimit | None] = ContextVar("time_limit", default=None)

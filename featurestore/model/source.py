@@ -106,6 +106,7 @@ def make_path_absolute(uri: str, *, absolute: Callable[[str], str]) -> str:
     >>> make_path_absolute("raw/orders", absolute=lambda path: "/data/" + path)
     '/data/raw/orders'
     """
+    # A registration is read by processes with other working directories.
     if source_kind(uri) not in _PATH_KINDS:
         return uri
     before, separator, path = uri.rpartition("://")
@@ -131,8 +132,10 @@ def check_uri(uri: str) -> str:
         address = urlsplit(uri)
         has_password = address.password is not None
     except ValueError:
+        # The text of the original error may contain the password.
         raise InvalidArgument("uri= is not a valid URI.", hint=hint) from None
     for key, _ in parse_qsl(address.query, keep_blank_values=True):
+        # Drivers also accept passwords as query parameters.
         has_password = has_password or is_secret_option(key)
     if has_password:
         raise InvalidArgument("uri= contains a password, which would be stored.", hint=hint)
@@ -165,6 +168,7 @@ class SourceInput:
 
     def to_json(self) -> dict[str, Any]:
         """Convert the input to a JSON object, the inverse of ``from_json``."""
+        # ``rename`` was added later: without it, the hash of a job stays the same.
         return {name: value for name, value in vars(self).items() if name != "rename" or value}
 
     @classmethod

@@ -157,6 +157,7 @@ class Correlations:
                 value = self.matrix[row][column]
                 if value is not None:
                     pairs.append((left, self.columns[column], value))
+        # Names decide between equal correlations, so that the order is deterministic.
         pairs.sort(key=lambda pair: (-abs(pair[2]), pair[0], pair[1]))
         return pairs[:limit]
 
@@ -282,6 +283,7 @@ class Statistics:
 
 def _column_json(column: ColumnStatistics) -> dict[str, Any]:
     data = dict(vars(column))
+    # The names in the published JSON schema.
     data["min"] = data.pop("minimum")
     data["max"] = data.pop("maximum")
     if column.lengths is not None:
@@ -333,5 +335,6 @@ def _correlations_from_json(
         method,
         tuple(data["columns"]),
         tuple(map(tuple, data["matrix"])),
+        # Statistics of earlier releases do not have this field.
         data.get("sampled", False),
     )

@@ -69,6 +69,7 @@ def format_share(share: float) -> str:
     >>> format_share(0.5), format_share(0.00001), format_share(0.99999), format_share(1.0)
     ('50 %', '<0.1 %', '>99.9 %', '100 %')
     """
+    # "0 %" and "100 %" would state that there are no such rows, or no others.
     if 0 < share < 0.001:
         return "<0.1 %"
     if 0.999 < share < 1:
@@ -175,6 +176,7 @@ def _format_value(value: Value | None) -> str:
     if value is None:
         return "-"
     if isinstance(value, str):
+        # The date of an ISO 8601 time.
         return value[:10]
     if isinstance(value, int) and abs(value) < 1_000_000:
         return str(value)

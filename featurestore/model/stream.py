@@ -88,6 +88,8 @@ class StreamSpec:
     def app(self, partition: int) -> str:
         """Return the transaction application ID of a partition; its version is the next offset."""
         name = f"stream/{self.source}/{self.topic}/{partition}"
+        # A topic that was created again restarts its offsets, and a transaction is skipped if its
+        # version is not greater than the last one of its application.
         return name if self.generation == 1 else f"{name}#{self.generation}"
 
     def to_json(self) -> dict[str, Any]:
@@ -135,6 +137,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
     ):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise InvalidJob(f"{argument}={number!r} is not a positive integer.")
+    # Booleans are also integers.
     is_number = isinstance(spec.most_bad, int | float) and not isinstance(spec.most_bad, bool)
     if not is_number or not 0 <= spec.most_bad <= 1:
         raise InvalidJob(

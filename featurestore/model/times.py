@@ -69,6 +69,7 @@ def parse_moment(
                 f"{argument}={value!r} is not a time.",
                 hint="use ISO 8601, for example '2013-01-31T12:00:00Z'",
             ) from error
+    # A datetime is also a date.
     elif isinstance(value, date) and not isinstance(value, datetime):
         value = datetime(value.year, value.month, value.day)
     if not isinstance(value, datetime):
@@ -97,6 +98,7 @@ def to_micros(timestamp: datetime) -> int:
     >>> to_micros(datetime(1970, 1, 2, tzinfo=UTC))
     86400000000
     """
+    # Integers: ``timestamp()`` is a float, which does not represent every microsecond.
     return (timestamp - _EPOCH) // timedelta(microseconds=1)
 
 
@@ -122,6 +124,7 @@ def shift_time(timestamp: datetime, duration: timedelta) -> datetime:
     """
     try:
         return timestamp + duration
+    # Durations beyond ``timedelta`` are refused below, like all above ``MAX_DURATION``.
     except OverflowError:
         return FIRST if duration < timedelta(0) else LAST
 

@@ -166,6 +166,7 @@ def to_plain_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
+        # JSON has no NaN and no infinity.
         if not math.isfinite(value):
             return None
         return value
@@ -177,6 +178,7 @@ def to_plain_json(value: Any) -> Any:
         return {str(key): to_plain_json(nested_value) for key, nested_value in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return list(map(to_plain_json, value))
+    # NumPy scalars.
     item = getattr(value, "item", None)
     if callable(item):
         return to_plain_json(item())

@@ -150,6 +150,7 @@ def windows(
     ['amount_mean_1h', 'amount_mean', 'amount_max_1h', 'amount_max']
     """
     names = [functions] if isinstance(functions, str) else list(functions)
+    # None is a window length here: all rows up to the label time.
     lengths = [over] if over is None or isinstance(over, str | timedelta) else list(over)
     features = []
     for function in names:
@@ -250,14 +251,17 @@ def value_to_json(value: Any) -> Any:
     Raises:
         InvalidArgument: Feature values cannot have this type.
     """
+    # NumPy's integers and booleans are not instances of Python's.
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not isfinite(value):
         return {"float": repr(value)}
+    # Types that JSON represents without loss, after non-finite numbers are excluded.
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Decimal):
         return {"decimal": str(value)}
+    # Before ``date``, of which datetime is a subclass.
     if isinstance(value, datetime):
         return {"time": value.isoformat()}
     if isinstance(value, date):
@@ -279,6 +283,7 @@ def value_from_json(data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
     with translate_parse_errors("fill_value"):
+        # Other objects raise an error, which becomes MalformedJson.
         ((kind, text),) = data.items()
         return _KINDS[kind](text)
 

@@ -53,6 +53,7 @@ def row_hash(
     names = _select_names(batch, columns)
     hashes = []
     for rows in _to_batches(batch, names):
+        # The same start as ``row_hash_start``, which engines use.
         state = np.full(rows.num_rows, mix(seed ^ tag(ROW)), dtype=np.uint64)
         for array in rows.columns:
             fold(state, hash_array(array, exact=False))
@@ -81,7 +82,9 @@ def tie_hash(
             words = fold(hash_array(array, exact=True), salt)
             valid = _find_valid(array)
             if valid is not None:
+                # A null adds nothing, like a column that does not exist.
                 words = np.where(valid, words, np.uint64(0))
+            # A sum modulo 2**64, which does not depend on the order of the columns.
             total += words
         hashes.append(mix_all(total))
     return _concatenate(hashes)
@@ -143,6 +146,7 @@ def _find_valid(array: Any) -> npt.NDArray[np.bool_] | None:
     """Return a mask of non-null rows, also for dictionaries and extension types."""
     if isinstance(array.type, pa.ExtensionType):
         return _find_valid(array.storage)
+    # A valid index may refer to a null in the dictionary.
     if pat.is_dictionary(array.type) and array.dictionary.null_count:
         return _find_valid(array.dictionary_decode())
     if pat.is_null(array.type):

@@ -43,6 +43,7 @@ def _encode(array: Any) -> pa.LargeBinaryArray:
     if isinstance(values, ListValues):
         header = _encode_words(LIST, (values.lengths.view(np.uint64),), valid=values.valid)
         elements = _encode(values.elements)
+        # The elements of a list are adjacent, and so are their bytes.
         ends = _large_offsets(elements)
         positions = np.concatenate([[0], np.cumsum(values.lengths)])
         return _join([header, _binary_array(elements.buffers()[2], ends[positions])])
@@ -63,6 +64,7 @@ def _encode_words(
     for index, column in enumerate(words):
         table[:, 1 + 8 * index : 9 + 8 * index] = column.astype(">u8").view(np.uint8).reshape(-1, 8)
     if valid is not None:
+        # Values of null rows are arbitrary, but all nulls have the same bytes.
         table[~valid] = 0
     return _binary_array(pa.py_buffer(table), np.arange(rows + 1, dtype=np.int64) * width)
 
@@ -70,6 +72,7 @@ def _encode_words(
 def _encode_bytes(
     data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s
 ) -> pa.LargeBinaryArray:
+    # Adjacent values are used without a copy.
     if len(starts) and (starts[1:] == (starts + lengths)[:-1]).all():
         return _binary_array(pa.py_buffer(data), np.append(starts, starts[-1] + lengths[-1]))
     ends = np.cumsum(lengths)

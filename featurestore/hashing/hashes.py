@@ -45,6 +45,7 @@ def hash_array(array: Any, *, exact: bool) -> Words:
     """
     if isinstance(array.type, pa.ExtensionType):
         return hash_array(array.storage, exact=exact)
+    # Each distinct value is hashed once, not once per row.
     if pat.is_dictionary(array.type):
         return _hash_dictionary(array, exact=exact)
     values = canonical_values(array)
@@ -72,7 +73,9 @@ def _hash_words(values: WordValues, *, exact: bool) -> Words:
         return state
     words = values.words[0]
     if isinstance(values.kinds, int) and values.kinds == FLOAT and not exact:
+        # The only word with nothing but the sign bit is -0.0.
         words = np.where(words == _SIGN, np.uint64(0), words)
+        # Above infinity, every word is a NaN.
         words = np.where((words & ~_SIGN) > _INFINITY, _NAN, words)
     return mix_all(words ^ tags)
 
@@ -85,6 +88,7 @@ def _finish(sums: Words, lengths: Any, *, kind: int) -> Words:
 
 def _hash_dictionary(array: Any, *, exact: bool) -> Words:
     value_hashes = hash_array(array.dictionary, exact=exact)
+    # All rows are null: no index can refer to an empty dictionary.
     if len(value_hashes) == 0:
         return np.full(len(array), _NULL_HASH, dtype=np.uint64)
     indices = array.indices

@@ -19,6 +19,7 @@ _MASK = 2**64 - 1
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 # Masks for the first 0 to 8 bytes of a little-endian word.
 _FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(9)], dtype=np.uint64)
+# 64 KiB of words and as much scratch space.
 _BLOCK = 8192
 _BLOCK_WORDS = 32_768
 
@@ -46,6 +47,7 @@ def tag(code: int) -> int:
 
 def mix_all(words: Words) -> Words:
     """Mix all words in place and return the array."""
+    # One buffer for all blocks, so that the mixer allocates no temporary arrays.
     scratch = np.empty(min(_BLOCK, len(words)), dtype=np.uint64)
     for block in _blocks(words):
         _mix_block(block, scratch[: len(block)])
@@ -55,6 +57,7 @@ def mix_all(words: Words) -> Words:
 def fold(state: Words, words: Words | int) -> Words:
     """Set ``state = mix(state + words)`` in place and return it; the fold order matters."""
     if isinstance(words, int):
+        # NumPy 1 converts uint64 and a signed integer to float64, so all operands are uint64.
         state += np.uint64(words)
         return mix_all(state)
     scratch = np.empty(min(_BLOCK, len(state)), dtype=np.uint64)
@@ -76,6 +79,7 @@ def sums_by_position(words: Words, lengths: Int64s) -> Words:
     words += positions.view(np.uint64) * np.uint64(GOLDEN)
     totals = np.zeros(len(words) + 1, dtype=np.uint64)
     np.cumsum(mix_all(words), out=totals[1:])
+    # Differences of prefix sums are exact modulo 2**64, also after an overflow.
     return totals[ends] - totals[ends - lengths]
 
 
@@ -85,12 +89,14 @@ def byte_sums(data: npt.NDArray[np.uint8], starts: Int64s, lengths: Int64s) -> W
     counts = (lengths + 7) >> 3
     for rows in _row_blocks(counts):
         word_counts = counts[rows]
+        # A long string is summed block by block, since its words take several times its size.
         if len(word_counts) == 1 and word_counts[0] > _BLOCK_WORDS:
             sums[rows] = sum_of_bytes(data, int(starts[rows][0]), int(lengths[rows][0]))
         elif word_counts.max(initial=0) > 1:
             words = _split_words(data, starts[rows], lengths[rows], word_counts)
             sums[rows] = sums_by_position(words, word_counts)
         else:
+            # Short strings are a single word each, without positions.
             words = words_at(data, starts[rows], lengths[rows])
             words += np.uint64(GOLDEN)
             sums[rows] = np.where(word_counts == 1, mix_all(words), np.uint64(0))
@@ -107,6 +113,7 @@ def sum_of_bytes(data: npt.NDArray[np.uint8], start: int, length: int) -> np.uin
         block += np.arange(first + 1, first + 1 + len(block), dtype=np.uint64) * np.uint64(GOLDEN)
         total += mix_all(block).sum(dtype=np.uint64)
     if aligned < length:
+        # Zero padding, as in ``words_at``: the length is part of the hash.
         tail = data[start + aligned : start + length].tobytes().ljust(8, b"\0")
         word = int.from_bytes(tail, "little") + (len(words) + 1) * GOLDEN
         total += np.uint64(mix(word))
@@ -134,6 +141,7 @@ def words_at(data: npt.NDArray[np.uint8], starts: Int64s, remaining: Int64s) -> 
     # A padded copy, so that no word is read beyond the end of the Arrow buffer.
     padded = np.zeros(high - low + 8, dtype=np.uint8)
     padded[: high - low] = data[low:high]
+    # A stride of one byte: strings begin at any byte of the buffer.
     overlapping_words: Words = np.ndarray(high - low + 1, dtype="<u8", buffer=padded, strides=(1,))
     words = overlapping_words[starts - low]
     if len(remaining) and remaining.min() < 8:
@@ -163,6 +171,7 @@ def _row_blocks(counts: Int64s) -> Iterator[slice]:
     start, previous_end = 0, 0
     while start < len(counts):
         stop = int(np.searchsorted(ends, previous_end + _BLOCK_WORDS, side="right"))
+        # A single row may exceed the block.
         stop = max(stop, start + 1)
         yield slice(start, stop)
         start, previous_end = stop, int(ends[stop - 1])

@@ -138,17 +138,20 @@ def valid_mask(array: Any) -> Mask | None:
 def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     kind = array.type
     if pat.is_boolean(kind):
+        # Arrow stores booleans as bits.
         return BOOL, _values_buffer(array.cast(pa.uint8())).astype(np.uint64)
     if pat.is_floating(kind):
         return FLOAT, _float_words(_values_buffer(array))
     if pat.is_timestamp(kind):
         return _timestamp_words(array)
+    # Milliseconds to days, so that both date types have equal words.
     if pat.is_date64(kind):
         return DATE, (_values_buffer(array.view(pa.int64())) // 86_400_000).view(np.uint64)
     if pat.is_date32(kind):
         return DATE, _values_buffer(array.view(pa.int32())).astype(np.int64).view(np.uint64)
     numbers = _values_buffer(array)
     if pat.is_uint64(kind):
+        # Larger values have a kind of their own: as words, they are equal to negative integers.
         large = numbers >= 2**63
         if not large.any():
             return INTEGER, numbers
@@ -183,6 +186,7 @@ def _float_words(numbers: npt.NDArray[Any]) -> Words:
         else:
             bits, fraction = numbers[is_nan].view(np.uint16).astype(np.uint64), 10
         sign = (bits >> np.uint64(8 * numbers.dtype.itemsize - 1)) << np.uint64(63)
+        # The upper bits of the fraction, as in the conversion of other values.
         payload = (bits & np.uint64((1 << fraction) - 1)) << np.uint64(52 - fraction)
         words[is_nan] = sign | np.uint64(0x7FF << 52) | payload
     return words
@@ -193,6 +197,7 @@ def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
     if unit == "ns":
         nanos = _values_buffer(array.view(pa.int64()))
         micros, remainders = np.divmod(nanos, 1000)
+        # Whole microseconds have the same words in every unit.
         if not remainders.any():
             return TIME, micros.view(np.uint64)
         kinds = np.where(remainders != 0, FINE_TIME, TIME).astype(np.uint8)
@@ -214,13 +219,17 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
         )
         pairs[:] = buffer.reshape(-1, 2)
     if valid is not None:
+        # Values of null rows are arbitrary; as zeros they need no division.
         pairs[~valid] = 0
     negative = pairs[:, 1] >> np.uint64(63) == 1
+    # The magnitude in two's complement: the carry reaches the high word only if the low word is 0.
     low = np.where(negative, ~pairs[:, 0] + np.uint64(1), pairs[:, 0])
     high = np.where(negative, ~pairs[:, 1] + (pairs[:, 0] == 0), pairs[:, 1])
     scales = np.full(len(array), scale, dtype=np.uint64)
+    # 0.00 equals 0, and needs no division.
     scales[(low | high) == 0] = 0
     active = np.flatnonzero(scales > 0)
+    # At most one step per decimal place, for the rows that still end in a zero.
     while len(active):
         shorter_low, shorter_high, remainders = _divide_by_ten(low[active], high[active])
         is_divisible = remainders == 0
@@ -233,6 +242,7 @@ def _decimal_words(array: Any, valid: Mask | None) -> tuple[Words, ...]:
 
 def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
     """Return 128-bit quotients by ten (low, high) and remainders, by long division."""
+    # 32-bit limbs, so that a remainder and a limb fit 64 bits.
     limbs = [
         high >> np.uint64(32),
         high & np.uint64(0xFFFFFFFF),
@@ -265,6 +275,7 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
     offsets = _offsets(array, np.dtype(np.int64 if is_large else np.int32))
     starts, lengths = offsets[:-1], np.diff(offsets)
     if valid is not None:
+        # Arrow allows null rows with a length.
         lengths = np.where(valid, lengths, 0)
     buffer = array.buffers()[2]
     data = np.empty(0, dtype=np.uint8)

@@ -61,6 +61,7 @@ class _Module:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
+        # The import succeeds, so that a notebook runs until the first call.
         return lambda *_args, **_kwargs: self._refuse(f".{attribute}")
 
     def __call__(self, *_args: object, **_kwargs: object) -> None:
@@ -620,6 +621,7 @@ def _to_references(features: Sequence[str], versions: Mapping[str, int]) -> list
     requested_columns = dict(versions)
     if not requested_columns:
         for group in fs.get_featuregroups():
+            # hops reads version 1 by default; the lowest version is used if there is no version 1.
             requested_columns[group.name] = min(
                 group.version, requested_columns.get(group.name, group.version)
             )
@@ -655,6 +657,7 @@ def _shared_column(groups: Sequence[str]) -> str:
         keys.update(group.primary_key)
         names = group.schema.names
         shared = names if shared is None else [column for column in shared if column in names]
+    # The sort is stable: key columns first, in the order of the first group.
     shared_columns = sorted(shared or [], key=lambda name: name not in keys)
     if not shared_columns:
         raise InvalidArgument(
@@ -669,6 +672,7 @@ def _replace_tables(query: str) -> str:
     known_groups = {f"{group.name}_{group.version}" for group in fs.get_featuregroups()}
 
     def quote_table(match: re.Match[str]) -> str:
+        # The name of a common table expression or a subquery may have the same form.
         if f"{match[2]}_{match[3]}".lower() not in known_groups:
             return match[0]
         return f'{match[1]} "{match[2].lower()}@v{match[3]}"'
@@ -679,6 +683,7 @@ def _replace_tables(query: str) -> str:
 def _rows_to_frame(columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Any:
     """Return rows of strings as a frame."""
     if not rows:
+        # VALUES needs at least one row.
         return fs.sql(f"select {', '.join(f'null::text as {name}' for name in columns)} limit 0")
     row_tuples = []
     for row in rows:

@@ -161,5 +161,6 @@ def _function(name: str) -> Any:
 
     signature = inspect.signature(method)
     call.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    # The next access finds the function without ``__getattr__``.
     globals()[name] = call
     return call

@@ -33,12 +33,14 @@ def uninterrupted() -> Iterator[None]:
     handlers = {}
     for each in _SIGNALS:
         handler = signal.getsignal(each)
+        # The default and the ignored action are constants, which the operating system applies.
         if callable(handler):
             handlers[each] = handler
             signal.signal(each, hold)
     try:
         yield
     finally:
+        # The handlers are restored first, since the one called below may raise KeyboardInterrupt.
         for each, handler in handlers.items():
             signal.signal(each, handler)
         if received:

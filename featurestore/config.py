@@ -84,6 +84,7 @@ def check_remote(location: str, settings: Config) -> None:
 
 def _read_file() -> Mapping[str, Any]:
     folder = Path.cwd()
+    # The nearest file applies, as in other tools with a project file.
     for directory in (folder, *folder.parents):
         path = directory / CONFIG_FILE
         if path.is_file():
@@ -103,6 +104,7 @@ def _parse(path: Path) -> Mapping[str, Any]:
             f"{path}: unknown settings or values that are not strings: {listing([*unknown, *wrong])}.",
             hint=f"the settings are {', '.join(_KEYS)}, each a string",
         )
+    # Relative to the file, so that it works from every directory below.
     if "location" in data and "://" not in data["location"]:
         data["location"] = str((path.parent / data["location"]).resolve())
     return data

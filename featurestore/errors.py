@@ -494,9 +494,11 @@ def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list
     for name in known_names:
         folded.setdefault(name.lower(), name)
     text = str(unknown_name).lower()
+    # A name in another case is certain, so no other names are suggested.
     if text in folded:
         return [folded[text]]
     near = difflib.get_close_matches(text, list(folded), n=3, cutoff=0.6)
+    # The beginning of a long name is too short to be similar.
     if not near and len(text) > 2:
         near = [name for name in folded if name.startswith(text)][:3]
     return [folded[name] for name in near]

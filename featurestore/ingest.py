@@ -100,6 +100,7 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 65_536
 _CHECKED_ROWS = 20
+# Rows that are checked for date strings.
 _PEEK_ROWS = 1000
 # Libraries whose dataframes are native to no engine: their rows are converted to Arrow here.
 _CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "builtins")
@@ -128,6 +129,7 @@ def to_relation(df: object, *, engine: Engine, like: pa.Schema | None = None) ->
         UnsupportedType: Lists every column that cannot be stored.
         InvalidName: Lists every column whose name is not a valid feature name.
     """
+    # Native dataframes stay lazy in their engine; all others become an Arrow stream.
     adopted = _adopt(df, engine, like)
     if adopted is not None:
         return adopted
@@ -223,6 +225,7 @@ def refuse_encoded_arrays(
     intended; neither holds for columns from a source.
     """
     names = binary_columns(_select_new_fields(relation.schema, like))
+    # Frames of sources have ``reads``, and frames of groups have a ``plan``.
     if not names or getattr(df, "reads", None) is None or getattr(df, "plan", None) is not None:
         return relation
     if engine.is_distributed:  # whose rows are files of the cluster, read again at little cost
@@ -260,7 +263,8 @@ def refuse_encoded_bytes(
     check = EncodedArrayCheck(names, language=language)
     if names:
         _check_rows(relation, names, check, engine)
-    for name in sorted(check.pending_columns):  # columns of few values
+    # The first rows may all be null in a column, which is then checked alone.
+    for name in sorted(check.pending_columns):
         _check_rows(relation, [name], check, engine)
 
 
@@ -278,6 +282,7 @@ def _detect_shapes(relation: Relation, lists: Sequence[str], engine: Engine) -> 
     """Return a relation in which number lists of uniform shape have fixed-size types."""
     if not lists:
         return relation
+    # Only the shapes are collected, not the rows.
     shapes = engine.aggregate(
         engine.select(relation, dict(zip(lists, lists, strict=True))), UniformShapes()
     )
@@ -318,6 +323,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     if time_columns(reader.schema):
         checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
+    # A DuckDB stream is wrapped even if no type changes: its refusals are raised while it is read.
     if target.equals(reader.schema, check_metadata=True) and language != "duckdb":
         return reader
     return pa.RecordBatchReader.from_batches(target, _convert_batches(reader, target, language))
@@ -422,6 +428,7 @@ def _warn_of_date_strings(df: Any) -> None:
         return
     date_columns = []
     for name in df.columns:
+        # "str" is the string dtype of pandas 3.
         if str(df[name].dtype) in ("object", "string", "str"):
             strings = df[name].iloc[:_PEEK_ROWS].dropna().tolist()
             if strings and all(map(_is_date_string, strings)):
@@ -438,6 +445,7 @@ def _warn_of_date_strings(df: Any) -> None:
 
 
 def _is_date_string(value: object) -> bool:
+    # ``fromisoformat`` also accepts digits without separators, which may be numbers.
     if not isinstance(value, str) or len(value) < len("2024-01-31") or value[4:5] != "-":
         return False
     try:
@@ -563,11 +571,13 @@ def _from_numpy(array: Any) -> pa.RecordBatchReader:
 
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
+    # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
         raise UnsupportedDataframe(
             f"A pyspark {type(df).__name__} is not a dataframe.", hint="df = df.toDF(...)"
         )
     table = df.toArrow()
+    # Spark arrays have no fixed length, so the lengths of the values decide.
     for index, name in enumerate(table.column_names):
         shaped = to_uniform_shape(combine_chunks(table.column(index)))
         if shaped is not None:
@@ -576,6 +586,7 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
 
 
 def _from_capsule(df: Any) -> pa.RecordBatchReader:
+    # Since pyarrow 15.
     if hasattr(pa.RecordBatchReader, "from_stream"):
         return pa.RecordBatchReader.from_stream(df)
     try:
@@ -592,6 +603,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
+    # A row is not a dataframe, and its iterator would be read one row at a time.
     is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
     if is_row or isinstance(first, Mapping):
         raise UnsupportedDataframe(
@@ -710,6 +722,7 @@ def convert_array(
             return _half_to_float(array).cast(kind)
         if _contains_half(array.type):
             return _cast_by_python(array, kind)
+        # Each distinct value is converted once.
         if pat.is_dictionary(array.type):
             options = convert_array(array.dictionary, kind, name=name, language=language)
             return take_values(options, array.indices)
@@ -717,6 +730,7 @@ def convert_array(
     except CONVERSION_ERRORS as error:
         if isinstance(error, FeatureStoreError):
             raise
+        # Arrow's messages may have several lines.
         first_line = str(error).partition("\n")[0].rstrip(".")
         problem = f"of type {array.type} cannot be cast to {kind}: {first_line}"
         line = "cast the column to that type"

@@ -54,10 +54,12 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     >>> from_numpy(np.zeros((3, 8, 6), np.uint8)).type == shaped_type(pa.uint8(), (8, 6))
     True
     """
+    # The feature type of float16 is float32, which contains all of its values.
     if values.dtype == np.float16:
         values = values.astype(np.float32)
     column = pa.array(np.ascontiguousarray(values).reshape(-1))
     shape = values.shape[1:]
+    # From the innermost axis outwards; the outermost list gets the validity bitmap below.
     for depth in reversed(range(1, len(shape))):
         column = pa.FixedSizeListArray.from_arrays(column, shape[depth])
     column_type = shaped_type(array_item_type(column.type), shape)
@@ -66,6 +68,7 @@ def from_numpy(values: Any, *, valid: Any = None) -> pa.Array:
     if valid is not None and not valid.all():
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little").tobytes())
         null_count = int(len(valid) - valid.sum())
+    # ``FixedSizeListArray.from_arrays`` of pyarrow 14 cannot create null rows.
     return pa.Array.from_buffers(column_type, len(values), [bitmap], null_count, children=[column])
 
 
@@ -90,6 +93,7 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     >>> combine_chunks(pa.chunked_array([[1], [2]])).to_pylist()
     [1, 2]
     """
+    # Without a copy.
     if column.num_chunks == 1:
         return column.chunk(0)
     if column.num_chunks == 0:
@@ -104,6 +108,7 @@ def flatten_items(column: pa.Array) -> pa.Array:
     [3, 4]
     """
     for size in array_shape(column.type):
+        # ``values`` ignores the offset of a slice, and ``flatten`` would skip null rows.
         column = column.values.slice(column.offset * size, len(column) * size)
     return column
 
@@ -128,6 +133,8 @@ def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     if shape is None or 0 in shape:
         return None
     dtypes = {array.dtype for array in arrays.values()}
+    # The common type of int64 and float64 is float64, which rounds large integers; the check below
+    # refuses those.
     values = np.zeros((len(cells), *shape), np.result_type(*dtypes))
     valid = np.zeros(len(cells), dtype=bool)
     for row, array in arrays.items():
@@ -152,6 +159,7 @@ def find_shape_mismatch(
     if not target_shape or not is_nested(column.type) or array_shape(column.type) == target_shape:
         return None
     rows = np.flatnonzero(np.asarray(column.is_valid()))
+    # Vectors are compared by their lengths, without a loop over all rows.
     if len(target_shape) == 1 and pat.is_list(column.type):
         sizes = np.asarray(pc.fill_null(pc.list_value_length(column), target_shape[0]))
         rows = np.flatnonzero(sizes != target_shape[0])
@@ -194,6 +202,7 @@ def to_plain_array(array: Any) -> Any:
         raise Unstorable(problem, expression=expression, missing=missing)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
+    # Arrow has no long doubles.
     if kind == "f" and array.dtype.itemsize > _DOUBLE_BYTES:
         return _cast_without_loss(array, np.dtype(np.float64))
     if kind == "M":
@@ -221,6 +230,7 @@ def to_python_cells(array: Any) -> Any:
         plain = to_plain_array(array)
         if plain.dtype.kind != "M":
             return plain.tolist()
+        # ``tolist`` returns nanoseconds as integers, but microseconds as datetimes.
         if np.datetime_data(plain.dtype)[0] == "ns":
             plain = _cast_without_loss(plain, np.dtype("M8[us]"))
     except Unstorable as error:
@@ -269,6 +279,7 @@ def find_uniform_shape(column: pa.Array) -> tuple[int, ...] | None:
     shape: list[int] = []
     inside = column
     while pat.is_list(inside.type) or pat.is_large_list(inside.type):
+        # Only the outermost list may be null: arrays have no missing items.
         if inside.null_count and (shape or inside.null_count == len(inside)):
             return None
         sizes = pc.unique(pc.drop_null(pc.list_value_length(inside)))
@@ -387,6 +398,7 @@ def _infer_row_shape(scalar: Any) -> tuple[int, ...]:
 
 def _cast_without_loss(array: Any, dtype: Any) -> Any:
     """Cast an array to a dtype that represents all its values exactly."""
+    # An overflow becomes infinity, which differs from the original value below.
     with np.errstate(over="ignore"):
         converted = array.astype(dtype)
         back = converted.astype(array.dtype)
@@ -403,10 +415,12 @@ def _cast_without_loss(array: Any, dtype: Any) -> Any:
 
 def _to_arrow_unit(array: Any) -> Any:
     unit, count = np.datetime_data(array.dtype)
+    # NumPy also has multiples of a unit, such as ten seconds, which Arrow lacks.
     if unit in _ARROW_UNITS and count == 1:
         return array
     if unit == "generic":
         return array.astype("M8[us]")  # nothing but NaT
     if unit in _ARROW_UNITS:
         return _cast_without_loss(array, np.dtype(f"M8[{unit}]"))
+    # Units finer than nanoseconds are converted to microseconds if no digit is lost.
     return _cast_without_loss(array, np.dtype(f"M8[{_OTHER_UNITS.get(unit, 'us')}]"))

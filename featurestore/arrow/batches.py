@@ -47,6 +47,7 @@ def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None
     """
     indices = _to_indices(positions)
     rows = _to_matrix(array)
+    # NumPy's ``take`` has no nulls.
     if rows is None or indices.null_count:
         if array.offset and _has_nested_fixed_lists(array.type):
             array = _copy_array(array)
@@ -153,6 +154,7 @@ def split_item_rows(
     """
     lengths: npt.NDArray[np.int64] = np.ascontiguousarray(rows["length"])
     items = rows["items"]
+    # A mask selects in row-major order, so the items of a row stay together and in order.
     return items[np.arange(items.shape[1]) < lengths[:, None]], lengths
 
 
@@ -170,6 +172,7 @@ def _to_matrix(array: Any) -> Any | None:
     while pat.is_fixed_size_list(inner.type):
         size = inner.type.list_size
         inner, items = inner.values.slice(inner.offset * size, len(inner) * size), items * size
+        # NumPy has no null items.
         if inner.null_count:
             return None
     if items == 0 or not (pat.is_integer(inner.type) or pat.is_floating(inner.type)):

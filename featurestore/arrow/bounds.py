@@ -53,6 +53,7 @@ def find_out_of_range(array: pa.Array) -> int | None:
     >>> find_out_of_range(pa.array([0, 10**12], pa.int64()).cast(pa.timestamp("s")))
     1
     """
+    # Almost all arrays are within the range, which one comparison of all values shows.
     if not _has_out_of_range(array):
         return None
     # The shortest prefix that contains such a time, by bisection; works for every type.
@@ -235,12 +236,15 @@ def _integers_and_bounds(
     elif pat.is_date64(leaves.type):
         per_second = _PER_SECOND["ms"]
     width = pa.int32() if pat.is_date32(leaves.type) else pa.int64()
+    # The stored integers: Python and pandas times do not reach beyond these years.
     numbers = pc.drop_null(leaves).view(width).to_numpy(zero_copy_only=False)
     seconds = _SECONDS
     if not per_second:
         bounds = (seconds[0] // _DAY_SECONDS, seconds[1] // _DAY_SECONDS)
     else:
+        # Up to the last fraction of the last second.
         bounds = (seconds[0] * per_second, (seconds[1] + 1) * per_second - 1)
+    # In nanoseconds, 64 bits end in the year 2262, before the last second of 9999.
     limits = np.iinfo(np.int64)
     first, last = max(bounds[0], limits.min), min(bounds[1], limits.max)
     return numbers.astype(np.int64), (first, last)

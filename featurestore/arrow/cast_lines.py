@@ -105,6 +105,7 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
         if language.to_date:
             return _format_line(language.to_date, column) if pat.is_string(source) else None
         language = None
+    # pandas has no decimal dtype: its decimals are Python objects.
     has_decimals = pat.is_decimal(source) or pat.is_decimal(target)
     if language is None or (language is _PANDAS and has_decimals):
         expression = _cast_expression(source, target)
@@ -152,6 +153,7 @@ def infer_epoch_unit(values: Iterable[float | None]) -> str | None:
     True
     """
     largest = max((abs(value) for value in values if value is not None), default=0)
+    # The ranges of the units do not overlap, so at most one unit matches.
     for unit, per_second in _PER_SECOND.items():
         seconds = largest / per_second
         if PLAUSIBLE_START.timestamp() <= seconds < _PLAUSIBLE_END.timestamp():
@@ -243,6 +245,7 @@ class _Language:
 _PANDAS = _Language(
     types=_INTEGER_TYPES
     | {"float": "float32", "double": "float64", "string": "string", "bool": "boolean"},
+    # ``{high} + 1`` is a power of two, which float64 represents; the maximum of 64 bits is not.
     rounded='df["{c}"] = df["{c}"].round(); df["{c}"] = df["{c}"].where('
     'df["{c}"].between({low}, {high} + 1, inclusive="left")).astype("{t}")',
     exact_integer='df["{c}"] = df["{c}"].where((df["{c}"] % 1 == 0) & '
@@ -274,6 +277,7 @@ _POLARS = _Language(
 _SPARK = _Language(
     types={
         "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint",
+        # Spark has no unsigned integers.
         "uint8": "smallint", "uint16": "int", "uint32": "bigint", "uint64": "decimal(20, 0)",
         "float": "float", "double": "double", "string": "string", "bool": "boolean",
     },

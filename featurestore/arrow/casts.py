@@ -66,6 +66,7 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return _cast_decimals(array, kind)
     if pat.is_integer(array.type) and pat.is_decimal(kind):
         return _rescale(_integers_to_decimals(array), kind)
+    # pyarrow 14 cannot cast half floats.
     if pat.is_float16(array.type):
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_null_mask(array)).cast(kind)
@@ -138,6 +139,7 @@ def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return pa.nulls(len(array), kind)
     # A null list has no values, but a null fixed-size list has value slots, which may hold
     # anything.
+    # A null row repeats the values of the last valid row before it.
     rows = np.maximum(np.cumsum(np.asarray(array.is_valid())) - 1, 0)
     indices = (rows[:, None] * size + np.arange(size)).ravel()
     return pa.Array.from_buffers(
@@ -205,6 +207,8 @@ def _rescale(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    # A decimal is a little-endian 128-bit integer: of values from 0 to 2**64 - 1, the high word is
+    # 0.
     words = np.frombuffer(array.buffers()[1], dtype="<u8").reshape(-1, 2)
     words = words[array.offset : array.offset + len(array)]
     valid = np.asarray(array.is_valid())
@@ -221,6 +225,7 @@ def _null_mask(array: pa.Array) -> Any:
 def _integers_to_decimals(array: pa.Array) -> pa.Array:
     """Convert integers to decimals of scale 0."""
     if not pat.is_uint64(array.type):
+        # Arrow requires 19 digits for the cast of int64, whatever the values are.
         return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
     words = np.zeros((len(array), 2), dtype="<u8")
     words[:, 0] = np.asarray(pc.fill_null(array, 0))

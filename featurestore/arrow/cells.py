@@ -38,6 +38,7 @@ _PLAIN: tuple[frozenset[Any], ...] = (
     frozenset({int}),
     frozenset({bool}),
     frozenset({bytes}),
+    # Arrow refuses integers that float64 cannot represent.
     frozenset({int, float}),
     frozenset({dt.date}),
     frozenset({dt.datetime}),
@@ -125,6 +126,7 @@ def cells_to_array(
                 return column
         plain = normalize_cells(plain)
         is_list = _classify_cells(plain) == {"list"}
+        # NaN is a value in a vector, and only a missing cell in a column of numbers.
         column = _build_array(plain, nan_is_null=nan_is_null and not is_list)
         shaped = to_uniform_shape(column) if is_list else None
         return column if shaped is None else shaped
@@ -133,6 +135,7 @@ def cells_to_array(
 def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
     try:
         return pa.array(cells, from_pandas=nan_is_null)
+    # Arrow infers int64 for integers; uint64 contains those up to 2**64 - 1.
     except OverflowError:
         if _cell_types(cells) != {int}:
             raise
@@ -182,6 +185,7 @@ def _classify_cells(cells: Sequence[Any]) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _classify_type(cell_type: Any) -> str:
+    # By name, since pandas may not be installed.
     name = cell_type.__name__
     if name in ("NAType", "NaTType", "NoneType"):
         return "missing"
@@ -189,6 +193,7 @@ def _classify_type(cell_type: Any) -> str:
         return "pandas Timedelta"
     if name in ("Period", "Interval"):
         return name
+    # Subclasses come first in the list: bool is an int, and datetime is a date.
     for types, kind in _KINDS:
         if issubclass(cell_type, types):
             # On some platforms, numpy's longdouble has 64 bits.
@@ -295,6 +300,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     if kinds == {"array"} and all(map(_is_vector_of_numbers, cells)):
         return cells
     lists = [_to_list(cell) for cell in cells]
+    # All items of the column together, since they must have one type.
     items = list(itertools.chain.from_iterable(values for values in lists if values is not None))
     try:
         normal = normalize_cells(items)
@@ -307,6 +313,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
             cells=error.cells,
             line=error.line,
         ) from error
+    # ``normalize_cells`` returns its argument if nothing has to change.
     if normal is items:
         return cells if kinds == {"list"} else lists
     following = iter(normal)

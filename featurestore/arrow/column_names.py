@@ -29,6 +29,7 @@ def check_feature_names(names: Iterable[str], *, language: str = "pandas") -> tu
     names_by_lower_case: dict[str, str] = {}
     duplicates: list[str] = []
     for name in names:
+        # DuckDB and Spark treat names that differ only in case as equal.
         folded = name.lower()
         if folded in names_by_lower_case:
             duplicates.append(f"{names_by_lower_case[folded]!r} and {name!r}")
@@ -80,6 +81,7 @@ def snake_case_names(names: Iterable[str]) -> dict[str, str]:
     """
     names = tuple(names)
     renames: dict[str, str] = {}
+    # Names that are already valid keep their form; other names get a suffix if they collide.
     snakes = {name for name in names if _SNAKE.fullmatch(name)}
     for name in names:
         if name in snakes:
@@ -146,6 +148,7 @@ def suggest_feature_name(name: str) -> str:
     >>> suggest_feature_name("wind speed (m/s)")
     'wind_speed_m_s'
     """
+    # Separates accents from their letters, so that the letters remain.
     letters = unicodedata.normalize("NFKD", name)
     letters = re.sub(r"[\u0300-\u036f]", "", letters)  # accents
     cleaned = re.sub(r"_+", "_", re.sub(r"[^A-Za-z0-9_]", "_", letters)).strip("_")

@@ -147,6 +147,7 @@ def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
     """
     try:
         return cast_array(array, target)
+    # Value by value, so that only the keys without an equal become null.
     except pa.ArrowInvalid:
         values = [_cast_or_null(array.slice(row, 1), target) for row in range(len(array))]
         return pa.concat_arrays(values)
@@ -206,6 +207,7 @@ def with_wider_decimals(first: pa.DataType, second: pa.DataType) -> pa.DataType 
     item = with_wider_decimals(first.value_type, second.value_type)
     if item is None or item == first.value_type:
         return item and first
+    # -1 is the size of a variable-size list in pyarrow.
     size = first.list_size if pat.is_fixed_size_list(first) else -1
     return pa.list_(first.value_field.with_type(item), size)
 
@@ -272,6 +274,7 @@ def _inexact_mask(values: Any, target: pa.DataType) -> Any:
         inside = (values >= float(low)) & (values < float(high + 1))
         return ~(inside & (np.trunc(values) == values))
     with np.errstate(over="ignore"):
+        # A value is exact if the narrower type returns it unchanged.
         there_and_back = values.astype(numpy_type(target)).astype(values.dtype)
     return (there_and_back != values) & ~np.isnan(values)
 

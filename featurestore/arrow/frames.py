@@ -63,6 +63,7 @@ def table_from_pandas(df: Any) -> pa.Table:
     except CONVERSION_ERRORS as error:
         raise _find_pandas_error(plain, error) from error
     if not special:
+        # pandas adds metadata, by which schemas with equal types would differ.
         return table.replace_schema_metadata(None)
     columns = {}
     for name in df.columns:
@@ -107,6 +108,7 @@ def table_from_rows(rows: Sequence[Any]) -> pa.Table:
         )
     columns: dict[Any, list[Any]]
     if all(isinstance(row, Mapping) for row in rows):
+        # The names of all rows, since a row may lack some.
         names = dict.fromkeys(itertools.chain.from_iterable(rows))
         columns = {}
         for name in names:
@@ -223,6 +225,7 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
         import polars
 
         target = polars.UInt64 if kind == "UInt128" else polars.Int64
+        # Values that do not fit become null.
         short = series.cast(target, strict=False)
         if short.null_count() > series.null_count():
             raise Unstorable(
@@ -351,6 +354,7 @@ def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | p
         if isinstance(options, pa.ExtensionArray):
             options = options.storage
         codes = np.asarray(getattr(values, "array", values).codes)
+        # pandas encodes a missing category as -1.
         return options.take(pa.array(codes, mask=codes < 0))
     with translate_conversion_errors(name, values.tolist(), language=language):
         return pa.array(values, from_pandas=True)

@@ -86,10 +86,12 @@ class JsonColumns:
         """Return the columns of JSON strings, and for each string its error, or None."""
         array = strings if isinstance(strings, pa.Array) else pa.array(strings, pa.string())
         plain = _PlainObjectParser(self.schema)
+        # Arrow's parser reads numbers as floats, so their digits would be lost.
         if not plain.is_flat or self.is_exact:
             return self._decode_individually(array.to_pylist())
         mask = plain.plain_mask(array)
         columns = plain.parse(array.filter(mask))
+        # A value of the wrong type fails the complete block.
         if columns is None:
             return self._decode_individually(array.to_pylist())
         return self._merge_columns(array, mask, columns)
@@ -316,6 +318,7 @@ class _PlainObjectParser:
         """Return a mask of the strings that are plain objects; nulls are not."""
         plain = pc.match_substring_regex(strings, self._object)
         for name in self._names:
+            # A repeated name in one object would fail the complete block.
             count = pc.count_substring_regex(strings, rf'"{re.escape(name)}"{_SPACE}:')
             plain = pc.and_(plain, pc.less_equal(count, 1))
         if self._has_floats:
@@ -334,6 +337,7 @@ class _PlainObjectParser:
             return [pa.array([], kind) for kind in self._schema.types]
         all_rows = pa.concat_tables(tables).combine_chunks()
         columns = [combine_chunks(all_rows.column(name)) for name in self._names]
+        # Arrow reads a number beyond float32 as infinity.
         return None if _has_infinity(columns) else columns
 
     def _parse_block(self, strings: pa.Array) -> pa.Table | None:
@@ -349,6 +353,7 @@ class _PlainObjectParser:
             )
         except pa.ArrowInvalid:
             return None
+        # The rows must stay aligned with their strings.
         if table.num_rows != len(strings) or table.schema.names != self._names:
             return None
         return table

@@ -163,11 +163,13 @@ def _json_error(error: Exception) -> JsonError:
         return JsonError(f"{error.msg} at column {error.colno}")
     if isinstance(error, RecursionError):
         return JsonError("values are nested too deeply")
+    # The limit of Python for the conversion of a string to an integer.
     return JsonError("a number has more than 4,300 digits")
 
 
 def _check_unicode(value: Any, text: str) -> Any:
     """Return a value whose strings are valid Unicode; escapes can contain lone surrogates."""
+    # Strings with such an escape are rare, so the others are not encoded.
     if _HALF_PAIR.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

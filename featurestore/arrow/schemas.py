@@ -97,6 +97,8 @@ def type_from_json(data: Any) -> pa.DataType:
     if "decimal" in data:
         return pa.decimal128(*data["decimal"])
     if "fixed_size_list" in data:
+        # All feature types name list items "item": types that differ in this name are equal for
+        # Arrow, but are printed differently.
         return pa.list_(pa.field("item", type_from_json(data["fixed_size_list"])), data["size"])
     if "list" in data:
         return pa.list_(pa.field("item", type_from_json(data["list"])))
@@ -125,6 +127,7 @@ def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
     if isinstance(type_or_name, pa.DataType):
         return type_or_name
     types_by_name = {**_TYPES_BY_NAME, **_SHORT_NAMES}
+    # A column without a type cannot be declared.
     del types_by_name["null"]
     if isinstance(type_or_name, str):
         text = type_or_name.strip()
@@ -207,6 +210,7 @@ def _record_fields(record: Any, name: str) -> list[pa.Field]:
 
 def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
     if isinstance(avro_type, list):
+        # A union with null is a nullable column.
         non_null_types = [member_type for member_type in avro_type if member_type != "null"]
         if len(non_null_types) == 1:
             return _arrow_type(non_null_types[0], name)

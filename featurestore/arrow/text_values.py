@@ -96,6 +96,7 @@ def all_match(strings: pa.Array, type_name: str, rules: TextRules) -> bool:
     pattern = _find_pattern(type_name, rules)
     if pattern is not None and not _all_true(pc.match_substring_regex(strings, f"^(?:{pattern})$")):
         return False
+    # All matching strings are numbers, but float64 rounds some integers and has a limited range.
     if type_name == "double":
         return _are_integers_exact(strings)
     if type_name == "boolean":
@@ -278,6 +279,7 @@ def _parse_timestamps(strings: pa.Array, rules: TextRules) -> tuple[pa.Array, di
             has_nanoseconds = pc.fill_null(pc.match_substring_regex(digits, "[1-9]"), False)
             for row in pc.indices_nonzero(has_nanoseconds).to_pylist():
                 bad[row] = ": it has nanoseconds"
+        # Rounding half up, decided by the first digit after the microseconds.
         up = pc.greater_equal(pc.fill_null(digits, "0"), "5")
         strings = pc.replace_substring_regex(strings, r"(\.[0-9]{6})[0-9]+", r"\1")
     values, bad = _cast(strings, TIMESTAMP, _cast_timestamps, bad)
@@ -356,6 +358,7 @@ def _cast_timestamps(strings: pa.Array) -> pa.Array:
     """Cast ISO 8601 strings, with or without a time zone."""
     zoned = pc.match_substring_regex(strings, f"[0-9]{_ZONE}$")
     is_day = pc.equal(pc.binary_length(strings), 10)
+    # The day of a date, such as "-31", also matches the pattern of a zone.
     zoned = pc.and_(zoned, pc.invert(is_day))
     if _all_true(zoned):
         values = strings.cast(TIMESTAMP)
@@ -363,6 +366,7 @@ def _cast_timestamps(strings: pa.Array) -> pa.Array:
         values = strings.cast(pa.timestamp("us")).cast(TIMESTAMP)
     else:
         null = pa.scalar(None, strings.type)
+        # One cast accepts either strings with a zone or strings without one.
         with_zone = pc.if_else(zoned, strings, null).cast(TIMESTAMP)
         without = pc.if_else(zoned, null, strings).cast(pa.timestamp("us")).cast(TIMESTAMP)
         values = pc.coalesce(with_zone, without)
@@ -392,6 +396,7 @@ def _grammar_and_cast(kind: pa.DataType, *, declared: bool) -> tuple[str, Cast]:
 
 
 def _cast_dates(strings: pa.Array) -> pa.Array:
+    # Arrow has a year 0, and Python does not.
     if _any_true(pc.starts_with(strings, "0000")):
         raise pa.ArrowInvalid("year 0")
     return strings.cast(pa.date32())

@@ -152,6 +152,7 @@ def storage_type(feature: pa.DataType) -> pa.DataType:
     if pat.is_null(feature):
         return pa.bool_()
     if pat.is_fixed_size_list(feature) or pat.is_list(feature):
+        # The name of array elements in Delta tables.
         return pa.list_(pa.field("element", storage_type(feature.value_type)))
     if pat.is_struct(feature):
         return pa.struct(_storage_fields(_fields(feature)))

@@ -201,6 +201,7 @@ class EncodedArrayCheck:
         for name in batch.schema.names:
             if name not in self.pending_columns:
                 continue
+            # A codec encodes all values of a column, so the first value decides.
             present = batch.column(batch.schema.get_field_index(name)).drop_null()
             # The values of a dictionary may be null, too.
             cell = next((each.as_py() for each in present if each.as_py() is not None), None)
@@ -330,6 +331,7 @@ def _find_row(value: object, values: Sequence[Any]) -> int | None:
 
 
 def _contains(cell: Any, value: object) -> bool:
+    # By identity: equal cells may have another type, and arrays have no single truth value.
     if cell is value:
         return True
     if isinstance(cell, dict):
@@ -394,6 +396,7 @@ def _checked_int64(name: str, condition: str) -> str:
 
 def _error_call(problem: str, hint: str) -> str:
     text = f"{_PREFIX}{problem}\nHint: {hint}".replace("'", "''")
+    # The query fails only if a row reaches this call.
     return f"error('{text}')"
 
 

@@ -97,6 +97,7 @@ def _parse(path: Path) -> Mapping[str, Any]:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}.") from error
+    # A misspelled setting would silently use the default.
     unknown = [key for key in data if key not in _KEYS]
     wrong = [key for key in _KEYS if key in data and not isinstance(data[key], str)]
     if unknown or wrong:

@@ -490,6 +490,7 @@ def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list
     >>> find_similar_names("temprature", ["temp", "temperature", "id"])
     ['temperature']
     """
+    # Compared without regard to case, and returned as written.
     folded: dict[str, str] = {}
     for name in known_names:
         folded.setdefault(name.lower(), name)

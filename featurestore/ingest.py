@@ -156,6 +156,7 @@ def open_relation(
     most = max_cell_bytes()
     long_columns = variable_size_columns(reader.schema, max_bytes=most)
     if long_columns:
+        # Before the engine buffers the rows.
         batches = check_cell_sizes(reader, long_columns, max_bytes=most)
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
     shipped = from_arrow(reader)
@@ -404,6 +405,7 @@ def peek_language(df: object) -> tuple[object, str]:
     >>> peek_language(iter([[{"a": 1}]]))[1]
     'rows'
     """
+    # The first dataframe must not be read twice.
     if isinstance(df, PeekedIterator):
         return df, df.language
     if not isinstance(df, Iterator) or hasattr(df, "__arrow_c_stream__"):
@@ -615,6 +617,7 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     schema, language = _widen_decimals(like, readers.schema), detect_language(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
+        # Errors name the row, counted over all dataframes.
         row = 0
         for part in itertools.chain([readers], chunks):
             for batch in open_stream(part):
@@ -650,6 +653,7 @@ def _cast_batch_to_first(
         UnsupportedType: The arrays of a column have another shape.
         SchemaMismatch: The values of a column do not fit, by the same rule as a later write.
     """
+    # The order of columns may differ between dataframes.
     if sorted(batch.schema.names) != sorted(schema.names):
         raise UnsupportedDataframe(
             f"A later dataframe of the iterator has the columns {batch.schema.names}; the first one "
@@ -665,6 +669,7 @@ def _cast_batch_to_first(
 
 def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Array:
     """Cast a later column to the type of the first dataframe, if all values have an equal."""
+    # A dataframe without values in a column does not determine its type.
     if pat.is_null(column.type):
         return pa.nulls(len(column), field.type)
     column_type, target_type = feature_schema(

@@ -82,6 +82,7 @@ def to_cells(column: pa.Array) -> list[Any]:
     items = flatten_items(column).to_numpy(zero_copy_only=False)
     cells: list[Any] = list(items.reshape(len(column), *array_shape(column.type)))
     if column.null_count:
+        # The items of null rows are arbitrary.
         for row in np.flatnonzero(np.asarray(column.is_null())):
             cells[row] = None
     return cells
@@ -127,6 +128,7 @@ def to_shaped_column(cells: Sequence[Any], *, name: str) -> pa.Array | None:
     arrays = _index_arrays_by_row(cells)
     if any(array.ndim == 0 for array in arrays.values()):
         return None
+    # Strings, times and masks are converted cell by cell.
     if not all(map(_is_plain, arrays.values())):
         return None
     shape = _find_common_shape(arrays, name=name)
@@ -176,6 +178,7 @@ def from_tensors(column: Any) -> pa.Array:
     shape = tuple(kind.shape)
     storage = column.storage
     flat = flatten_items(storage).to_numpy(zero_copy_only=False).reshape(len(column), *shape)
+    # Tensors are stored in physical axis order.
     if kind.permutation is not None:
         flat = flat.transpose([0, *(axis + 1 for axis in kind.permutation)])
     return from_numpy(flat, valid=np.asarray(storage.is_valid()))
@@ -330,6 +333,7 @@ class UniformShapes:
     def merge(self, first: Shapes, second: Shapes) -> Shapes:
         """Return the state of two states combined."""
         for name, shape in second.items():
+            # None stays None: a column with two shapes never has one again.
             is_same = first.get(name, shape) == shape
             first[name] = shape if is_same else None
         return first

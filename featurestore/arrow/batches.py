@@ -152,6 +152,7 @@ def split_item_rows(
     >>> split_item_rows(lists)[0].tolist()
     [7, 8]
     """
+    # A field of a structured array has a stride, unlike the result of this function.
     lengths: npt.NDArray[np.int64] = np.ascontiguousarray(rows["length"])
     items = rows["items"]
     # A mask selects in row-major order, so the items of a row stay together and in order.

@@ -75,6 +75,7 @@ def out_of_range_mask(array: pa.Array) -> pa.Array | None:
     """
     if not _has_out_of_range(array):
         return None
+    # One row may contain several times, or share one with other rows.
     if is_nested(array.type) or pat.is_dictionary(array.type):
         return pa.array([_has_out_of_range(array.slice(row, 1)) for row in range(len(array))])
     marks = np.zeros(len(array), dtype=np.bool_)
@@ -161,6 +162,7 @@ def find_oversized_rows(array: pa.Array, *, max_bytes: int) -> list[int]:
         return []
     if len(array) == 1:
         return [0] if cell_bytes(array) > max_bytes else []
+    # Bisection: a slice within the limit contains no row above it.
     half = len(array) // 2
     later_rows = find_oversized_rows(array.slice(half), max_bytes=max_bytes)
     return find_oversized_rows(array.slice(0, half), max_bytes=max_bytes) + [

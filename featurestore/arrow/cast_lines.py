@@ -129,6 +129,7 @@ def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType
     >>> key_line("pyspark", "k", pa.float64(), pa.int8())
     'df = df.withColumn("k", F.expr("CASE WHEN k % 1 = 0 THEN try_cast(k AS tinyint) END"))'
     """
+    # pandas and Python write floats without a fraction as "1.0", which differs from the key "1".
     if pat.is_floating(source) and pat.is_string(target) and library not in ("duckdb", "pyspark"):
         return cell_line(library, column, _NUMBER_TEXT)
     if not (pat.is_floating(source) and pat.is_integer(target)):
@@ -152,6 +153,7 @@ def infer_epoch_unit(values: Iterable[float | None]) -> str | None:
     >>> infer_epoch_unit([20240131]) is None
     True
     """
+    # The maximum decides: times near 1970 are small numbers in every unit.
     largest = max((abs(value) for value in values if value is not None), default=0)
     # The ranges of the units do not overlap, so at most one unit matches.
     for unit, per_second in _PER_SECOND.items():

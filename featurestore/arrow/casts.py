@@ -105,6 +105,7 @@ def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
     first, runs = array.find_physical_offset(), array.find_physical_length()
     ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
     lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
+    # The values are cast before they are repeated, once per run.
     values = cast_array(array.values.slice(first, runs), kind)
     return take_values(values, np.repeat(np.arange(runs), lengths))
 
@@ -172,6 +173,7 @@ def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     fields = list(map(kind.field, range(kind.num_fields)))
     source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     target_names = [field.name for field in fields]
+    # Fields are matched by name, since their order may differ.
     if set(source_indices) != set(target_names):
         raise pa.ArrowInvalid(
             f"struct has fields {sorted(source_indices)}, expected {target_names}"

@@ -116,10 +116,12 @@ def cells_to_array(
     True
     """
     with translate_conversion_errors(name, cells, language=language):
+        # The usual case: one pass over the types, and no conversion.
         if _cell_types(cells) in _PLAIN:
             return _build_array(cells, nan_is_null=nan_is_null)
         plain = _unwrap_scalars(cells)
         kinds = _classify_cells(plain)
+        # Numeric arrays are copied as blocks; conversion to lists would create an object per item.
         if "array" in kinds and kinds <= {"array", "list"}:
             column = to_shaped_column(plain, name=name)
             if column is not None:
@@ -162,6 +164,7 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
                 f"holds {type(first).__name__} values, which cannot be stored",
                 expression=_UNSUPPORTED[kind],
                 cells=[first],
+                # ``str`` of an arbitrary object would store its memory address.
                 line=None if _has_meaningful_string(first) else _SUPPORTED_VALUES,
             )
     if len(kinds) > 1 and not any(kinds <= compatible for compatible in _COMPATIBLE_KINDS):
@@ -282,6 +285,7 @@ def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
 def _dates_to_datetimes(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert dates to midnight; refuse times with a precision finer than a microsecond."""
     for cell in cells:
+        # ``pandas.Timestamp`` is a datetime with nanoseconds, which Arrow would drop.
         if getattr(cell, "nanosecond", 0):
             raise Unstorable("has times finer than a microsecond", cells=[cell])
     if "date" not in _classify_cells(cells):
@@ -336,6 +340,7 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
                 f"has dicts whose keys are not strings, for example {key!r}",
                 expression="[{'key': key, 'value': value} for key, value in {v}.items()]",
             )
+        # A key that a dict lacks is null, as in a struct.
         values = [cell.get(key) for cell in present]
         try:
             columns[key] = normalize_cells(values)

@@ -129,6 +129,7 @@ def detect_language(df: object) -> str:
     >>> detect_language([{"a": 1}]), detect_language({"a": [1]}), detect_language([(1, 2)])
     ('rows', 'columns', 'tuples')
     """
+    # ``_duckdb`` is the module of DuckDB's classes.
     library = type(df).__module__.split(".")[0].lstrip("_")
     if library in ("pandas", "polars", "pyarrow", "duckdb", "pyspark", "numpy"):
         return library
@@ -169,6 +170,7 @@ def cell_line(
     if not missing_condition:
         missing_condition = "pd.isna({v})" if language == "pandas" else "{v} is None"
     null_safe = preserve_missing(expression, missing_condition)
+    # Rows without names have the columns ``col_0``, ``col_1``, ...
     number = column.removeprefix("col_")
     return template.format(c=column, i=number, e=null_safe.replace("{v}", _CELL))
 

@@ -129,6 +129,7 @@ def find_inexact_value(array: pa.Array, target: pa.DataType) -> Any:
         if array.null_count == len(array):
             return None
         array, target = array.flatten(), target.value_type
+    # Nulls fit every type.
     array = pc.drop_null(array)
     if pat.is_decimal(array.type) or pat.is_decimal(target):
         return _find_uncastable(array, target)

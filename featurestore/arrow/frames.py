@@ -79,6 +79,7 @@ def table_from_polars(df: Any) -> pa.Table:
     """
     special = {}
     for series in df.get_columns():
+        # Arrow has no type for Python objects and 128-bit integers.
         if str(series.dtype) in ("Object", *_LONG_INTEGERS):
             special[series.name] = column_from_polars(series, name=series.name, language="polars")
     plain = df.drop(list(special))
@@ -277,6 +278,7 @@ def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
             f"The rows have different lengths: {', '.join(map(str, lengths))}.",
             hint="use the same columns in every row",
         )
+    # Named tuples have ``_fields``, and Spark rows have ``__fields__``.
     names = getattr(plain[0], "_fields", None) or getattr(plain[0], "__fields__", None)
     if not names:
         names = [f"col_{index}" for index in range(lengths[0])]
@@ -322,6 +324,7 @@ def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: boo
 
 def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
     """Convert an array of shape (rows, ...) to a column with one cell per row."""
+    # Fixed-size lists of size 0 have no feature type.
     if 0 in values.shape[1:]:
         raise UnsupportedType(
             f"Column {name!r} is an array of {values.dtype} and shape {values.shape}, whose rows "
@@ -338,6 +341,7 @@ def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
 def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | pa.ChunkedArray:
     """Convert a pandas series, index or array to an Arrow array; NaN becomes null."""
     dtype = values.dtype
+    # Arrow would convert a period to a plain number.
     check_dtype(name, dtype, language=language)
     if str(dtype).startswith("Sparse"):
         values = np.asarray(values)

@@ -130,6 +130,7 @@ class JsonColumns:
                     )
             columns[column.name] = array
         if len(complex_rows):
+            # The inverse of the partition: it returns the rows to their order.
             order = np.argsort(np.concatenate([plain_rows, complex_rows]))
             complex_columns, complex_reasons = self._decode_individually(
                 strings.take(pa.array(complex_rows)).to_pylist()
@@ -174,6 +175,7 @@ class JsonColumns:
                 as_text=column_field.name in as_text,
             )
             columns.append(column)
+            # The first error of a row is reported.
             reasons = {**bad, **reasons}
         return columns, reasons
 
@@ -240,6 +242,7 @@ class JsonColumns:
                 continue
             offsets.append(len(items))
             items += value
+            # An invalid item is an error of the row that contains it.
             owners += [row] * len(value)
         offsets.append(len(items))
         children, bad = self._convert_column(items, kind.value_type, f"{path}[]", as_text=as_text)
@@ -412,6 +415,7 @@ def _convert_all(values: list[Any], kinds: set[type], kind: pa.DataType) -> pa.A
 
 
 def _format_reason(path: str, value: Any, kind: pa.DataType) -> str:
+    # The parser of the standard library returns infinity for numbers beyond float64.
     if isinstance(value, float) and math.isinf(value):
         return f"{path} is a number outside the range of {kind}"
     if isinstance(value, list | dict):

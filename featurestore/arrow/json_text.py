@@ -34,6 +34,7 @@ class _Integer(NumberText):
 
 def _parse_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
+    # RFC 8259 leaves the meaning of repeated names to the reader; here they are an error.
     if len(members) != len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1)

@@ -242,6 +242,7 @@ def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
                 )
             return pa.decimal128(precision, scale)
         return TIMESTAMP
+    # Rounding nanoseconds would change values, so the schema is refused.
     if logical in _NANOS:
         raise _unsupported_error(name, f"a {logical}, finer than microseconds")
     if logical == "uuid" and kind in ("string", "fixed"):

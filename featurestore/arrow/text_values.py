@@ -146,6 +146,7 @@ def check_format(pattern: str) -> str:
         raise ValueError(f"{pattern!r} does not contain a year, a month and a day")
     if re.search(r"%[^aAwdbBmyYHIMSpfzZjUWcxXGuV%]", pattern):
         raise ValueError(f"{pattern!r} has a directive that strptime does not support")
+    # Raises ValueError for patterns that the platform does not support.
     date(2020, 1, 1).strftime(pattern)
     return pattern
 
@@ -167,6 +168,7 @@ def format_decimals(values: pa.Array) -> pa.Array:
     ).cast(pa.string())
     if kind.scale == 0:
         return unscaled
+    # At least one digit before the point.
     digits = pc.utf8_lpad(
         pc.utf8_ltrim(unscaled, characters="-"), width=kind.scale + 1, padding="0"
     )
@@ -235,6 +237,8 @@ def _are_integers_exact(strings: pa.Array) -> bool:
     long = pc.match_substring_regex(strings, rf"^-?[0-9]{{{_EXACT_DIGITS + 1},}}$")
     if _any_true(long):
         for text in strings.filter(long).to_pylist():
+            # ``int`` refuses numbers of more than 4,300 digits; floats have at most 309 before the
+            # point.
             if len(text) > 400 or int(float(text)) != int(text):
                 return False
     values = strings.cast(pa.float64())
@@ -275,6 +279,7 @@ def _parse_timestamps(strings: pa.Array, rules: TextRules) -> tuple[pa.Array, di
         digits = pc.struct_field(
             pc.extract_regex(strings, r"\.[0-9]{6}(?P<more>[0-9]{1,3})"), "more"
         )
+        # Zeros after the microseconds lose nothing.
         if rules.precision is None:
             has_nanoseconds = pc.fill_null(pc.match_substring_regex(digits, "[1-9]"), False)
             for row in pc.indices_nonzero(has_nanoseconds).to_pylist():

@@ -406,6 +406,7 @@ def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
     """Return the feature type of an extension type's storage, or None if it is not meaningful."""
     if extension_type.extension_name in _OPAQUE:
         return None
+    # The storage of this extension type is int8.
     if extension_type.extension_name == "arrow.bool8":
         return pa.bool_()
     return _feature_type(

@@ -171,6 +171,7 @@ def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
         if not shown.lower().startswith(kind):
             continue
         hint = line.format(name, shown.partition("[")[2].rstrip("]"))
+        # A categorical column has no cast of its categories, so its cells are converted.
         if language != "pandas" or categories is not None:
             hint = cell_line(language, name, expression, missing_condition="pd.isna({v})") or hint
         raise UnsupportedType(
@@ -411,6 +412,7 @@ def _checked_microseconds(name: str) -> str:
 
 
 def _is_unsupported(kind: Any, *, inside: bool = False) -> bool:
+    # At the top level, the caller handles these types.
     if kind.id in _UNSUPPORTED_TYPES or (inside and kind.id in ("map", "uhugeint")):
         return True
     if kind.id not in ("list", "array", "struct"):

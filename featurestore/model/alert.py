@@ -127,6 +127,7 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
 
 
 def _check_address(uri: str) -> None:
+    """Check the host, port, password and recipient of a channel URI."""
     from urllib.parse import parse_qs, urlsplit
 
     try:

@@ -89,7 +89,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 }
 # Argument names without an equivalent, and the advice for each.
 REPLACEMENTS: Mapping[str, str] = {
-    "online": "there is no separate online store; to get the latest values: "
+    "online": "the store has no separate online part; to get the latest values: "
     "get_features(features, labels=[{...}], label_time=datetime.now(UTC))",
     "featurestore": "connect to a store by its location, and call its methods: "
     "featurestore.connect(location)",
@@ -116,7 +116,7 @@ def with_suggestions(function: F) -> F:
             # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                 raise
-            # The new error contains everything that Python's message says.
+            # The new error contains the facts of Python's message.
             raise _argument_error(function, args, kwargs, error) from None
 
     return call  # type: ignore[return-value]

@@ -187,6 +187,7 @@ def _feature_from_json(data: Mapping[str, Any]) -> FeatureDrift:
 
 
 def _source_name(source: Mapping[str, Any]) -> str:
+    """Return the display name of a compared table, such as ``weather@v1 #7``."""
     name = str(source.get("featuregroup") or source.get("training_dataset") or "a table")
     if source.get("version") is not None:
         name += f"@v{source['version']}"

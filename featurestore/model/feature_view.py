@@ -265,6 +265,7 @@ def _type_name(kind: Any) -> str:
 
 
 def _parse_step(data: JsonObject) -> ViewStep:
+    """Parse one ``get_features`` call of a view."""
     join = data.text("join")
     if join not in JOINS:
         raise data.wrong_type_error("join", "'left' or 'inner'")
@@ -288,6 +289,7 @@ def _feature_json(feature: ViewFeature) -> dict[str, Any]:
 
 
 def _parse_feature(data: JsonObject) -> ViewFeature:
+    """Parse one feature of a step."""
     window = None
     if "window" in data:
         window = window_from_json(data.object("window"))

@@ -289,6 +289,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 def _check_roles(spec: FeatureGroupSpec) -> None:
+    """Check that keys, partitions and times are columns of suitable types."""
     times = [name for name in (spec.event_time, spec.created_time) if name]
     _check_columns(spec, "primary_key", spec.primary_key)
     _check_columns(spec, "partition_by", spec.partition_by)
@@ -311,12 +312,13 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
             )
     if len(set(times)) < len(times):
         raise InvalidArgument("event_time and created_time are the same column.")
-    # Without event times there is no history that the other time options could refer to.
+    # The other time options refer to the history of a key, which event times define.
     if spec.event_time is None:
         _check_without_event_time(spec)
 
 
 def _check_columns(spec: FeatureGroupSpec, role: str, columns: Sequence[str]) -> None:
+    """Check that the columns of an argument exist and do not repeat."""
     missing_columns = [column for column in columns if column not in spec.schema.names]
     if missing_columns:
         raise InvalidArgument(
@@ -344,6 +346,7 @@ def _check_without_event_time(spec: FeatureGroupSpec) -> None:
 
 
 def _check_choices(spec: FeatureGroupSpec) -> None:
+    """Check options that have a list of allowed values."""
     if spec.validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
             f"validation={spec.validation!r} is not a policy.",

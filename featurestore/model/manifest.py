@@ -244,6 +244,7 @@ def _to_plain_json(value: Any) -> Any:
 
 
 def _parse_manifest(data: JsonObject) -> Manifest:
+    """Parse the fields of a manifest, whose format was already checked."""
     try:
         # Paths are derived from the name, so a manifest of another store must not choose it freely.
         name = check_name(data.text("name"), noun="training dataset")

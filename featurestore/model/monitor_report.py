@@ -362,6 +362,7 @@ def find_acceptable_subjects(
 
 
 def _bounds_text(low: float | None, high: float | None) -> str:
+    """Format the bounds of a value."""
     if low is None and high is None:
         return "none"
     if low is None:

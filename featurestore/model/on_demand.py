@@ -150,8 +150,8 @@ def function_to_sql(function: RowFunction, inputs: Mapping[str, str], *, name: s
     '("distance" / "seats")'
     """
     check_feature_names(list(inputs))
-    wrong = [f"{column}: {kind!r}" for column, kind in inputs.items() if kind not in TYPES]
-    if wrong or not inputs:
+    invalid_inputs = [f"{column}: {kind!r}" for column, kind in inputs.items() if kind not in TYPES]
+    if invalid_inputs or not inputs:
         raise InvalidArgument(
             f"The inputs {dict(inputs)!r} of feature {name!r} have no supported types.",
             hint=f"inputs={{'distance': 'int64'}}; supported types: {listing(TYPES)}",

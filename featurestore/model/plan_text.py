@@ -75,6 +75,7 @@ def estimate_memory(plan: FeaturePlan) -> int | None:
 
 
 def _describe_header(plan: FeaturePlan) -> Iterator[str]:
+    """Yield the lines about the result: columns, rows, bytes and memory."""
     rows = "unknown"
     if plan.rows is not None:
         rows = f"{plan.rows:,}"
@@ -90,6 +91,7 @@ def _describe_header(plan: FeaturePlan) -> Iterator[str]:
 
 
 def _describe_left_side(plan: FeaturePlan) -> Iterator[str]:
+    """Yield the lines about the rows that features are joined to."""
     if plan.left_source is not None:
         yield f"left       {_describe_source(plan.left_source)}"
     elif plan.left_plan is not None:
@@ -110,6 +112,7 @@ def _describe_left_side(plan: FeaturePlan) -> Iterator[str]:
 
 
 def _describe_join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
+    """Yield the lines about one joined group."""
     yield f"join {number:<6}{_describe_source(join.source)}"
     yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in join.on)}"
     yield f"           {_join_rule(plan, join)}"
@@ -121,6 +124,7 @@ def _describe_join(plan: FeaturePlan, join: Join, number: int) -> Iterator[str]:
 
 
 def _describe_window(plan: FeaturePlan, window: WindowJoin, number: int) -> Iterator[str]:
+    """Yield the lines about the window aggregates of one group."""
     time = plan.left_time or "the fixed time"
     yield f"window {number:<4}{_describe_source(window.source)}"
     yield f"           on {', '.join(f'{left_column} = {key}' for left_column, key in window.on)}"
@@ -144,6 +148,7 @@ def _describe_aggregate(output: WindowOutput, time: str) -> str:
 
 
 def _join_rule(plan: FeaturePlan, join: Join) -> str:
+    """Return the rule that selects the row of a group for each label."""
     if join.event_time is None:
         return "no event time: the row with the key"
     time = plan.left_time or "the fixed time"
@@ -173,6 +178,7 @@ def _describe_output(output: Output) -> str:
 
 
 def _describe_source(source: Source) -> str:
+    """Return the group, its versions and its number of rows."""
     group = f"{source.spec.name}@v{source.spec.version}"
     if source.to_json().get("live"):
         return f"{group} at {escape_line(str(source.spec.external))}: read when needed"
@@ -246,6 +252,7 @@ def _width(schema: pa.Schema, columns: Sequence[str]) -> int:
 
 
 def _estimate_value_bytes(kind: pa.DataType) -> int:
+    """Estimate the size of one value in memory."""
     if pat.is_fixed_size_list(kind):
         return int(kind.list_size) * _estimate_value_bytes(kind.value_type)
     if pat.is_struct(kind):
@@ -262,6 +269,7 @@ def _estimate_value_bytes(kind: pa.DataType) -> int:
 
 
 def _size_text(number: int | None) -> str:
+    """Format a number of bytes."""
     if number is None:
         return "an unknown number of bytes"
     size = float(number)

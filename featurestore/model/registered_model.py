@@ -156,6 +156,7 @@ def _left_columns(join_key: Any) -> list[str]:
 
 
 def _parse_spec(data: JsonObject) -> ModelSpec:
+    """Parse the contents of the model file."""
     format_number = data.number("format", minimum=1)
     if format_number > FORMAT:
         raise MalformedJson(f"it has format {format_number}; this release reads up to {FORMAT}")

@@ -158,6 +158,7 @@ class FractionSplit:
 
 
 def _check_ranges(split: TimeSplit) -> None:
+    """Refuse ranges that are empty or overlap."""
     if not split.ranges:
         raise InvalidSplit(
             "TimeSplit has no ranges.",

@@ -95,6 +95,7 @@ def assign_roles(schema: pa.Schema, request: RoleRequest) -> dict[str, Role]:
 
 
 def _assign_role(name: str, request: RoleRequest, *, inputs: set[str], time: str | None) -> Role:
+    """Return the role of one column."""
     # The order is the precedence: arguments of the dataset override what the retrieval implies.
     role: Role = "unused"
     if name in request.labels:
@@ -147,6 +148,7 @@ def _find_time(schema: pa.Schema, request: RoleRequest) -> str | None:
 
 
 def _check_request(request: RoleRequest) -> None:
+    """Refuse arguments that assign two roles to a column."""
     assigned = {**dict.fromkeys(request.labels, "label")}
     if request.weight is not None:
         if request.weight in assigned:
@@ -236,6 +238,7 @@ class DatasetRoles(Mapping[str, Role]):
         return display.table([("role", ""), ("columns", "")], self._rows())
 
     def _rows(self) -> Iterator[tuple[str, str]]:
+        """Yield a heading and the column names of each role that is present."""
         for role, heading in _HEADINGS.items():
             names = self.named(role)
             if not names:

@@ -215,7 +215,7 @@ def source(
     check_name(name, noun="source")
     selections = [selection for selection in (table, sql, path) if selection is not None]
     if len(selections) > 1:
-        raise InvalidArgument("table=, sql= and path= exclude each other.", hint="pass one of them")
+        raise InvalidArgument("table=, sql= and path= exclude each other.", hint="pass only one")
     return SourceInput(name, table, sql, path, time, check_rename(rename))
 
 

@@ -69,7 +69,7 @@ def format_share(share: float) -> str:
     >>> format_share(0.5), format_share(0.00001), format_share(0.99999), format_share(1.0)
     ('50 %', '<0.1 %', '>99.9 %', '100 %')
     """
-    # "0 %" and "100 %" would state that there are no such rows, or no others.
+    # "0 %" and "100 %" would exclude such rows, or all others.
     if 0 < share < 0.001:
         return "<0.1 %"
     if 0.999 < share < 1:
@@ -119,6 +119,7 @@ def format_title(statistics: Statistics) -> str:
 
 
 def _format_column(column: ColumnStatistics, rows: int) -> str:
+    """Format the statistics of one column as a line."""
     name, missing = short(escape_line(column.name), _NAME), _format_missing(column, rows)
     first = [name, column.kind, missing or "-", _format_distinct(column)]
     if column.kind in ("text", "boolean"):
@@ -149,6 +150,7 @@ def _display_value(value: Value | None, column: ColumnStatistics) -> Value | Non
 
 
 def _format_line(cells: tuple[str, ...] | list[str]) -> str:
+    """Align the cells of a line in columns."""
     padded = []
     for number, text in enumerate(cells):
         if number < 2:
@@ -173,6 +175,7 @@ def _format_distinct(column: ColumnStatistics) -> str:
 
 
 def _format_value(value: Value | None) -> str:
+    """Format a number or time within the column width."""
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -249,6 +249,7 @@ class Window:
 
 
 def _to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Convert a column to Python values, with strings for times beyond the year 9999."""
     try:
         values: list[Any] = column.to_pylist()
     except OverflowError:

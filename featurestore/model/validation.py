@@ -104,7 +104,7 @@ class ValidationReport:
                 mark = "warning" if result.warning else "failed"
                 outcome = format_outcome(result)
             check = describe(result.expectation)
-            checks.append({"result": mark, "check": check, "found": outcome})
+            checks.append({"result": mark, "check": check, "outcome": outcome})
         caption = str(self).partition("\n")[0]
         return display.properties_table(self._summary(), caption=caption) + display.records_table(
             checks
@@ -225,7 +225,7 @@ def format_outcome(result: ExpectationResult) -> str:
         share = 100 * result.unexpected / result.rows
         return f"{result.unexpected:,} of {result.rows:,} rows ({share:.3g} %)"
     if isinstance(result.observed, float):
-        return f"found {result.observed:.6g}"
+        return f"observed {result.observed:.6g}"
     if result.observed is None:
         return "failed"
-    return f"found {result.observed!r}"
+    return f"observed {result.observed!r}"

@@ -387,6 +387,7 @@ def _parse_feature_reference(feature: str) -> FeatureReference:
 
 
 def _check_function(function: str, n: int | None) -> None:
+    """Check the function, and that ``n`` is only passed to "last_n"."""
     allowed = get_args(WindowFunction)
     if function not in allowed:
         raise InvalidArgument(
@@ -402,6 +403,7 @@ def _check_function(function: str, n: int | None) -> None:
 
 
 def _parse_length(over: timedelta | str) -> timedelta:
+    """Parse a window length, which must be positive."""
     length = parse_duration(over, argument="over")
     if not timedelta(0) < length <= _LONGEST:
         raise InvalidArgument(
@@ -415,6 +417,7 @@ def _parse_length(over: timedelta | str) -> timedelta:
 def _default_name(
     column: str, function: str, over: timedelta | None, offset: timedelta, n: int | None
 ) -> str:
+    """Return a column name that contains column, function, length and offset."""
     words = [column, function]
     if function == "last_n":
         words = [column, f"last_{n}"]
@@ -426,6 +429,7 @@ def _default_name(
 
 
 def _iter_plan_windows(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
+    """Yield the window aggregates of a plan in JSON and of its input plans."""
     left_plan = plan.get("left_plan")
     if isinstance(left_plan, Mapping):
         yield from _iter_plan_windows(left_plan)
@@ -438,6 +442,7 @@ def _iter_plan_windows(plan: Mapping[str, Any]) -> Iterator[WindowLineage]:
 
 
 def _parse_windows(group: object, version: object, entries: Any) -> Iterator[WindowLineage]:
+    """Yield the valid entries of a list of window aggregates."""
     for entry in entries:
         try:
             data = JsonObject.from_value({**entry, "group": group, "version": version})

@@ -185,7 +185,7 @@ def test_quarantine_table_level_failure_raises(duckdb_store: FeatureStore) -> No
             },
         ],
     )
-    with pytest.raises(ValidationFailed, match=r"expect_column_mean_to_be_between.*found 40"):
+    with pytest.raises(ValidationFailed, match=r"expect_column_mean_to_be_between.*observed 40"):
         duckdb_store.insert_into_featuregroup(
             people([200, 201], [40, 999]), "people", validation="quarantine"
         )
@@ -309,7 +309,7 @@ def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None
     assert call.exit_code == 1
     text = " ".join(call.output.split())
     assert "expect_column_values_to_be_between" in text
-    assert "found 30" in text
+    assert "observed 30" in text
     arguments = [
         "--location",
         duckdb_store.location,

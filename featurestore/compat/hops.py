@@ -321,9 +321,9 @@ def sql(
 ) -> Any:
     """Return the result of a query over ``group_1`` tables, ``show tables`` or ``describe``."""
     _check_store(featurestore, online=online)
-    described = _DESCRIBE.fullmatch(query)
-    if described is not None:
-        schema = fs.featuregroup(described[1], version=int(described[2])).schema
+    describe_match = _DESCRIBE.fullmatch(query)
+    if describe_match is not None:
+        schema = fs.featuregroup(describe_match[1], version=int(describe_match[2])).schema
         columns = [(field.name, str(field.type)) for field in schema]
         return _convert_frame(_rows_to_frame(("col_name", "data_type"), columns), dataframe_type)
     if query.strip().rstrip(";").lower() == "show tables":
@@ -356,17 +356,17 @@ def create_training_dataset(
     Avro, HDF5 and npy are replaced by Parquet, and tsv by csv, each with a warning.
     """
     _check_store(featurestore)
-    dataset = _FORMATS.get(data_format, data_format)
-    if dataset != data_format and data_format != "tfrecords":
+    written_format = _FORMATS.get(data_format, data_format)
+    if written_format != data_format and data_format != "tfrecords":
         warnings.warn(
-            f"{data_format!r} is not supported: writing {dataset!r} instead.", stacklevel=2
+            f"{data_format!r} is not supported: writing {written_format!r} instead.", stacklevel=2
         )
     flags = (descriptive_statistics, feature_correlation, feature_histograms, cluster_analysis)
     fs.create_training_dataset(
         df,
         training_dataset,
         description=description,
-        data_format=dataset,
+        data_format=written_format,
         version=training_dataset_version,
         statistics=any(flags),
         progress=False,
@@ -603,6 +603,7 @@ def _refuse(name: str) -> None:
 
 
 def _check_store(featurestore: str | None, *, online: bool = False) -> None:
+    """Refuse other stores and the online store."""
     if featurestore is not None and featurestore != project_featurestore():
         raise InvalidArgument(
             f"featurestore={featurestore!r} is not the connected store, "
@@ -611,7 +612,7 @@ def _check_store(featurestore: str | None, *, online: bool = False) -> None:
         )
     if online:
         raise InvalidArgument(
-            "online=True is not supported: there is no online store.",
+            "online=True is not supported: the store has no online store.",
             hint="get_features(features, labels=[{...}], label_time=now) reads the latest values",
         )
 
@@ -621,7 +622,7 @@ def _to_references(features: Sequence[str], versions: Mapping[str, int]) -> list
     requested_columns = dict(versions)
     if not requested_columns:
         for group in fs.get_featuregroups():
-            # hops reads version 1 by default; the lowest version is used if there is no version 1.
+            # hops reads version 1 by default; without a version 1, the lowest version is used.
             requested_columns[group.name] = min(
                 group.version, requested_columns.get(group.name, group.version)
             )
@@ -632,6 +633,7 @@ def _to_references(features: Sequence[str], versions: Mapping[str, int]) -> list
 
 
 def _to_reference(feature: str, columns: Mapping[str, Sequence[str]]) -> str:
+    """Return the reference of a feature: ``group_1.feature``, or the only group that has it."""
     matching_groups = _REFERENCE.fullmatch(feature)
     if matching_groups is not None:
         return f"{matching_groups[1]}@v{matching_groups[2]}.{matching_groups[3]}"

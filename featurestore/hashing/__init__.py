@@ -121,6 +121,7 @@ def canonical_bytes(
 
 
 def _select_names(batch: pa.RecordBatch | pa.Table, columns: Sequence[str] | None) -> list[str]:
+    """Return the columns to hash, after checking that they exist and can be hashed."""
     names = list(batch.schema.names if columns is None else columns)
     missing = [name for name in names if batch.schema.get_field_index(name) < 0]
     reason = "no columns are selected"

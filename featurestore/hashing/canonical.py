@@ -35,6 +35,7 @@ def canonical_array(arrays: Sequence[Any], *, rows: int) -> pa.LargeBinaryArray:
 
 
 def _encode(array: Any) -> pa.LargeBinaryArray:
+    """Return the canonical bytes of each value of one column."""
     values = canonical_values(array)
     rows = len(array)
     if isinstance(values, ByteValues):

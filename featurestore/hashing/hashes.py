@@ -65,6 +65,7 @@ def hash_array(array: Any, *, exact: bool) -> Words:
 
 
 def _hash_words(values: WordValues, *, exact: bool) -> Words:
+    """Hash values of one or more words."""
     tags = _TAGS[values.kinds]
     if len(values.words) > 1:
         state = np.full(len(values.words[0]), tags, dtype=np.uint64)

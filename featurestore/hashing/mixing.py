@@ -150,6 +150,7 @@ def words_at(data: npt.NDArray[np.uint8], starts: Int64s, remaining: Int64s) -> 
 
 
 def _mix_block(block: Words, scratch: Words) -> None:
+    """Apply ``mix`` to a block in place."""
     np.right_shift(block, np.uint64(30), out=scratch)
     np.bitwise_xor(block, scratch, out=block)
     np.multiply(block, np.uint64(_FIRST), out=block)

@@ -136,6 +136,7 @@ def valid_mask(array: Any) -> Mask | None:
 
 
 def _typed_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+    """Return the kind and the word of each value of a one-word type."""
     kind = array.type
     if pat.is_boolean(kind):
         # Arrow stores booleans as bits.
@@ -193,6 +194,7 @@ def _float_words(numbers: npt.NDArray[Any]) -> Words:
 
 
 def _timestamp_words(array: Any) -> tuple[int | npt.NDArray[np.uint8], Words]:
+    """Return microseconds, or nanoseconds for values with a finer fraction."""
     unit = array.type.unit
     if unit == "ns":
         nanos = _values_buffer(array.view(pa.int64()))
@@ -266,6 +268,7 @@ def _divide_by_ten(low: Words, high: Words) -> tuple[Words, Words, Words]:
 
 
 def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
+    """Return strings or binary values as offsets into their buffer."""
     kind, large_type = BYTES, pa.large_binary()
     if _is_text(array.type):
         kind, large_type = TEXT, pa.large_string()
@@ -285,6 +288,7 @@ def _byte_values(array: Any, valid: Mask | None) -> ByteValues:
 
 
 def _list_values(array: Any) -> ListValues:
+    """Return the lengths and the concatenated elements of lists."""
     kind = array.type
     valid = valid_mask(array)
     if _is_list_view(kind):

@@ -27,22 +27,22 @@ def uninterrupted() -> Iterator[None]:
         return
     received: list[tuple[int, FrameType | None]] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def record_signal(number: int, frame: FrameType | None) -> None:
         received.append((number, frame))
 
     handlers = {}
-    for each in _SIGNALS:
-        handler = signal.getsignal(each)
+    for signal_number in _SIGNALS:
+        handler = signal.getsignal(signal_number)
         # The default and the ignored action are constants, which the operating system applies.
         if callable(handler):
-            handlers[each] = handler
-            signal.signal(each, hold)
+            handlers[signal_number] = handler
+            signal.signal(signal_number, record_signal)
     try:
         yield
     finally:
         # The handlers are restored first, since the one called below may raise KeyboardInterrupt.
-        for each, handler in handlers.items():
-            signal.signal(each, handler)
+        for signal_number, handler in handlers.items():
+            signal.signal(signal_number, handler)
         if received:
             number, frame = received[0]
             handlers[signal.Signals(number)](number, frame)

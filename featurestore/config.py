@@ -83,6 +83,7 @@ def check_remote(location: str, settings: Config) -> None:
 
 
 def _read_file() -> Mapping[str, Any]:
+    """Return the settings of the nearest configuration file, or none."""
     folder = Path.cwd()
     # The nearest file applies, as in other tools with a project file.
     for directory in (folder, *folder.parents):
@@ -93,16 +94,17 @@ def _read_file() -> Mapping[str, Any]:
 
 
 def _parse(path: Path) -> Mapping[str, Any]:
+    """Return the settings of a configuration file."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}.") from error
     # A misspelled setting would silently use the default.
     unknown = [key for key in data if key not in _KEYS]
-    wrong = [key for key in _KEYS if key in data and not isinstance(data[key], str)]
-    if unknown or wrong:
+    non_strings = [key for key in _KEYS if key in data and not isinstance(data[key], str)]
+    if unknown or non_strings:
         raise ConfigurationError(
-            f"{path}: unknown settings or values that are not strings: {listing([*unknown, *wrong])}.",
+            f"{path}: unknown settings or values that are not strings: {listing([*unknown, *non_strings])}.",
             hint=f"the settings are {', '.join(_KEYS)}, each a string",
         )
     # Relative to the file, so that it works from every directory below.

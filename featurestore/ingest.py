@@ -153,17 +153,17 @@ def open_relation(
         return
     from_arrow = engine.from_arrow  # the engine of a served store has none: no row is read
     reader = to_reader(df, like=like)
-    most = max_cell_bytes()
-    long_columns = variable_size_columns(reader.schema, max_bytes=most)
+    max_bytes = max_cell_bytes()
+    long_columns = variable_size_columns(reader.schema, max_bytes=max_bytes)
     if long_columns:
         # Before the engine buffers the rows.
-        batches = check_cell_sizes(reader, long_columns, max_bytes=most)
+        batches = check_cell_sizes(reader, long_columns, max_bytes=max_bytes)
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
-    shipped = from_arrow(reader)
+    relation = from_arrow(reader)
     try:
-        yield shipped
+        yield relation
     finally:
-        engine.release(shipped)
+        engine.release(relation)
 
 
 def can_be_native(df: object) -> bool:
@@ -359,14 +359,14 @@ def _untype_empty_columns(df: Any, like: pa.Schema | None) -> Any:
     """
     if like is None or library_name(df) != "pandas" or not hasattr(df, "columns"):
         return df
-    blank: dict[str, None] = {}
+    empty_columns: dict[str, None] = {}
     for field in like:
         if field.name not in df.columns or can_fit(pa.float64(), field.type):
             continue
         column = df[field.name]
         if str(column.dtype) == "float64" and column.isna().all():
-            blank[field.name] = None
-    return df.assign(**blank) if blank else df
+            empty_columns[field.name] = None
+    return df.assign(**empty_columns) if empty_columns else df
 
 
 def count_known_rows(df: object) -> int | None:
@@ -436,17 +436,18 @@ def _warn_of_date_strings(df: Any) -> None:
             if strings and all(map(_is_date_string, strings)):
                 date_columns.append(name)
     if date_columns:
-        listed = "; ".join(
+        conversion_lines = "; ".join(
             f"df[{name!r}] = pd.to_datetime(df[{name!r}], utc=True)" for name in date_columns
         )
         warn_caller(
             "string columns that contain dates are stored as strings: "
-            f"{', '.join(map(repr, date_columns))}; to convert them: {listed}",
+            f"{', '.join(map(repr, date_columns))}; to convert them: {conversion_lines}",
             DataWarning,
         )
 
 
 def _is_date_string(value: object) -> bool:
+    """Return whether a string is an ISO 8601 date or time with separators."""
     # ``fromisoformat`` also accepts digits without separators, which may be numbers.
     if not isinstance(value, str) or len(value) < len("2024-01-31") or value[4:5] != "-":
         return False
@@ -531,19 +532,19 @@ def has_meaningful_index(df: object) -> bool:
 
 def _check_pandas_names(df: Any) -> None:
     """Refuse column names that are not strings or repeat, and conflicting index names."""
-    clashes: dict[Any, str] = {}
+    conflicts: dict[Any, str] = {}
     for name in df.index.names:
         if name is not None and (not isinstance(name, str) or name in df.columns):
-            clashes[name] = f"index_{to_feature_names([name])[0].removeprefix('col_')}"
-    if clashes:
+            conflicts[name] = f"index_{to_feature_names([name])[0].removeprefix('col_')}"
+    if conflicts:
         raise InvalidName(
-            f"The index has names that are not strings or are also column names: {listing(clashes)}.",
-            hint=f"df = df.rename_axis(index={clashes!r})",
+            f"The index has names that are not strings or are also column names: {listing(conflicts)}.",
+            hint=f"df = df.rename_axis(index={conflicts!r})",
         )
-    wrong = [name for name in df.columns if not is_utf8_string(name)]
-    if wrong:
+    invalid_names = [name for name in df.columns if not is_utf8_string(name)]
+    if invalid_names:
         raise InvalidName(
-            f"Column names must be valid UTF-8 strings; these are not: {', '.join(map(repr, wrong[:20]))}.",
+            f"Column names must be valid UTF-8 strings; these are not: {', '.join(map(repr, invalid_names[:20]))}.",
             hint=_format_new_columns(df),
         )
     if not df.columns.is_unique:
@@ -602,6 +603,7 @@ def _from_capsule(df: Any) -> pa.RecordBatchReader:
 
 
 def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBatchReader:
+    """Return the rows of an iterator of dataframes, with the types of the first one."""
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
@@ -613,14 +615,14 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
             "dataframes or record batches.",
             hint="pass all rows at once: list(rows)",
         )
-    readers = open_stream(first)
-    schema, language = _widen_decimals(like, readers.schema), detect_language(first)
+    first_reader = open_stream(first)
+    schema, language = _widen_decimals(like, first_reader.schema), detect_language(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         # Errors name the row, counted over all dataframes.
         row = 0
-        for part in itertools.chain([readers], chunks):
-            for batch in open_stream(part):
+        for dataframe in itertools.chain([first_reader], chunks):
+            for batch in open_stream(dataframe):
                 if batch.schema != schema:
                     batch = _cast_batch_to_first(batch, schema, row, language=language)
                 row += batch.num_rows
@@ -694,6 +696,7 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
 
 
 def _refuse_other_shape(column: pa.Array, field: pa.Field, rows_before: int) -> None:
+    """Refuse arrays whose shape differs from that of the first dataframe."""
     mismatch = find_shape_mismatch(column, field.type)
     if mismatch is not None:
         row, shape = mismatch

@@ -418,6 +418,7 @@ def _cast_without_loss(array: Any, dtype: Any) -> Any:
 
 
 def _to_arrow_unit(array: Any) -> Any:
+    """Convert times to a unit that Arrow supports."""
     unit, count = np.datetime_data(array.dtype)
     # NumPy also has multiples of a unit, such as ten seconds, which Arrow lacks.
     if unit in _ARROW_UNITS and count == 1:

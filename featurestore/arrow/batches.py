@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # From this size on, numpy uses huge pages.
 _LARGE_BYTES = 1 << 22
@@ -113,8 +110,6 @@ def ipc_chunks(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator
     >>> len(parts), pa.ipc.open_stream(b"".join(parts)).read_all().num_rows
     (2, 2)
     """
-    import pyarrow as pa
-
     buffer = io.BytesIO()
     with pa.ipc.new_stream(buffer, schema) as writer:
         for batch in batches:

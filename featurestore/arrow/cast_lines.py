@@ -364,6 +364,7 @@ def _is_castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _array_line(language: _Language, column: str, target: pa.DataType) -> str | None:
+    """Return the snippet that casts the items of arrays, or None without one."""
     name = language.types.get(str(array_item_type(target)))
     is_flat = len(array_shape(target)) == 1
     if not language.items or name is None or not (is_flat or language is _PANDAS):
@@ -375,6 +376,7 @@ def _array_line(language: _Language, column: str, target: pa.DataType) -> str | 
 
 
 def _select_template(language: _Language, source: pa.DataType, target: pa.DataType) -> str:
+    """Return the template for a cast between two types."""
     if pat.is_boolean(source):
         return language.from_boolean or language.plain
     if pat.is_boolean(target):
@@ -387,6 +389,7 @@ def _select_template(language: _Language, source: pa.DataType, target: pa.DataTy
 
 
 def _epoch_line(library: str, column: str, unit: str) -> str:
+    """Return the snippet that converts epoch numbers of a unit to times."""
     template = _EPOCH_LINES.get(library)
     if template is None:
         expression = _EPOCH_PLUS.replace("{n}", _TIMEDELTA_ARGUMENTS[unit])

@@ -111,6 +111,7 @@ def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast a list or struct, item by item."""
     if array.null_count == len(array):
         # Spark sends lists of nulls without an offsets buffer.
         return pa.nulls(len(array), kind)
@@ -125,6 +126,7 @@ def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_to_fixed_size(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast lists to fixed-size lists; raise ``ArrowInvalid`` for other lengths."""
     size = kind.list_size
     sizes = pc.list_value_length(array)
     differs = pc.not_equal(sizes, size)
@@ -159,6 +161,7 @@ def _validity_bitmap(array: pa.Array) -> pa.Buffer | None:
 
 
 def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast lists of any layout to variable-size lists."""
     if pat.is_fixed_size_list(array.type):
         lengths = np.where(np.asarray(array.is_valid()), array.type.list_size, 0)
     else:
@@ -170,6 +173,7 @@ def _cast_list(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast the fields of structs, matched by name."""
     fields = list(map(kind.field, range(kind.num_fields)))
     source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     target_names = [field.name for field in fields]
@@ -209,6 +213,7 @@ def _rescale(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals_to_unsigned(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert decimals of scale 0 to unsigned integers."""
     # A decimal is a little-endian 128-bit integer: of values from 0 to 2**64 - 1, the high word is
     # 0.
     words = np.frombuffer(array.buffers()[1], dtype="<u8").reshape(-1, 2)
@@ -227,7 +232,7 @@ def _null_mask(array: pa.Array) -> Any:
 def _integers_to_decimals(array: pa.Array) -> pa.Array:
     """Convert integers to decimals of scale 0."""
     if not pat.is_uint64(array.type):
-        # Arrow requires 19 digits for the cast of int64, whatever the values are.
+        # Arrow requires 19 digits for the cast of int64, also of small values.
         return array.cast(pa.int64()).cast(pa.decimal128(19, 0))
     words = np.zeros((len(array), 2), dtype="<u8")
     words[:, 0] = np.asarray(pc.fill_null(array, 0))

@@ -135,6 +135,7 @@ def cells_to_array(
 
 
 def _build_array(cells: Sequence[Any], *, nan_is_null: bool) -> pa.Array:
+    """Convert cells of compatible kinds to an array."""
     try:
         return pa.array(cells, from_pandas=nan_is_null)
     # Arrow infers int64 for integers; uint64 contains those up to 2**64 - 1.
@@ -188,6 +189,7 @@ def _classify_cells(cells: Sequence[Any]) -> set[str]:
 
 @lru_cache(maxsize=1024)
 def _classify_type(cell_type: Any) -> str:
+    """Return the kind of a Python type, a name in ``_KINDS`` or a category."""
     # By name, since pandas may not be installed.
     name = cell_type.__name__
     if name in ("NAType", "NaTType", "NoneType"):
@@ -260,6 +262,7 @@ def _find_first_of_kind(cells: Sequence[Any], kind: str) -> Any:
 
 
 def _mixed_kinds_error(cells: Sequence[Any], kinds: set[str]) -> Unstorable:
+    """Return the error for cells of incompatible kinds, with an example of each."""
     firsts: dict[str, Any] = {}
     for cell in cells:
         cell_type: Any = type(cell)
@@ -320,9 +323,9 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     # ``normalize_cells`` returns its argument if nothing has to change.
     if normal is items:
         return cells if kinds == {"list"} else lists
-    following = iter(normal)
+    remaining_items = iter(normal)
     rebuilt: list[Any] = [
-        None if values is None else list(itertools.islice(following, len(values)))
+        None if values is None else list(itertools.islice(remaining_items, len(values)))
         for values in lists
     ]
     return rebuilt

@@ -129,7 +129,7 @@ def detect_language(df: object) -> str:
     >>> detect_language([{"a": 1}]), detect_language({"a": [1]}), detect_language([(1, 2)])
     ('rows', 'columns', 'tuples')
     """
-    # ``_duckdb`` is the module of DuckDB's classes.
+    # Some DuckDB releases define their classes in ``_duckdb``.
     library = type(df).__module__.split(".")[0].lstrip("_")
     if library in ("pandas", "polars", "pyarrow", "duckdb", "pyspark", "numpy"):
         return library
@@ -300,6 +300,7 @@ def _wrap_item(kind: pa.DataType, template: str, item: str) -> str | None:
 
 
 def _struct_expression(kind: pa.StructType) -> str | None:
+    """Return the expression that converts the fields of a dict, or None if none needs it."""
     changes = []
     for index in range(kind.num_fields):
         field = kind.field(index)

@@ -134,10 +134,10 @@ def find_inexact_value(array: pa.Array, target: pa.DataType) -> Any:
     if pat.is_decimal(array.type) or pat.is_decimal(target):
         return _find_uncastable(array, target)
     values = array.to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(_inexact_mask(values, target))
-    if not len(wrong):
+    inexact_rows = np.flatnonzero(_inexact_mask(values, target))
+    if not len(inexact_rows):
         return None
-    return values[wrong[0]].item()
+    return values[inexact_rows[0]].item()
 
 
 def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:
@@ -223,6 +223,7 @@ def exact_in_float(kind: pa.DataType) -> int:
 
 
 def _widens_integer(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Return whether a type contains all values of an integer type."""
     low, high = integer_range(narrow)
     if pat.is_integer(wide):
         wide_low, wide_high = integer_range(wide)

@@ -267,6 +267,7 @@ def _find_polars_error(df: Any, error: Exception) -> FeatureStoreError:
 
 
 def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
+    """Transpose rows to columns, with the names of named tuples or ``col_0``, ..."""
     plain = []
     for row in rows:
         if hasattr(row, "tolist"):
@@ -289,11 +290,11 @@ def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _table_from_columns(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
-    wrong = [title for title in columns if not is_utf8_string(title)]
-    if wrong:
+    invalid_names = [title for title in columns if not is_utf8_string(title)]
+    if invalid_names:
         names = list(columns)
         raise InvalidName(
-            f"Column names must be valid UTF-8 strings; {wrong[0]!r} is not.",
+            f"Column names must be valid UTF-8 strings; {invalid_names[0]!r} is not.",
             hint=rename_line(language, names, to_feature_names(names)),
         )
     arrays = {}
@@ -311,6 +312,7 @@ def _is_column(values: Any) -> bool:
 
 
 def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: bool) -> pa.Array:
+    """Convert a numpy array of any shape to a column."""
     if values.ndim > 1:
         return _array_to_column(name, values, language=language)
     if values.dtype.kind in "OSUT":

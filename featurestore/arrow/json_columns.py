@@ -99,6 +99,7 @@ class JsonColumns:
     def _decode_individually(
         self, strings: Sequence[str | None]
     ) -> tuple[dict[str, pa.Array], list[str | None]]:
+        """Parse and convert strings one by one."""
         objects: list[dict[str, Any]] = []
         reasons: list[str | None] = []
         is_exact = self.is_exact
@@ -158,6 +159,7 @@ class JsonColumns:
         *,
         as_text: frozenset[str],
     ) -> tuple[list[pa.Array], _Reasons]:
+        """Convert the fields of objects; ``parent`` is the path prefix for errors."""
         reasons: _Reasons = {}
         if self.only_known:
             names = {column_field.name for column_field in fields}
@@ -209,6 +211,7 @@ class JsonColumns:
     def _convert_times(
         self, values: list[Any], kind: pa.DataType, path: str
     ) -> tuple[pa.Array, _Reasons]:
+        """Parse times in strings; other values are errors."""
         reasons: _Reasons = {}
         strings: list[str | None] = []
         for row, value in enumerate(values):
@@ -226,6 +229,7 @@ class JsonColumns:
     def _convert_lists(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
+        """Convert arrays: all items at once, then the lists."""
         reasons: _Reasons = {}
         size = kind.list_size if pat.is_fixed_size_list(kind) else None
         items: list[Any] = []
@@ -254,6 +258,7 @@ class JsonColumns:
     def _convert_structs(
         self, values: list[Any], kind: pa.DataType, path: str, *, as_text: bool
     ) -> tuple[pa.Array, _Reasons]:
+        """Convert objects to structs, field by field."""
         reasons: _Reasons = {}
         objects = []
         for row, value in enumerate(values):
@@ -344,6 +349,7 @@ class _PlainObjectParser:
         return None if _has_infinity(columns) else columns
 
     def _parse_block(self, strings: pa.Array) -> pa.Table | None:
+        """Parse lines with Arrow, or return None if they are not as expected."""
         lines = pc.binary_join_element_wise(strings, "", "\n")
         data = lines.buffers()[2]
         try:

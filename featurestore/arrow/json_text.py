@@ -33,6 +33,7 @@ class _Integer(NumberText):
 
 
 def _parse_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object; refuse repeated names."""
     members = dict(pairs)
     # RFC 8259 leaves the meaning of repeated names to the reader; here they are an error.
     if len(members) != len(pairs):
@@ -156,6 +157,7 @@ def short_repr(value: object) -> str:
 
 
 def _json_error(error: Exception) -> JsonError:
+    """Translate an error of the standard parser."""
     if isinstance(error, JsonError):
         return error
     if isinstance(error, json.JSONDecodeError):

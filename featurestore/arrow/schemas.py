@@ -198,6 +198,7 @@ def avro_time_units(text: str) -> dict[str, Any]:
 
 
 def _record_fields(record: Any, name: str) -> list[pa.Field]:
+    """Convert the fields of an Avro record."""
     if record["type"] != "record":
         raise InvalidJob(
             f"{name} is an Avro {record['type']}, not a record.", hint='{"type": "record", ...}'
@@ -209,6 +210,7 @@ def _record_fields(record: Any, name: str) -> list[pa.Field]:
 
 
 def _arrow_type(avro_type: Any, name: str) -> pa.DataType:
+    """Convert an Avro type."""
     if isinstance(avro_type, list):
         # A union with null is a nullable column.
         non_null_types = [member_type for member_type in avro_type if member_type != "null"]
@@ -230,6 +232,7 @@ def _unsupported_error(name: str, description: str) -> InvalidJob:
 
 
 def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
+    """Convert a logical, array, record or other named type."""
     logical, kind = avro_type.get("logicalType"), avro_type["type"]
     if is_logical_type_supported(avro_type):
         if logical == "date":
@@ -255,6 +258,7 @@ def _complex_type(avro_type: dict[str, Any], name: str) -> pa.DataType:
 
 
 def _time_unit(avro_type: Any) -> Any:
+    """Return the microseconds per unit of an Avro time type, nested for records."""
     if isinstance(avro_type, list):
         return next((_time_unit(each) for each in avro_type if each != "null"), None)
     if not isinstance(avro_type, Mapping):

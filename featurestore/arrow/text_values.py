@@ -214,6 +214,7 @@ def _normalize_numbers(strings: pa.Array, rules: TextRules) -> pa.Array:
 
 
 def _find_pattern(type_name: str, rules: TextRules) -> str | None:
+    """Return the grammar of a type, or None if a ``strptime`` format replaces it."""
     if type_name == "date" and rules.date_format is not None:
         return None
     if type_name == "timestamp" and rules.timestamp_format is not None:
@@ -408,6 +409,7 @@ def _cast_dates(strings: pa.Array) -> pa.Array:
 
 
 def _cast_floats(strings: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast strings to floats; refuse numbers that become infinite."""
     values = pc.utf8_ltrim(strings, "+").cast(kind)
     infinite = pc.is_inf(values)
     if _any_true(infinite) and not _all_true(

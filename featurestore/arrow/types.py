@@ -391,7 +391,8 @@ def _feature_type(column_type: pa.DataType) -> pa.DataType | None:
         return _feature_type(column_type.value_type)
     if pat.is_float16(column_type):
         return pa.float32()
-    if _is_text(column_type):
+    is_string = pat.is_string(column_type) or pat.is_large_string(column_type)
+    if is_string or str(column_type) == "string_view":
         return pa.string()
     if _is_bytes(column_type):
         return pa.binary()
@@ -414,10 +415,6 @@ def _from_extension(extension_type: pa.BaseExtensionType) -> pa.DataType | None:
     )
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind) or str(kind) == "string_view")
-
-
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(
         pat.is_binary(kind)
@@ -434,6 +431,7 @@ def _decimal(column_type: pa.DataType) -> pa.DataType | None:
 
 
 def _nested(column_type: pa.DataType) -> pa.DataType | None:
+    """Return the feature type of a list or struct, or None."""
     if pat.is_struct(column_type):
         return _struct(column_type)
     if not is_list_type(column_type):
@@ -450,6 +448,7 @@ def _nested(column_type: pa.DataType) -> pa.DataType | None:
 
 
 def _struct(struct: pa.DataType) -> pa.DataType | None:
+    """Return the feature type of a struct, or None."""
     fields = []
     for field in _fields(struct):
         kind = _feature_type(field.type)
@@ -477,6 +476,7 @@ def _has_opaque_bytes(field: pa.Field) -> bool:
 
 
 def _suggest_conversion(kind: pa.DataType) -> str:
+    """Return advice for a type that cannot be stored."""
     if pat.is_duration(kind) or pat.is_time(kind):
         return "store it as int64 microseconds"
     if pat.is_map(kind):

@@ -131,12 +131,12 @@ def unsupported_column(
     Column 'z' holds complex values: row 1 is complex (1j).
     Hint: rows = [{**row, 'z': None if cell is None else str(cell)} for row in rows ...]
     """
-    shown = []
+    descriptions = []
     for cell in error.cells:
         row = _find_row(cell, values)
         row_name = "a row" if row is None else f"row {row}"
-        shown.append(f"{row_name} is {type(cell).__name__} ({_short(cell)})")
-    examples = f": {', '.join(shown)}" if shown else ""
+        descriptions.append(f"{row_name} is {type(cell).__name__} ({_short(cell)})")
+    examples = f": {', '.join(descriptions)}" if descriptions else ""
     hint = error.line
     if hint is None:
         hint = cell_line(
@@ -166,11 +166,11 @@ def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
         UnsupportedType: Names the cast that preserves the meaning.
     """
     categories = getattr(dtype, "categories", None)
-    shown = str(dtype if categories is None else categories.dtype)
+    dtype_text = str(dtype if categories is None else categories.dtype)
     for kind, (line, expression) in _DTYPES.items():
-        if not shown.lower().startswith(kind):
+        if not dtype_text.lower().startswith(kind):
             continue
-        hint = line.format(name, shown.partition("[")[2].rstrip("]"))
+        hint = line.format(name, dtype_text.partition("[")[2].rstrip("]"))
         # A categorical column has no cast of its categories, so its cells are converted.
         if language != "pandas" or categories is not None:
             hint = cell_line(language, name, expression, missing_condition="pd.isna({v})") or hint
@@ -387,6 +387,7 @@ def _decode_hint(name: str, load_expression: str, language: str) -> str:
 
 
 def _checked_int64(name: str, condition: str) -> str:
+    """Return SQL that casts to 64 bits, and fails for larger values."""
     column = quoted(name)
     hint = f"rows = rows.select('* REPLACE (CAST({column} AS VARCHAR) AS {column})')"
     return (
@@ -402,6 +403,7 @@ def _error_call(problem: str, hint: str) -> str:
 
 
 def _checked_microseconds(name: str) -> str:
+    """Return SQL that casts to microseconds, and fails for finer times."""
     column = quoted(name)
     problem = f"Column {name!r} has times finer than a microsecond."
     return (
@@ -412,6 +414,7 @@ def _checked_microseconds(name: str) -> str:
 
 
 def _is_unsupported(kind: Any, *, inside: bool = False) -> bool:
+    """Return whether a DuckDB type is or contains a type that cannot be stored."""
     # At the top level, the caller handles these types.
     if kind.id in _UNSUPPORTED_TYPES or (inside and kind.id in ("map", "uhugeint")):
         return True

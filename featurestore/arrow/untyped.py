@@ -160,6 +160,7 @@ def _dtype_name(kind: pa.DataType) -> str | None:
 
 
 def _type_code(kind: pa.DataType) -> str:
+    """Return a type as Python code."""
     if pat.is_null(kind):
         return "pa.string()"
     if pat.is_struct(kind):
@@ -179,6 +180,7 @@ def _type_code(kind: pa.DataType) -> str:
 
 
 def _sql_type(kind: pa.DataType) -> str:
+    """Return the DuckDB name of a type, with numbers in place of nulls."""
     if is_nested(kind) and not pat.is_struct(kind):
         return f"{_sql_type(kind.value_type)}[]"
     if pat.is_struct(kind):
@@ -191,6 +193,7 @@ def _sql_type(kind: pa.DataType) -> str:
 
 
 def _adopt_struct(kind: pa.StructType, target: pa.StructType) -> pa.DataType:
+    """Return a struct type whose null fields have the types of ``target``."""
     target_types = {field.name: field.type for field in map(target.field, range(target.num_fields))}
     fields = []
     for field in map(kind.field, range(kind.num_fields)):

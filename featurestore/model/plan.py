@@ -174,8 +174,8 @@ class FeaturePlan:
     a time. ``keep_order`` keeps the order of labels in memory: the labels then have the column
     ``ROW``. ``filters`` (DuckDB SQL) and ``samples`` reduce the joined rows.
 
-    ``asked`` are the result columns that were requested by name in all chained retrievals, or None
-    for all columns of a group.
+    ``requested_columns`` are the result columns that were requested by name in all chained
+    retrievals, or None for all columns of a group.
 
     ``left_schema`` has the column names of the left side; ``left_renames`` are the left columns
     with other names in the result. ``left_rows`` is the number of rows of the left side, or None if
@@ -202,7 +202,7 @@ class FeaturePlan:
     left_rows: int | None = None
     samples: tuple[RowSample, ...] = ()
     left_query: QuerySource | None = None
-    asked: tuple[str, ...] | None = None
+    requested_columns: tuple[str, ...] | None = None
     windows: tuple[WindowJoin, ...] = ()
     on_demand: tuple[OnDemandOutput, ...] = ()
 

@@ -166,8 +166,8 @@ def add_on_demand_features(
     outputs = infer_feature_types(features, schema=stored_plan.schema)
     fields = [*stored_plan.schema, *[pa.field(output.name, output.kind) for output in outputs]]
     output_names = None
-    if stored_plan.asked is not None:
-        output_names = (*stored_plan.asked, *[output.name for output in outputs])
+    if stored_plan.requested_columns is not None:
+        output_names = (*stored_plan.requested_columns, *[output.name for output in outputs])
     return FeaturePlan(
         left_source=None,
         left_schema=stored_plan.schema,
@@ -180,7 +180,7 @@ def add_on_demand_features(
         keep_order=stored_plan.keep_order,
         left_plan=stored_plan,
         left_rows=stored_plan.rows,
-        asked=output_names,
+        requested_columns=output_names,
         on_demand=outputs,
     )
 

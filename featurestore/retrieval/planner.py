@@ -71,7 +71,7 @@ class LabelSide:
             return ()
         output_names: set[str] = set()
         if self.plan is not None:
-            output_names.update(self.plan.asked or ())
+            output_names.update(self.plan.requested_columns or ())
         return tuple(name for name in self.schema.names if name not in output_names)
 
 
@@ -108,7 +108,9 @@ def plan_with_labels(
     """
     outputs = tuple(Output(name, name) for name in labels.schema.names)
     plan = _plan(features, labels=labels, left_outputs=outputs, options=options, source=source)
-    return replace(plan, asked=output_names([feature.name for feature in features], labels=labels))
+    return replace(
+        plan, requested_columns=output_names([feature.name for feature in features], labels=labels)
+    )
 
 
 def plan_without_labels(
@@ -153,15 +155,15 @@ def plan_without_labels(
     )
     return replace(
         reorder_columns(plan, [*key_names, *requested, *aggregates]),
-        asked=(*requested, *aggregates),
+        requested_columns=(*requested, *aggregates),
     )
 
 
 def output_names(names: Sequence[str], *, labels: LabelSide) -> tuple[str, ...]:
     """Return the requested names, preceded by those of the retrieval that computes the labels."""
     earlier_names: tuple[str, ...] = ()
-    if labels.plan is not None and labels.plan.asked is not None:
-        earlier_names = labels.plan.asked
+    if labels.plan is not None and labels.plan.requested_columns is not None:
+        earlier_names = labels.plan.requested_columns
     return (*earlier_names, *names)
 
 

@@ -71,7 +71,7 @@ def plan_windows(
         left_plan=labels.plan,
         left_rows=labels.rows,
         windows=tuple(joins),
-        asked=output_names(names, labels=labels),
+        requested_columns=output_names(names, labels=labels),
     )
 
 

@@ -328,7 +328,7 @@ def _planned_data(
 
 def _plan_roles(plan: FeaturePlan, time: str | None) -> RoleRequest:
     """Return the column roles that a retrieval plan determines."""
-    selected_names = plan.asked
+    selected_names = plan.requested_columns
     if selected_names is not None:
         selected_names = tuple(name for name in selected_names if name in plan.columns)
     return RoleRequest(

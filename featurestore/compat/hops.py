@@ -19,6 +19,7 @@ import featurestore as fs
 from featurestore._current import current_store
 from featurestore.errors import InvalidArgument, listing
 
+# hops appends the version to the name of a group: ``teams_1.budget``.
 _REFERENCE = re.compile(r"([a-z][a-z0-9_]*)_([1-9][0-9]*)\.(\w+)")
 _TABLE = re.compile(r"\b(from|join)\s+([a-z][a-z0-9_]*)_([1-9][0-9]*)\b", re.IGNORECASE)
 _DESCRIBE = re.compile(r"\s*describe\s+([a-z][a-z0-9_]*?)_([1-9][0-9]*)\s*;?\s*", re.IGNORECASE)
@@ -139,6 +140,7 @@ def create_on_demand_featuregroup(
         f"{featuregroup!r} stores the current result of its query; sql(...) runs a query again.",
         stacklevel=2,
     )
+    # hops runs the query at every read; here the rows are stored, so that they have versions.
     rows = fs.sql(_replace_tables(sql_query))
     fs.create_featuregroup(
         rows, featuregroup, description=description, version=featuregroup_version
@@ -381,6 +383,7 @@ def get_training_dataset(
 ) -> Any:
     """Return the rows of a training dataset."""
     _check_store(featurestore)
+    # Datasets of this adapter have a single split.
     dataset = fs.get_training_dataset(training_dataset, version=training_dataset_version)
     return _convert_frame(dataset.read(dataset.splits[0]), dataframe_type)
 

@@ -78,7 +78,7 @@ def test_times_near_1970_warn_about_nanoseconds(duckdb_store: FeatureStore, unit
     pd = pytest.importorskip("pandas")
     df = numbers(unit).to_pandas()
     df["ts"] = pd.to_datetime(df["ts"], utc=True).dt.floor("us")
-    says = rf"3 of 3 rows have a ts before 1980.*numbers of '{unit}' read as nanoseconds"
+    says = rf"3 of 3 rows have a ts before 1980.*numbers in '{unit}' read as nanoseconds"
     with pytest.warns(SuspiciousTimeWarning, match=says) as told:
         duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
     assert told[0].filename == __file__

@@ -91,7 +91,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
-        ({"primary_key": "nope"}, InvalidArgument, "'nope'.*It has 'id'"),
+        ({"primary_key": "nope"}, InvalidArgument, "'nope'.*Available: 'id'"),
         ({"primary_key": "x"}, InvalidArgument, "'x' of type double cannot be a key"),
         ({"primary_key": "vector"}, InvalidArgument, r"fixed_size_list.* cannot be a key"),
         ({"partition_by": "vector"}, InvalidArgument, "folders are named by its values"),

@@ -156,7 +156,7 @@ def test_cast_array_lists_to_fixed_size_and_back() -> None:
     check(pa.array(values, fixed), pa.list_(pa.field("element", pa.float64())), values)
     check(pa.array(values, fixed), pa.list_(pa.field("item", pa.float64()), 2), values)
     check(pa.array([None, None], pa.list_(pa.float32())), fixed, [None, None])
-    with pytest.raises(pa.ArrowInvalid, match=r"\[3\] values"):
+    with pytest.raises(pa.ArrowInvalid, match=r"lengths \[3\], expected 2"):
         cast_array(pa.array([[1.0, 2.0], [1.0, 2.0, 3.0]]), fixed)
 
 

@@ -151,7 +151,7 @@ def test_columns_without_fixed_shape_raise_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"split": "validation"}, InvalidSplit, "no split 'validation'; it has 'train'"),
+        ({"split": "validation"}, InvalidSplit, "no split 'validation'. Available: 'train'"),
         ({"columns": ["ratio", "Ratio"]}, InvalidArgument, r"has no column 'Ratio'"),
         ({"columns": ["ratio", "ratio"]}, InvalidArgument, "once"),
         ({"columns": []}, InvalidArgument, "at least one"),

@@ -236,7 +236,7 @@ def test_external_group_refuses_stored_row_operations(shop: FeatureStore) -> Non
         shop.create_external_featuregroup("x", source="shopp", table="customers")
     with pytest.raises(SourceTableNotFound, match="'customers'"):
         shop.create_external_featuregroup("x", source="shop", table="clients")
-    with pytest.raises(InvalidArgument, match="primary_key names columns"):
+    with pytest.raises(InvalidArgument, match="primary_key: unknown columns"):
         shop.create_external_featuregroup(
             "x", source="shop", table="customers", primary_key="customer"
         )

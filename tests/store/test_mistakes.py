@@ -150,7 +150,7 @@ DATA: list[Row] = [
     ("all null", lambda w: w.create(frame(k=[1], a=[None])), UnsupportedType,
      ("no row has a value in them: 'a' (null)", "dtypes={'a': 'string'}")),
     ("name of a CSV file", lambda w: w.create("trips.csv"), UnsupportedDataframe,
-     ("'trips.csv' is the name of a file", "pandas.read_csv('trips.csv')", "duckdb.read_csv('trips.csv')")),
+     ("'trips.csv' is a file name", "pandas.read_csv('trips.csv')", "duckdb.read_csv('trips.csv')")),
     ("path of a Parquet file", lambda w: w.create(pathlib.Path("a/trips.parquet")), UnsupportedDataframe,
      ("pyarrow.parquet.read_table('a/trips.parquet')",)),
     ("name of a folder", lambda w: w.create("trips"), UnsupportedDataframe, ("read_parquet('trips/*.parquet')",)),
@@ -178,7 +178,7 @@ DATA: list[Row] = [
 GROUPS: list[Row] = [
     ("name", lambda w: w.store.create_featuregroup(table(), "My Group"), InvalidName, ("'my_group'",)),
     ("no such key", lambda w: w.create(table(), primary_key="kk"), InvalidArgument,
-     ("'kk'", "It has 'k', 't', 'x', 'y'", "primary_key='k'")),
+     ("'kk'", "Available: 'k', 't', 'x', 'y'", "primary_key='k'")),
     ("no such time", lambda w: w.create(table(), primary_key="k", event_time="tt"), InvalidArgument, ("event_time='t'",)),
     ("no such partition", lambda w: w.create(table(), partition_by="yy"), InvalidArgument, ("partition_by='y'",)),
     ("time is text", lambda w: w.create(table(t="2024-01-01"), primary_key="k", event_time="t"), InvalidArgument,

@@ -1,6 +1,6 @@
 """Conditions on rows, translated from DuckDB's SQL to the SQL of an engine.
 
-A condition is parsed, each node gets a kind (text, integer, timestamp ...) from the column
+A condition is parsed, each node gets a kind (string, integer, timestamp ...) from the column
 types, and the engine's SQL is written from the templates in ``functions``. A condition therefore
 has the same meaning on every engine, and only names and constants of the user's SQL reach an
 engine.
@@ -44,7 +44,7 @@ _ORDERED: tuple[Kind, ...] = (
     *_NUMERIC,
     "unsigned",
     "boolean",
-    "text",
+    "string",
     "binary",
     "date",
     "timestamp",
@@ -59,7 +59,7 @@ _INTERVALS = {
     "WEEK": timedelta(weeks=1),
 }
 _TYPE_KINDS: dict[str, Kind] = {
-    "BIGINT": "integer", "INT": "integer", "DOUBLE": "number", "TEXT": "text", "VARCHAR": "text",
+    "BIGINT": "integer", "INT": "integer", "DOUBLE": "number", "TEXT": "string", "VARCHAR": "string",
     "DATE": "date", "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "VARBINARY": "binary",
 }  # fmt: skip
@@ -79,8 +79,8 @@ def predicate(sql: str, *, schema: pa.Schema, dialect: str) -> str:
     condition = expression(sql, schema=schema, dialect=dialect)
     if condition.kind != "boolean":
         raise InvalidSql(
-            f"{shorten_sql(sql)} is not a condition: it is {condition.kind}, neither true nor false.",
-            hint="compare it with something",
+            f"{shorten_sql(sql)} is not a condition: its type is {condition.kind}, not boolean.",
+            hint="compare it with a value, for example speed > 10",
         )
     return condition.sql
 
@@ -226,7 +226,7 @@ class _Writer:
             raise InvalidSql(
                 f"{shorten_sql(self._text)} names a column that does not exist: {first!r}.",
                 hint=f"the columns are {listing(self._columns.values(), limit=50)}; "
-                "text goes in single quotes",
+                "string constants take single quotes",
             )
         names = [self._columns[first.lower()]]
         arrow = self._schema.field(names[0]).type
@@ -262,7 +262,7 @@ class _Writer:
         from sqlglot import exp
 
         return TypedSql(
-            exp.Literal.string(value).sql(dialect=self._dialect), "text", constant=value
+            exp.Literal.string(value).sql(dialect=self._dialect), "string", constant=value
         )
 
     def _write_boolean(self, node: exp.Expr) -> TypedSql:
@@ -294,9 +294,9 @@ class _Writer:
         condition = self.write(node)
         if condition.kind != "boolean":
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {node.sql(dialect=DIALECT)!r} is {condition.kind}, "
-                "neither true nor false.",
-                hint="compare it with something",
+                f"{shorten_sql(self._text)}: the type of {node.sql(dialect=DIALECT)!r} is "
+                f"{condition.kind}, not boolean.",
+                hint="compare it with a value, for example speed > 10",
             )
         return condition.sql
 
@@ -344,11 +344,12 @@ class _Writer:
 
     def _write_like(self, node: exp.Expr) -> TypedSql:
         value, pattern = self.write(node.this), self.write(node.expression)
-        if value.kind != "text" or not isinstance(pattern.constant, str):
+        if value.kind != "string" or not isinstance(pattern.constant, str):
             raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: a backslash in a pattern escapes on some engines only.",
+                f"{shorten_sql(self._text)}: a backslash in a pattern is an escape character "
+                "on some engines only.",
                 hint=REPLACEMENTS["regexp_matches"],
             )
         word = "LIKE"
@@ -458,7 +459,7 @@ class _Writer:
             return argument.sql
         if kind == "number" and argument.kind in _NUMERIC:
             return self._convert_to_number(argument)
-        if kind == "timestamp" and argument.kind == "text" and isinstance(argument.constant, str):
+        if kind == "timestamp" and argument.kind == "string" and isinstance(argument.constant, str):
             return self._constant_time(argument.constant, "timestamp").sql
         return None
 
@@ -480,13 +481,13 @@ class _Writer:
             return values[0].kind, [value.sql for value in values]
         if kinds <= set(_NUMERIC):
             return "number", list(map(self._convert_to_number, values))
-        raise self._wrong_kinds_error("these", values)
+        raise self._wrong_kinds_error("a choice between values", values)
 
     def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
         """Convert the operands of a comparison to comparable kinds."""
         kinds = {operand.kind for operand in operands}
         times = {"date", "timestamp"}
-        if kinds & times and kinds <= {*times, "text"}:
+        if kinds & times and kinds <= {*times, "string"}:
             return self._to_comparable_times(operands, kinds)
         if kinds <= {*_NUMERIC, "unsigned"}:
             return self._to_comparable_numbers(operands, kinds)
@@ -513,13 +514,13 @@ class _Writer:
         is_date = "timestamp" not in kinds
         converted = []
         for operand in operands:
-            if operand.kind == "text":
+            if operand.kind == "string":
                 if not isinstance(operand.constant, str):
                     raise self._wrong_kinds_error("a comparison", operands)
                 # If one string has a time of day, all operands are compared as timestamps.
                 is_date = is_date and re.fullmatch(r"\d{4}-\d\d-\d\d", operand.constant) is not None
         for operand in operands:
-            if operand.kind == "text":
+            if operand.kind == "string":
                 kind: Kind = "timestamp"
                 if is_date:
                     kind = "date"
@@ -570,8 +571,9 @@ class _Writer:
         if cast is None:
             casts = listing([f"{source}::{target}" for source, target in CASTS])
             raise InvalidSql(
-                f"{shorten_sql(self._text)} casts {operand.kind} to {kind}, which engines do differently.",
-                hint=f"the casts are {casts}",
+                f"{shorten_sql(self._text)} casts {operand.kind} to {kind}, which differs between "
+                "engines.",
+                hint=f"supported casts: {casts}",
             )
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
@@ -586,7 +588,8 @@ class _Writer:
                 value.append(ord(char) % 256)
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", string):
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {string!r} is not a binary text.", hint=r"'\xFF'::blob"
+                f"{shorten_sql(self._text)}: {string!r} is not a binary constant.",
+                hint=r"'\xFF'::blob",
             )
         if self._dialect == "spark":
             return TypedSql(f"X'{value.hex()}'", "binary", constant=bytes(value))
@@ -607,7 +610,9 @@ class _Writer:
             try:
                 return self._write_timestamp(value + step)
             except OverflowError as error:
-                raise InvalidSql(f"{shorten_sql(self._text)} leads outside of time.") from error
+                raise InvalidSql(
+                    f"{shorten_sql(self._text)}: the result is outside of the years 1 to 9999."
+                ) from error
         timestamp = self._apply_cast(time, "timestamp")
         micros = step // timedelta(microseconds=1)
         if self._dialect == "spark":
@@ -625,7 +630,7 @@ class _Writer:
         if unit not in _INTERVALS or not re.fullmatch(r"-?\d{1,9}", amount):
             raise InvalidSql(
                 f"{shorten_sql(self._text)}: {node.sql(dialect=DIALECT)} has no fixed length.",
-                hint=f"interval 3 days; the units are {listing(map(str.lower, _INTERVALS))}",
+                hint=f"interval 3 days; available units: {listing(map(str.lower, _INTERVALS))}",
             )
         return int(amount) * _INTERVALS[unit]
 
@@ -636,18 +641,20 @@ class _Writer:
         hint = REPLACEMENTS.get(type(node).__name__.lower())
         if type(node).__name__ == "IntDiv":
             dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
-            hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the whole quotient"
+            hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the integer quotient"
         return InvalidSql(
-            f"{shorten_sql(self._text)} holds {sql!r}, which a condition on one row cannot say.",
+            f"{shorten_sql(self._text)} contains {sql!r}, which is not supported in a condition on one row.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
     def _unknown_function_error(self, name: str) -> InvalidSql:
-        hint = f"the functions are {listing(sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS}), limit=60)}"
+        names = sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS})
+        hint = f"supported functions: {listing(names, limit=60)}"
         if name.lower() in CLOCK:
-            hint = "fix_clock() comes first"
+            hint = "call fix_clock() first"
         return InvalidSql(
-            f"{shorten_sql(self._text)} uses {name.lower()}, which has no proven equal on every engine.",
+            f"{shorten_sql(self._text)} uses {name.lower()}, which was not verified to be equal on "
+            "every engine.",
             hint=REPLACEMENTS.get(name.lower(), hint),
         )
 
@@ -655,12 +662,12 @@ class _Writer:
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
         kinds = ", ".join([operand.kind for operand in operands])
-        hint = "cast one of them, or compare values of one kind"
+        hint = "cast one of them, or compare values of one type"
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"{name} takes {' or '.join(signatures)}"
         return InvalidSql(
-            f"{shorten_sql(self._text)}: {name} of {kinds} has no meaning.", hint=hint
+            f"{shorten_sql(self._text)}: {name} does not support the types {kinds}.", hint=hint
         )
 
 
@@ -679,8 +686,8 @@ def _value_kind(kind: pa.DataType) -> Kind:
         (pat.is_float64, "number"),
         (pat.is_floating, "float"),
         (pat.is_decimal, "decimal"),
-        (pat.is_string, "text"),
-        (pat.is_large_string, "text"),
+        (pat.is_string, "string"),
+        (pat.is_large_string, "string"),
         (pat.is_date, "date"),
         (pat.is_timestamp, "timestamp"),
         (pat.is_struct, "struct"),

@@ -29,7 +29,7 @@ _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
     "float": (pa.float64(), "DOUBLE", "DOUBLE"),
     "number": (pa.float64(), "DOUBLE", "DOUBLE"),
     "decimal": (pa.float64(), "DOUBLE", "DOUBLE"),
-    "text": (pa.string(), "VARCHAR", "STRING"),
+    "string": (pa.string(), "VARCHAR", "STRING"),
     "binary": (pa.binary(), "BLOB", "BINARY"),
     "date": (pa.date32(), "DATE", "DATE"),
     "timestamp": (pa.timestamp("us", tz="UTC"), "TIMESTAMPTZ", "TIMESTAMP"),
@@ -57,8 +57,8 @@ def column_expression(sql: str, *, schema: pa.Schema, dialect: str) -> tuple[str
     typed = expression(sql, schema=schema, dialect=dialect)
     if typed.kind not in _TYPES:
         raise InvalidSql(
-            f"{shorten_sql(sql)} is {typed.kind}, which cannot be a feature.",
-            hint="numbers, texts, dates, times and conditions can",
+            f"The type of {shorten_sql(sql)} is {typed.kind}, which cannot be a feature.",
+            hint="supported types: numbers, strings, binary values, dates, times and booleans",
         )
     kind, duckdb, spark = _TYPES[typed.kind]
     return f"CAST({typed.sql} AS {spark if dialect == 'spark' else duckdb})", kind
@@ -70,7 +70,7 @@ def check_column_expression(sql: str) -> None:
     if fix_clock(sql, now=_ANY_TIME) != sql:
         raise InvalidSql(
             f"{shorten_sql(sql)} reads the clock, so that training and scoring would differ.",
-            hint="name the time column of the labels instead",
+            hint="use the time column of the labels instead",
         )
 
 
@@ -147,8 +147,8 @@ def _parse_metric(name: str, sql: str) -> exp.Condition:
         raise _invalid_metric(name, sql)
     if name.startswith(RESERVED_PREFIX):
         raise InvalidSql(
-            f"{name!r}: names that begin with {RESERVED_PREFIX!r} are the store's.",
-            hint=f"call it {name.removeprefix(RESERVED_PREFIX)!r}",
+            f"{name!r}: names that begin with {RESERVED_PREFIX!r} are reserved.",
+            hint=f"use the name {name.removeprefix(RESERVED_PREFIX)!r}",
         )
     expression: exp.Condition = trees[0]
     if expression.find(exp.Query) is not None:

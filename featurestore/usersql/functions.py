@@ -17,7 +17,7 @@ from typing import Literal
 # "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which only supports
 # comparisons; "unit" and "count" are constants in the SQL.
 Kind = Literal[
-    "boolean", "integer", "unsigned", "float", "number", "decimal", "text", "binary", "date",
+    "boolean", "integer", "unsigned", "float", "number", "decimal", "string", "binary", "date",
     "timestamp", "list", "struct", "interval", "null", "unit", "count",
 ]  # fmt: skip
 
@@ -99,7 +99,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
             "try_mod(try_cast({0} AS BIGINT), try_cast({1} AS BIGINT))",
         ),
     ),
-    "||": (_portable(("text", "text"), "text", "({0} || {1})"),),
+    "||": (_portable(("string", "string"), "string", "({0} || {1})"),),
 }
 
 FUNCTIONS: dict[str, tuple[Function, ...]] = {
@@ -123,30 +123,30 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
         ),
     ),
     "length": (
-        _portable(("text",), "integer", "length({0})"),
+        _portable(("string",), "integer", "length({0})"),
         Function(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
     ),
-    "strlen": (Function(("text",), "integer", "strlen({0})", "octet_length({0})"),),
+    "strlen": (Function(("string",), "integer", "strlen({0})", "octet_length({0})"),),
     "starts_with": (
-        Function(("text", "text"), "boolean", "starts_with({0}, {1})", "startswith({0}, {1})"),
+        Function(("string", "string"), "boolean", "starts_with({0}, {1})", "startswith({0}, {1})"),
     ),
     "ends_with": (
-        Function(("text", "text"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
+        Function(("string", "string"), "boolean", "ends_with({0}, {1})", "endswith({0}, {1})"),
     ),
-    "contains": (_portable(("text", "text"), "boolean", "contains({0}, {1})"),),
-    "replace": (_portable(("text", "text", "text"), "text", "replace({0}, {1}, {2})"),),
+    "contains": (_portable(("string", "string"), "boolean", "contains({0}, {1})"),),
+    "replace": (_portable(("string", "string", "string"), "string", "replace({0}, {1}, {2})"),),
     "strpos": (
-        Function(("text", "text"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
+        Function(("string", "string"), "integer", "strpos({0}, {1})", "instr({0}, {1})"),
     ),
     "substring": (
-        _portable(("text", "count", "count"), "text", "substring({0}, {1}, {2})"),
-        _portable(("text", "count"), "text", "substring({0}, {1})"),
+        _portable(("string", "count", "count"), "string", "substring({0}, {1}, {2})"),
+        _portable(("string", "count"), "string", "substring({0}, {1})"),
     ),
-    "left": (_portable(("text", "count"), "text", "left({0}, {1})"),),
-    "right": (_portable(("text", "count"), "text", "right({0}, {1})"),),
-    "trim": (Function(("text",), "text", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
-    "ltrim": (Function(("text",), "text", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
-    "rtrim": (Function(("text",), "text", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
+    "left": (_portable(("string", "count"), "string", "left({0}, {1})"),),
+    "right": (_portable(("string", "count"), "string", "right({0}, {1})"),),
+    "trim": (Function(("string",), "string", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
+    "ltrim": (Function(("string",), "string", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
+    "rtrim": (Function(("string",), "string", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
     "year": _date_part("year", "year({0})"),
     "quarter": _date_part("quarter", "quarter({0})"),
     "month": _date_part("month", "month({0})"),
@@ -172,8 +172,8 @@ CASTS: dict[tuple[Kind, Kind], Function] = {
     ("boolean", "integer"): _portable(("boolean",), "integer", "CAST({0} AS BIGINT)"),
     ("integer", "number"): _portable(("integer",), "number", "CAST({0} AS DOUBLE)"),
     ("float", "number"): _portable(("float",), "number", "CAST({0} AS DOUBLE)"),
-    ("integer", "text"): Function(
-        ("integer",), "text", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"
+    ("integer", "string"): Function(
+        ("integer",), "string", "CAST({0} AS VARCHAR)", "CAST({0} AS STRING)"
     ),
     ("date", "timestamp"): Function(("date",), "timestamp", _MIDNIGHT_DUCKDB, _MIDNIGHT_SPARK),
     ("timestamp", "date"): _portable(("timestamp",), "date", "CAST({0} AS DATE)"),
@@ -185,7 +185,7 @@ CASTS_OF_NULL: dict[Kind, Function] = {
     "integer": _portable(("null",), "integer", "CAST(NULL AS BIGINT)"),
     "number": _portable(("null",), "number", "CAST(NULL AS DOUBLE)"),
     "date": _portable(("null",), "date", "CAST(NULL AS DATE)"),
-    "text": Function(("null",), "text", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
+    "string": Function(("null",), "string", "CAST(NULL AS VARCHAR)", "CAST(NULL AS STRING)"),
     "timestamp": Function(
         ("null",), "timestamp", "CAST(NULL AS TIMESTAMPTZ)", "CAST(NULL AS TIMESTAMP)"
     ),
@@ -219,10 +219,10 @@ CLOCK = frozenset(
     }
 )  # fmt: skip
 
-_SAMPLE = "frame.sample(fraction=0.1, seed=0) takes rows by their hash, the same on every engine"
+_SAMPLE = "frame.sample(fraction=0.1, seed=0) selects the same rows on every engine, by row hash"
 _BOUNDS = "write the bounds, for example x >= 2.5 and x < 3.5"
 _CONSTANT = "compute the constant: x > 20.0855 for ln(x) > 3"
-_CASES = "name the spellings: zone in ('a', 'A')"
+_CASES = "list the spellings: zone in ('a', 'A')"
 _PATTERN = "use starts_with, ends_with, contains or like"
 _DIFFERENCE = "compare epoch_us(a) - epoch_us(b) with a number of microseconds"
 
@@ -254,7 +254,7 @@ REPLACEMENTS: dict[str, str] = {
     ),
     **dict.fromkeys(("dayname", "monthname", "strftime"), "use isodow(t) or month(t)"),
     "concat": "write a || b",
-    "list_contains": "store what is asked for as a column of its own",
+    "list_contains": "store the result in a separate boolean column",
 }
 
 # Functions that queries may call on Spark; sqlglot translates them to functions with equal results.

@@ -50,9 +50,9 @@ REPEATABLE = frozenset(_REPEATABLE_LISTED.split())
 SUMS = frozenset(_SUMS_LISTED.split())
 VARYING = frozenset(_VARYING_LISTED.split())
 _CLAUSES = {
-    "Limit": "a limit may cut between equal rows",
-    "Offset": "an offset may cut between equal rows",
-    "TableSample": "a sample takes other rows each time",
+    "Limit": "a limit may separate rows with equal sort keys",
+    "Offset": "an offset may separate rows with equal sort keys",
+    "TableSample": "a sample returns different rows in every run",
 }
 # Nodes allowed in the argument of a sum, which keep integers and decimals exact.
 _EXACT_LISTED = """
@@ -88,7 +88,7 @@ _NOT_ON_SPARK = frozenset(_NOT_ON_SPARK_LISTED.split())
 _CASTS_ON_SPARK = frozenset({"DOUBLE", "DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
 # Table functions that compute their rows; all others read files or the database.
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
-_IN_PYTHON = "take Spark DataFrames: frame.to_spark(), or a job in Python"
+_IN_PYTHON = "use Spark DataFrames: frame.to_spark(), or a job in Python"
 
 
 def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
@@ -113,7 +113,8 @@ def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     tree = parse_statement(sql, expected="query", calls_by_name=True)
     if not isinstance(tree, exp.Query | exp.Values):
         raise InvalidSql(
-            f"{shorten_sql(sql)} is not a SELECT.", hint="a query reads tables and changes nothing"
+            f"{shorten_sql(sql)} is not a SELECT.",
+            hint="a query is one SELECT; it cannot change tables",
         )
     _check_nodes(tree, sql)
     if dialect != DIALECT:
@@ -211,7 +212,7 @@ def find_nondeterminism(sql: str, schemas: Iterable[pa.Schema]) -> str | None:
         if clause is not None:
             return clause
         if isinstance(node, exp.Distinct) and node.args.get("on") is not None:
-            return "distinct on takes one of several rows"
+            return "distinct on returns any one of several rows"
         if isinstance(node, exp.Anonymous):
             name = node.name.lower()
             if name in VARYING:
@@ -228,8 +229,8 @@ def _check_nodes(tree: exp.Expr, sql: str) -> None:
             raise _function_error(name.lower(), sql)
         if name not in _NODES:
             raise InvalidSql(
-                f"{shorten_sql(sql)} holds {shorten_sql(node.sql(dialect=DIALECT))}, which is not allowed in "
-                "a query.",
+                f"{shorten_sql(sql)} contains {shorten_sql(node.sql(dialect=DIALECT))}, which is not "
+                "allowed in a query.",
                 hint="a query is one SELECT over its tables",
             )
 
@@ -237,16 +238,16 @@ def _check_nodes(tree: exp.Expr, sql: str) -> None:
 def _function_error(name: str, sql: str, dialect: str = DIALECT) -> InvalidSql:
     if name in CLOCK or name.startswith(("current", "localtime")):
         return InvalidSql(
-            f"{shorten_sql(sql)} asks the clock: {name} gives another answer at every run.",
+            f"{shorten_sql(sql)} reads the clock: {name} returns a different value in every run.",
             hint="write the time as a constant; in a job, $window_end is the end of its window",
         )
     if dialect == DIALECT:
-        reason = "which does not compute from its arguments alone"
+        reason = "whose result does not depend on its arguments alone"
         hint = REPLACEMENTS.get(name)
     else:
-        reason = f"which was not shown to mean the same on {dialect}"
+        reason = f"which was not verified to be equal on {dialect}"
         functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
-        hint = f"the functions are {functions}; or {_IN_PYTHON}"
+        hint = f"supported functions: {functions}; or {_IN_PYTHON}"
     return InvalidSql(f"{shorten_sql(sql)} uses {name}, {reason}.", hint=hint)
 
 
@@ -262,9 +263,8 @@ def _check_portable(tree: exp.Expr, sql: str, dialect: str) -> None:
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
         if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:
             raise InvalidSql(
-                f"{shorten_sql(sql)} holds {shorten_sql(node.sql(dialect=DIALECT))}, which was not shown to "
-                "mean "
-                f"the same on {dialect}.",
+                f"{shorten_sql(sql)} contains {shorten_sql(node.sql(dialect=DIALECT))}, which was not "
+                f"verified to be equal on {dialect}.",
                 hint=_IN_PYTHON,
             )
 
@@ -327,7 +327,7 @@ class _Scopes:
         allowed = {name.lower() for name in table_names}
         for name in self.read:
             if name.lower() not in allowed:
-                raise self._unknown_table(name, hint=f"the tables are {listing(table_names)}")
+                raise self._unknown_table(name, hint=f"available tables: {listing(table_names)}")
 
     def _check_table(self, table: exp.Table, visible: frozenset[str]) -> None:
         from sqlglot import exp
@@ -346,7 +346,7 @@ class _Scopes:
     def _unknown_table(self, name: str, *, hint: str | None = None) -> InvalidSql:
         return InvalidSql(
             f"{shorten_sql(self._text)} reads the unknown table {name!r}.",
-            hint=hint or "a query reads tables by their plain names",
+            hint=hint or "a query names its tables without schema, database or file",
         )
 
 
@@ -358,8 +358,9 @@ def _transpile(sql: str, dialect: str) -> str:
         return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)
     except SqlglotError as error:
         raise InvalidSql(
-            f"{shorten_sql(sql)} has no equal in the SQL of {dialect}: {clean_error_message(error)}.",
-            hint="use functions that both have",
+            f"{shorten_sql(sql)} cannot be translated to the SQL of {dialect}: "
+            f"{clean_error_message(error)}.",
+            hint="use functions that both dialects support",
         ) from error
 
 

@@ -53,12 +53,12 @@ def parse_statement(sql: str, *, expected: str, calls_by_name: bool = False) -> 
     except (SqlglotError, RecursionError) as error:
         raise InvalidSql(
             f"{shorten_sql(sql)} cannot be parsed: {clean_error_message(error)}.",
-            hint="the dialect is DuckDB's",
+            hint="write it in DuckDB's SQL dialect",
         ) from error
     statements = [tree for tree in parsed if tree is not None]
     if len(statements) != 1:
         raise InvalidSql(
-            f"{shorten_sql(sql)} holds {len(statements)} statements; one {expected} is expected."
+            f"{shorten_sql(sql)} contains {len(statements)} statements; one {expected} is expected."
         )
     return statements[0]
 

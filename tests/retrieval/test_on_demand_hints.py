@@ -16,11 +16,11 @@ def test_integer_division_error_has_equivalent_hint(store: FeatureStore, value: 
     labels = store.get_featuregroup("g")
     with pytest.raises(InvalidSql) as refused:
         store.get_features([featurestore.feature("half", "i // 2")], labels=labels)
-    written = str(refused.value.hint).removesuffix(" is the whole quotient")
+    written = str(refused.value.hint).removesuffix(" is the integer quotient")
     rows = store.get_features([featurestore.feature("half", written)], labels=labels).to_arrow()
     quotient = abs(value) // 2 * (1 if value >= 0 else -1)
     assert rows.column("half").to_pylist() == [quotient]
-    with pytest.raises(InvalidSql, match="whole quotient"):
+    with pytest.raises(InvalidSql, match="integer quotient"):
         labels.filter("(i + 1) // 2 = 3")
 
 

@@ -42,7 +42,7 @@ EDGES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "float": (pa.float32(), [*_SPECIAL, 1.401298464324817e-45, 3.4e38]),
     "number": (pa.float64(), [*_SPECIAL, 5e-324, 1.7e308, 2.0**53, 2.0**63]),
     "decimal": (pa.decimal128(10, 2), [Decimal(each) for each in _CENTS]),
-    "text": (pa.string(), _TEXTS),
+    "string": (pa.string(), _TEXTS),
     "binary": (pa.binary(), [b"", b"\x00", b"a", b"\xff", b"a\x00"]),
     "date": (pa.date32(), [each.date() for each in _TIMES]),
     "timestamp": (TIMESTAMP, _TIMES),

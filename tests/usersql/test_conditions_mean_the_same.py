@@ -36,7 +36,7 @@ _CONSTANTS = {
     "float": ["0.1", "1", "1e-45", "-1.5"],
     "number": ["0.1", "1", "5e-324", "-0.0", "2.5"],
     "decimal": ["0.1", "1", "2.500", "1e0"],
-    "text": ["''", "'a'", "'é'", "'\\'", "''''", "'İ'", "'a\x00b'"],
+    "string": ["''", "'a'", "'é'", "'\\'", "''''", "'İ'", "'a\x00b'"],
     "binary": ["''::blob", "'a\\x00'::blob", "'\\xFF'::blob"],
     "date": ["'1970-01-01'", "date '1600-02-29'", "timestamptz '1970-01-01 00:00:00+00'"],
     "timestamp": [
@@ -103,7 +103,7 @@ def _comparisons() -> list[str]:
         for value in values:
             texts += [f"a_{kind} {word} {value}" for word in ("=", "<", ">=")]
     for pattern in _PATTERNS:
-        texts += [f"a_text like {pattern}", f"a_text not like {pattern}"]
+        texts += [f"a_string like {pattern}", f"a_string not like {pattern}"]
     return texts
 
 
@@ -119,7 +119,12 @@ def _choices() -> list[str]:
         texts.append(f"a_{kind} in (b_{kind}, c_{kind})")
     for kind in EDGES:
         texts += [f"a_{kind} is null", f"a_{kind} is not null"]
-    types = {"integer": "bigint", "number": "double", "text": "varchar", "timestamp": "timestamptz"}
+    types = {
+        "integer": "bigint",
+        "number": "double",
+        "string": "varchar",
+        "timestamp": "timestamptz",
+    }
     texts += [f"a_{one}::{types.get(other, other)}" for one, other in CASTS]
     return texts
 

@@ -161,7 +161,7 @@ def test_query_clock_functions_raise_with_window_hint(call: str) -> None:
 
 @pytest.mark.parametrize("call", ["random()", "uuid()", "gen_random_uuid()", "nextval('s')"])
 def test_query_random_functions_raise(call: str) -> None:
-    with pytest.raises(InvalidSql, match="alone"):
+    with pytest.raises(InvalidSql, match="arguments alone"):
         query(f"select {call} as t from trips", tables=["trips"], dialect="duckdb")
 
 
@@ -190,7 +190,7 @@ def test_duckdb_functions_are_deterministic() -> None:
 )
 def test_query_duckdb_only_sql_raises_on_spark(text: str) -> None:
     assert query(text, tables=["trips"], dialect="duckdb") == text
-    with pytest.raises(InvalidSql, match="Hint: take Spark DataFrames"):
+    with pytest.raises(InvalidSql, match="Hint: use Spark DataFrames"):
         query(text, tables=["trips"], dialect="spark")
 
 

@@ -21,39 +21,39 @@ _CALLS = [
     *(f"{name}(a_{kind})" for name in _TIMES for kind in ("date", "timestamp")),
     *(f"{name}(a_timestamp)" for name in ("hour", "minute", "second")),
     *(f"date_trunc('{unit}', a_timestamp)" for unit in ("hour", "day", "week", "month", "year")),
-    *(f"{name}(a_text, b_text)" for name in ("starts_with", "ends_with", "contains", "strpos")),
-    *(f"{name}(a_text)" for name in ("length", "char_length")),
-    *(f"{name}(a_text, 2)" for name in ("left", "right", "substring", "substr")),
+    *(f"{name}(a_string, b_string)" for name in ("starts_with", "ends_with", "contains", "strpos")),
+    *(f"{name}(a_string)" for name in ("length", "char_length")),
+    *(f"{name}(a_string, 2)" for name in ("left", "right", "substring", "substr")),
     *(f"{name}(a_{kind}, b_{kind})" for name in ("coalesce", "ifnull", "nullif", "greatest", "least")
-      for kind in ("integer", "number", "text", "date", "timestamp", "decimal", "boolean")),
-    "replace(a_text, b_text, 'x')",
-    "substring(a_text, 1, 2)",
+      for kind in ("integer", "number", "string", "date", "timestamp", "decimal", "boolean")),
+    "replace(a_string, b_string, 'x')",
+    "substring(a_string, 1, 2)",
     "abs(id - 5)",
     "abs(a_number)",
-    "case when a_integer > 0 then b_text else 'none' end",
+    "case when a_integer > 0 then b_string else 'none' end",
     "id + id * 2 - 1",
     "a_number + b_number * 0.5",
     "a_timestamp + interval 1 hour",
-    "a_text || b_text",
-    "a_text like 'a%'",
+    "a_string || b_string",
+    "a_string like 'a%'",
     "a_integer::double",
     "a_date::timestamptz",
     "a_timestamp::date",
     "extract(month from a_timestamp)",
 ]  # fmt: skip
 _GROUPED = [
-    "select a_text as g, count(*) as n, count(b_integer) as c, count(distinct b_text) as d "
+    "select a_string as g, count(*) as n, count(b_integer) as c, count(distinct b_string) as d "
     "from edges group by 1",
-    "select a_text as g, sum(b_small) as s, avg(b_small) as m, sum(b_decimal) as t from edges group by 1",
-    "select a_text as g, min(b_number) as a, max(b_number) as b, min(b_text) as c, max(b_text) as d, "
+    "select a_string as g, sum(b_small) as s, avg(b_small) as m, sum(b_decimal) as t from edges group by 1",
+    "select a_string as g, min(b_number) as a, max(b_number) as b, min(b_string) as c, max(b_string) as d, "
     "min(b_timestamp) as e, max(b_date) as f from edges group by all",
-    "select a_text as g, sum(b_small) filter (where b_small > 0) as f from edges group by all",
-    "select id as g, row_number() over (partition by a_text order by id) as r, "
-    "lag(id) over (partition by b_text order by id) as l, lead(id, 2) over (order by id) as e, "
-    "rank() over (order by a_text) as k, dense_rank() over (order by b_number desc) as d, "
+    "select a_string as g, sum(b_small) filter (where b_small > 0) as f from edges group by all",
+    "select id as g, row_number() over (partition by a_string order by id) as r, "
+    "lag(id) over (partition by b_string order by id) as l, lead(id, 2) over (order by id) as e, "
+    "rank() over (order by a_string) as k, dense_rank() over (order by b_number desc) as d, "
     "rank() over (order by a_integer desc nulls first) as j from edges",
     "select id as g, unnest(a_list) as x from edges where id < 3",
-    "select a.id as g, b.a_text as t from edges a join edges b on a.b_text = b.a_text and a.id = b.id",
+    "select a.id as g, b.a_string as t from edges a join edges b on a.b_string = b.a_string and a.id = b.id",
 ]  # fmt: skip
 
 

@@ -49,6 +49,7 @@ _ORDERED: tuple[Kind, ...] = (
     "date",
     "timestamp",
 )
+# Months, quarters and years are missing because their length in microseconds depends on the date.
 _INTERVALS = {
     "MICROSECOND": timedelta(microseconds=1),
     "MILLISECOND": timedelta(milliseconds=1),
@@ -97,14 +98,18 @@ def fix_clock(sql: str, *, now: datetime) -> str:
 
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     clocks = [node for node in tree.walk() if _clock_name(node) is not None]
+    # Callers compare the result with their SQL to detect clock functions, so SQL without them keeps
+    # its formatting.
     if not clocks:
         return sql
+    # Every clock function of a condition gets the same instant, as in one SQL statement.
     for node in clocks:
         name = _clock_name(node)
         if name in ("current_date", "today"):
             constant = exp.cast(exp.Literal.string(now.date().isoformat()), "date")
         else:
             constant = exp.cast(exp.Literal.string(str(now)), "timestamptz", dialect=DIALECT)
+        # The root of a tree has no parent in which replace() could substitute it.
         if node is tree:
             return constant.sql(dialect=DIALECT)
         node.replace(constant)
@@ -117,6 +122,7 @@ def _clock_name(node: exp.Expr) -> str | None:
 
     if isinstance(node, exp.Anonymous):
         name = node.name.lower()
+    # Keywords such as CURRENT_DATE are parsed to node classes, not to calls by name.
     elif isinstance(node, exp.CurrentDate):
         name = "current_date"
     elif isinstance(node, exp.CurrentTimestamp | exp.Localtimestamp):
@@ -143,6 +149,8 @@ def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
         return _Writer(sql, schema, dialect).write(tree)
+    # The writer recurses for each nesting level, so a deep user condition can exhaust Python's
+    # stack.
     except RecursionError as error:
         raise InvalidSql(f"{shorten_sql(sql)} is nested too deeply.") from error
 
@@ -156,6 +164,7 @@ class _Writer:
         self._text = sql
         self._dialect = dialect
         self._schema = schema
+        # DuckDB and Spark compare column names without case.
         self._columns = {name.lower(): name for name in schema.names}
         # Only these nodes are supported; all other nodes are rejected.
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], TypedSql]] = {
@@ -199,6 +208,7 @@ class _Writer:
 
     def write(self, node: exp.Expr) -> TypedSql:
         """Write a node as the SQL of the engine."""
+        # A server limits the duration of a request, and a user condition can be large.
         check_time()
         kind = type(node)
         if kind in self._comparisons:
@@ -247,9 +257,11 @@ class _Writer:
             return self._write_string(node.name)
         text = node.name
         if re.fullmatch(r"\d+", text):
+            # Constants of 64 bits without a sign are valid in comparisons with uint64 columns.
             if int(text) >= 2**64:
                 raise InvalidSql(f"{shorten_sql(self._text)}: {text} has more than 64 bits.")
             return TypedSql(text, "integer", constant=int(text))
+        # Decimals of both engines have at most 38 digits.
         if re.fullmatch(r"\d+\.\d*|\.\d+", text) and len(text) <= 38:
             return TypedSql(text, "decimal", constant=Decimal(text))
         if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
@@ -262,7 +274,11 @@ class _Writer:
         from sqlglot import exp
 
         return TypedSql(
-            exp.Literal.string(value).sql(dialect=self._dialect), "string", constant=value
+            # sqlglot escapes the string for the dialect: a backslash is an escape character in
+            # Spark only.
+            exp.Literal.string(value).sql(dialect=self._dialect),
+            "string",
+            constant=value,
         )
 
     def _write_boolean(self, node: exp.Expr) -> TypedSql:
@@ -272,6 +288,8 @@ class _Writer:
         operand = self.write(node.this)
         if isinstance(operand.constant, int | Decimal) and operand.kind in ("integer", "decimal"):
             return TypedSql(f"-{operand.sql}", operand.kind, constant=-operand.constant)
+        # The negative of the smallest 64-bit integer does not exist. A subtraction returns null for
+        # it, like other integer arithmetic.
         if operand.kind == "integer":
             return self._write_function("-", OPERATORS["-"], [TypedSql("0", "integer"), operand])
         if operand.kind in ("number", "float"):
@@ -327,6 +345,7 @@ class _Writer:
         choice_nodes = node.expressions
         if not choice_nodes:
             raise self._unsupported_error(node)
+        # sqlglot stores a subquery, an UNNEST or a field in other arguments than ``expressions``.
         for name, argument in node.args.items():
             if argument and name not in ("this", "expressions"):
                 raise self._unsupported_error(node)
@@ -344,6 +363,8 @@ class _Writer:
 
     def _write_like(self, node: exp.Expr) -> TypedSql:
         value, pattern = self.write(node.this), self.write(node.expression)
+        # A pattern must be a constant, because a backslash in it escapes in Spark but not in
+        # DuckDB.
         if value.kind != "string" or not isinstance(pattern.constant, str):
             raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
@@ -366,6 +387,7 @@ class _Writer:
         conditions = [self._write_condition(branch.this) for branch in branches]
         results = [self.write(branch.args["true"]) for branch in branches]
         default = node.args.get("default")
+        # A default of NULL equals a missing default and has no kind.
         if default is not None and not isinstance(default, exp.Null):
             results.append(self.write(default))
         return self._write_case(conditions, results)
@@ -417,6 +439,7 @@ class _Writer:
         name = field.name.lower()
         name = ALIASES.get(name, name)
         functions = FUNCTIONS.get(name)
+        # This excludes functions such as abs, which are not fields of a time.
         if functions is None or functions[0].arguments != ("timestamp",):
             raise self._unknown_function_error(name)
         return self._write_function(name, functions, [self.write(time)])
@@ -448,10 +471,12 @@ class _Writer:
     def _convert_argument(self, argument: TypedSql, kind: Kind) -> str | None:
         """Convert an argument to a kind; return None if it cannot be converted."""
         if kind == "count":
+            # Zero and negative positions and lengths count differently in DuckDB and Spark.
             if isinstance(argument.constant, int) and argument.constant >= 1:
                 return argument.sql
             return None
         if kind == "unit":
+            # Engines accept further units, whose truncation was not compared.
             if str(argument.constant).lower() in UNITS:
                 return argument.sql.lower()
             return None
@@ -475,6 +500,7 @@ class _Writer:
     def _convert_to_common_kind(self, values: Sequence[TypedSql]) -> tuple[Kind, list[str]]:
         """Return the common kind of values, and the converted values."""
         kinds = {value.kind for value in values}
+        # Integer columns of different widths would get an engine-dependent result type.
         if kinds <= {"integer"}:
             return "integer", [f"CAST({value.sql} AS BIGINT)" for value in values]
         if len(kinds) == 1 and values[0].kind in _ORDERED:
@@ -506,6 +532,8 @@ class _Writer:
                 else:
                     converted.append(f"CAST('{operand.constant}' AS FLOAT)")
             return converted
+        # Engines compare integers, uint64 and decimals exactly; a cast to double would round beyond
+        # 2**53.
         if kinds <= {"integer", "unsigned", "decimal"}:
             return [operand.sql for operand in operands]
         return list(map(self._convert_to_number, operands))
@@ -515,6 +543,8 @@ class _Writer:
         converted = []
         for operand in operands:
             if operand.kind == "string":
+                # An engine would parse strings of a column in its own formats, so only constants
+                # are times.
                 if not isinstance(operand.constant, str):
                     raise self._wrong_kinds_error("a comparison", operands)
                 # If one string has a time of day, all operands are compared as timestamps.
@@ -541,9 +571,12 @@ class _Writer:
                 f"{shorten_sql(self._text)}: {string!r} is not a {kind}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
+        # Times without a time zone are UTC everywhere in the store, whatever the session time zone
+        # is.
         if value.tzinfo is None:
             value = value.replace(tzinfo=UTC)
         try:
+            # A shift to UTC can leave the years 1 to 9999.
             return self._write_timestamp(value)
         except OverflowError as error:
             raise InvalidSql(
@@ -556,6 +589,7 @@ class _Writer:
         operand = self.write(node.this)
         if kind is None or target.expressions or node.args.get("format"):
             raise self._unsupported_error(node)
+        # Constant times are converted here, because the formats that engines accept differ.
         if isinstance(operand.constant, str) and kind in ("date", "timestamp"):
             return self._constant_time(operand.constant, kind)
         if isinstance(operand.constant, str) and kind == "binary":
@@ -604,6 +638,7 @@ class _Writer:
             raise self._wrong_kinds_error(operator, [time, TypedSql("", "interval")])
         if time.constant is not None:
             value = time.constant
+            # A date plus an interval is a timestamp at midnight UTC, on every engine.
             if not isinstance(value, datetime):
                 midnight = datetime.min.time()
                 value = datetime.combine(value, midnight, tzinfo=UTC)  # type: ignore[arg-type]
@@ -614,6 +649,8 @@ class _Writer:
                     f"{shorten_sql(self._text)}: the result is outside of the years 1 to 9999."
                 ) from error
         timestamp = self._apply_cast(time, "timestamp")
+        # Arithmetic on microseconds is independent of the session time zone, which interval
+        # arithmetic in engines is not: a day may have 23 or 25 hours there.
         micros = step // timedelta(microseconds=1)
         if self._dialect == "spark":
             return TypedSql(
@@ -640,6 +677,8 @@ class _Writer:
         sql = node.sql(dialect=DIALECT)
         hint = REPLACEMENTS.get(type(node).__name__.lower())
         if type(node).__name__ == "IntDiv":
+            # The hint must be valid SQL when it is pasted: operators bind differently without
+            # parentheses.
             dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
             hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the integer quotient"
         return InvalidSql(
@@ -679,6 +718,7 @@ def _parenthesize(node: exp.Expr) -> str:
 
 
 def _value_kind(kind: pa.DataType) -> Kind:
+    # is_integer is also true for uint64, which must therefore be tested first.
     checks: list[tuple[Callable[[pa.DataType], bool], Kind]] = [
         (pat.is_boolean, "boolean"),
         (pat.is_uint64, "unsigned"),

@@ -34,9 +34,12 @@ _TYPES: dict[str, tuple[pa.DataType, str, str]] = {
     "date": (pa.date32(), "DATE", "DATE"),
     "timestamp": (pa.timestamp("us", tz="UTC"), "TIMESTAMPTZ", "TIMESTAMP"),
 }
+# Any constant serves: the result is only compared with the SQL to detect clock functions.
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 
 Merge = Literal["mean", "sum", "min", "max"]
+# The variance of a union of windows follows from these sums; it does not follow from variances
+# alone.
 MEAN_PARTS = ("rows", "total", "squares")
 
 
@@ -61,6 +64,8 @@ def column_expression(sql: str, *, schema: pa.Schema, dialect: str) -> tuple[str
             hint="supported types: numbers, strings, binary values, dates, times and booleans",
         )
     kind, duckdb, spark = _TYPES[typed.kind]
+    # The cast gives both engines the same column type, for example for decimals and narrow
+    # integers.
     return f"CAST({typed.sql} AS {spark if dialect == 'spark' else duckdb})", kind
 
 
@@ -107,6 +112,7 @@ def merge_method(name: str, sql: str) -> Merge | None:
     from sqlglot import exp
 
     expression = _parse_metric(name, sql)
+    # Windows may share distinct values, so their counts and sums cannot be added.
     if isinstance(expression.this, exp.Distinct):
         return None
     merges: Mapping[type, Merge]
@@ -126,6 +132,7 @@ def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
         expression = _parse_metric(name, text)
         columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
         if merge_method(name, text) == "mean":
+            # A node can have one parent only, so each use of the argument is a copy.
             value = exp.cast(expression.this.copy(), "double")
             square = exp.Mul(this=value.copy(), expression=value.copy())
             aggregates = (exp.Count(this=value.copy()), exp.Sum(this=value), exp.Sum(this=square))
@@ -151,6 +158,7 @@ def _parse_metric(name: str, sql: str) -> exp.Condition:
             hint=f"use the name {name.removeprefix(RESERVED_PREFIX)!r}",
         )
     expression: exp.Condition = trees[0]
+    # A subquery would read tables other than the rows of the window.
     if expression.find(exp.Query) is not None:
         raise _invalid_metric(name, sql)
     return expression

@@ -55,6 +55,7 @@ def _clock_part(name: str) -> tuple[Function, ...]:
 
 
 def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
+    # Engines add narrow integers with different overflow; 64 bits with TRY give null on both.
     integer_template = f"TRY(CAST({{0}} AS BIGINT) {operator} CAST({{1}} AS BIGINT))"
     return (
         Function(
@@ -70,6 +71,7 @@ def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
 # Allowed first arguments of date_trunc.
 UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
+# Casting a date to a time directly would use midnight in the session time zone.
 _MIDNIGHT_DUCKDB = "make_timestamptz(epoch_us(CAST({0} AS TIMESTAMP)))"
 _MIDNIGHT_SPARK = "timestamp_micros(unix_date({0}) * 86400000000)"
 # The characters that DuckDB's trim removes: Unicode category Zs.
@@ -83,6 +85,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
     "+": _arithmetic("+", "try_add"),
     "-": _arithmetic("-", "try_subtract"),
     "*": _arithmetic("*", "try_multiply"),
+    # DuckDB divides a double by zero to infinity; Spark's try_divide returns null.
     "/": (
         Function(
             ("number", "number"),
@@ -91,6 +94,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
             "try_divide({0}, {1})",
         ),
     ),
+    # DuckDB raises an overflow for the smallest integer % -1, whose result is 0.
     "%": (
         Function(
             ("integer", "integer"),
@@ -103,6 +107,7 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
 }
 
 FUNCTIONS: dict[str, tuple[Function, ...]] = {
+    # abs overflows for the smallest integer; a subtraction with try returns null.
     "abs": (
         Function(
             ("integer",),
@@ -112,6 +117,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
         ),
         _portable(("number",), "number", "abs({0})"),
     ),
+    # Spark's isnan(NULL) is false. NaN equals NaN in both engines, and a comparison keeps null.
     "isnan": (Function(("number",), "boolean", "isnan({0})", "({0} = double('NaN'))"),),
     "isinf": (_portable(("number",), "boolean", f"({{0}} {_INFINITE})"),),
     "isfinite": (
@@ -122,6 +128,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
             f"(NOT ({{0}} = double('NaN') OR {{0}} {_INFINITE}))",
         ),
     ),
+    # Spark's size(NULL) can be -1 (spark.sql.legacy.sizeOfNull).
     "length": (
         _portable(("string",), "integer", "length({0})"),
         Function(("list",), "integer", "len({0})", "if({0} IS NULL, NULL, size({0}))"),
@@ -144,6 +151,7 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     ),
     "left": (_portable(("string", "count"), "string", "left({0}, {1})"),),
     "right": (_portable(("string", "count"), "string", "right({0}, {1})"),),
+    # Spark's trim removes the space character only.
     "trim": (Function(("string",), "string", "trim({0})", f"trim(BOTH '{_SPACES}' FROM {{0}})"),),
     "ltrim": (Function(("string",), "string", "ltrim({0})", f"trim(LEADING '{_SPACES}' FROM {{0}})"),),
     "rtrim": (Function(("string",), "string", "rtrim({0})", f"trim(TRAILING '{_SPACES}' FROM {{0}})"),),
@@ -153,6 +161,8 @@ FUNCTIONS: dict[str, tuple[Function, ...]] = {
     "week": _date_part("week", "weekofyear({0})"),
     "day": _date_part("day", "day({0})"),
     "dayofyear": _date_part("dayofyear", "dayofyear({0})"),
+    # Spark counts days of the week from Sunday = 1 (DuckDB: 0), and its weekday from Monday = 0
+    # (isodow: 1).
     "dayofweek": _date_part("dayofweek", "(dayofweek({0}) - 1)"),
     "isodow": _date_part("isodow", "(weekday({0}) + 1)"),
     "hour": _clock_part("hour"),

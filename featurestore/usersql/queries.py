@@ -163,15 +163,20 @@ def find_columns(sql: str, columns: Sequence[str]) -> list[str]:
         tables |= {table.name.lower(), table.alias.lower()}
     for node in tree.walk():
         is_count = isinstance(node.parent, exp.Anonymous) and node.parent.name.lower() == "count"
+        # DuckDB returns the entire row for ``select t from t``, and COLUMNS('...') selects by a
+        # pattern.
         is_row = isinstance(node, exp.Column) and node.name.lower() in tables
         is_pattern = isinstance(node, exp.Anonymous) and node.name.lower() == "columns"
+        # A NATURAL join compares all columns that both tables have.
         is_natural = (
             isinstance(node, exp.Join) and str(node.args.get("method")).upper() == "NATURAL"
         )
         if is_row or is_pattern or is_natural or (isinstance(node, exp.Star) and not is_count):
             return list(columns)
+    # Every identifier counts, aliases and functions too: a column too many costs time only.
     identifiers = {identifier.name.lower() for identifier in tree.find_all(exp.Identifier)}
     read_columns = [column for column in columns if column.lower() in identifiers]
+    # ``count(*)`` reads no column, but needs the number of rows.
     return read_columns or list(columns[:1])
 
 
@@ -225,6 +230,7 @@ def find_nondeterminism(sql: str, schemas: Iterable[pa.Schema]) -> str | None:
 def _check_nodes(tree: exp.Expr, sql: str) -> None:
     for node in tree.walk():
         name = type(node).__name__
+        # Keywords such as CURRENT_DATE are parsed to nodes without a call.
         if name.startswith(("Current", "Localtime", "Session")):
             raise _function_error(name.lower(), sql)
         if name not in _NODES:
@@ -258,6 +264,7 @@ def _check_portable(tree: exp.Expr, sql: str, dialect: str) -> None:
     for node in tree.walk():
         is_cast = isinstance(node, exp.Cast)
         is_null = is_cast and isinstance(node.this, exp.Null)
+        # NULL has the same cast to every type on every engine.
         if is_null or (is_cast and str(node.args["to"].this.name) in _CASTS_ON_SPARK):
             continue
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
@@ -308,6 +315,8 @@ class _Scopes:
         if clause is not None:
             for cte in clause.expressions:
                 name = cte.alias_or_name.lower()
+                # A common table expression sees the ones before it. Only a recursive one sees
+                # itself: otherwise its name is a table inside its body.
                 visible_inside = visible
                 visible = visible | {name}
                 if clause.args.get("recursive"):
@@ -334,6 +343,7 @@ class _Scopes:
 
         if isinstance(table.this, exp.Anonymous):
             self._check_table_function(table.this)
+        # A schema or database qualifies tables that are not inputs, and a string names a file.
         elif not isinstance(table.this, exp.Identifier) or table.db or table.catalog:
             raise self._unknown_table(table.sql(dialect=DIALECT))
         elif table.name.lower() not in visible:
@@ -353,6 +363,7 @@ class _Scopes:
 def _transpile(sql: str, dialect: str) -> str:
     from sqlglot.errors import ErrorLevel, SqlglotError
 
+    # Parsed with sqlglot's function definitions, without which functions cannot be translated.
     tree = parse_statement(sql, expected="query")
     try:
         return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)
@@ -381,6 +392,7 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
         for node in argument.walk():
             if type(node).__name__ not in _EXACT:
                 return False
+            # 1e3 is a double.
             if isinstance(node, exp.Literal) and "e" in node.name.lower():
                 return False
             if isinstance(node, exp.Column) and not _have_exact_sums(
@@ -392,6 +404,7 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
 
 def _have_exact_sums(types: list[pa.DataType]) -> bool:
     """Return whether sums are exact for all column types."""
+    # A column that no table has is computed in a subquery, and its type is unknown.
     return bool(types) and all(
         pat.is_integer(column_type) or pat.is_decimal(column_type) for column_type in types
     )

@@ -50,6 +50,7 @@ def parse_statement(sql: str, *, expected: str, calls_by_name: bool = False) -> 
         dialect = _calls_by_name()
     try:
         parsed = sqlglot.parse(sql, dialect=dialect)
+    # The parser recurses for each nesting level, so a deep statement can exhaust Python's stack.
     except (SqlglotError, RecursionError) as error:
         raise InvalidSql(
             f"{shorten_sql(sql)} cannot be parsed: {clean_error_message(error)}.",
@@ -68,9 +69,12 @@ def _calls_by_name() -> Any:
     """Return a DuckDB dialect without function definitions."""
     from sqlglot.dialects.duckdb import DuckDB
 
+    # sqlglot maps several function names to one node class. The allow-lists need the name that the
+    # user wrote.
     class CallsByName(DuckDB):
         class Parser(DuckDB.Parser):  # type: ignore[valid-type, misc]
             FUNCTIONS: ClassVar[dict[str, Any]] = {}
+            # CAST and EXTRACT have no argument list that could be parsed as a call by name.
             FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
                 name: DuckDB.Parser.FUNCTION_PARSERS[name] for name in _SPECIAL_CALLS
             }
@@ -80,6 +84,7 @@ def _calls_by_name() -> Any:
 
 def clean_error_message(error: Exception) -> str:
     """Return the first line of a sqlglot error message, without terminal colors."""
+    # sqlglot marks the position of an error with terminal escape codes.
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     if not lines:
         return type(error).__name__

@@ -129,8 +129,8 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
     tags = dataset.tags
     if key not in tags:
         raise InvalidArgument(
-            f"Training dataset {name!r} version {dataset.version} has no tag {key!r}; it has "
-            f"{listing(tags)}."
+            f"Training dataset {name!r} version {dataset.version} has no tag {key!r}. "
+            f"Available: {listing(tags)}."
         )
     del tags[key]
     _write_annotations(session, dataset, tags=tags)

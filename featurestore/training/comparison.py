@@ -368,17 +368,19 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
     )
     path = session.featuregroup_path(name, version)
     if not is_delta_table(path):
-        return SourceDrift(name, version, pinned_version, None, problem="the group is gone")
+        return SourceDrift(
+            name, version, pinned_version, None, problem="the group no longer exists"
+        )
     latest = latest_version(path)
     snapshot = read_snapshot(path, latest)
     if source.get("live"):
         return SourceDrift(
-            name, version, pinned_version, None, problem="external, and no snapshot was kept"
+            name, version, pinned_version, None, problem="external, without a stored snapshot"
         )
     pinned_table_id = source.get("table_id")
     if pinned_table_id is not None and pinned_table_id != snapshot.table_id:
         return SourceDrift(
-            name, version, pinned_version, None, problem="another group has its name"
+            name, version, pinned_version, None, problem="another table has replaced the group"
         )
     changed = 0
     data_version = commits.latest_data_version(path, latest)

@@ -199,7 +199,7 @@ def export(
     check_labels(manifest, request.labels)
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)
-        reason = f"failing rows were put aside in {QUARANTINE}/"
+        reason = f"failing rows were moved to {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
         states = split_states(engine, rows, request, plan, shard_statistics)

@@ -318,7 +318,7 @@ class TrainingDataset(ModelInputs):
 
         if self.session is None:
             raise InvalidArgument(
-                "drift() needs the store; this dataset was opened by its path alone.",
+                "drift() requires a store, but this dataset was opened by its path.",
                 hint="featurestore.connect(...).get_training_dataset(name).drift()",
             )
         return dataset_drift(self.session, self.manifest)
@@ -371,7 +371,7 @@ class TrainingDataset(ModelInputs):
         path = files.resolve_inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
-                f"The statistics {path!r} do not have the SHA-256 of the manifest.",
+                f"The SHA-256 of the statistics file {path!r} differs from the manifest.",
                 hint="restore the file from a copy, or create the dataset again",
             )
         return Statistics.from_json(files.read_json(path))
@@ -488,7 +488,7 @@ class TrainingDataset(ModelInputs):
         ...     rows = sum(len(batch.temp) for batch in reader)
         """
         require_local(
-            self.path, "petastorm's own readers", "dataset.download(path).petastorm_reader(...)"
+            self.path, "Petastorm readers", "dataset.download(path).petastorm_reader(...)"
         )
         dataset_format = find_format(self.manifest.data_format)
         if not isinstance(dataset_format, NativeReading):

@@ -38,7 +38,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
     directory = files.local_directory(target)
     if is_finished(directory) and read_manifest(directory) != manifest:
         raise InvalidArgument(
-            f"{directory!r} holds another training dataset.",
+            f"{directory!r} contains another training dataset.",
             hint="download into a new directory",
         )
     expected_hashes = manifest_hashes(manifest)
@@ -68,7 +68,7 @@ def _check_directory(directory: str, expected_paths: list[str]) -> None:
     for name in files.list_directory(directory):
         if name not in expected_names and not name.endswith(".tmp"):
             raise InvalidArgument(
-                f"{directory!r} holds {name!r}, which is not a file of this training dataset.",
+                f"{directory!r} contains {name!r}, which does not belong to this training dataset.",
                 hint="download into a new directory",
             )
 

@@ -229,7 +229,7 @@ def _check_numeric(inputs: Sequence[_Input]) -> None:
             input_column.column.name for input_column in inputs if input_column.is_number
         ]
         raise UnsupportedType(
-            f"A matrix of float32 cannot hold {listing(unsupported, limit=50)}.",
+            f"A float32 matrix does not support {listing(unsupported, limit=50)}.",
             hint=f"matrix(split, columns={numeric_names}), or convert them to numbers: "
             f"transformations={{{unsupported[0].split(' ')[0]!r}: t.one_hot()}}",
         )

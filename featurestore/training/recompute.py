@@ -71,7 +71,7 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
         return
     if session is None:
         raise InvalidArgument(
-            "verify(recompute=True) needs the store; this dataset was opened by its path alone.",
+            "verify(recompute=True) requires a store, but this dataset was opened by its path.",
             hint="featurestore.connect(...).get_training_dataset(name).verify(recompute=True)",
         )
     try:
@@ -127,18 +127,18 @@ def _request(manifest: Manifest) -> ExportRequest:
 
 def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
     if recomputed.layout != manifest.layout:
-        yield Problem(MANIFEST_FILE, "recomputed rows need another layout")
+        yield Problem(MANIFEST_FILE, "recomputed rows require a different layout")
     for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):
         if split.rows != recomputed_split.rows:
             yield Problem(
                 split.name,
-                f"recomputed has {recomputed_split.rows:,} rows, the manifest says {split.rows:,}",
+                f"recomputation returned {recomputed_split.rows:,} rows, the manifest has {split.rows:,}",
             )
         for shard, recomputed_shard in zip(split.shards, recomputed_split.shards, strict=True):
             if shard.sha256 != recomputed_shard.sha256:
                 yield Problem(
                     shard.path,
-                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest says {shard.sha256}",
+                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest has {shard.sha256}",
                 )
 
 
@@ -254,18 +254,18 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
     name = f"{data['featuregroup']}@v{data['version']}"
     if data.get("live"):
         raise VersionNotFound(
-            f"Feature group {name} is external and was read at its source; no snapshot was kept."
+            f"Feature group {name} is external and was read from its source; no snapshot was stored."
         )
     try:
         source = pinned_source(path, delta_version=data["delta_version"])
     except FeatureStoreError as error:
         raise VersionNotFound(
             f"Feature group {name} at Delta version {data['delta_version']} "
-            f"cannot be read any more: {error.message}"
+            f"can no longer be read: {error.message}"
         ) from error
     if source.table_id != data["table_id"]:
         raise VersionNotFound(
-            f"Feature group {name} is another table than the one this dataset was made from "
+            f"Feature group {name} is not the table that this dataset was created from "
             f"(table id {source.table_id}, pinned {data['table_id']})."
         )
     return source

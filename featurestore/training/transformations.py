@@ -202,7 +202,7 @@ def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transfor
         DatasetDamaged: The file is missing, or its SHA-256 differs.
     """
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise InvalidArgument(f"{sha256!r} is not a hash of transformations.")
+        raise InvalidArgument(f"{sha256!r} is not the SHA-256 of a transformations file.")
     entry = manifest.transformations
     if entry is not None and entry["sha256"] == sha256:
         return _read(directory, entry["path"], sha256)
@@ -254,7 +254,7 @@ def _read(directory: str, relative: str, sha256: str) -> Transformations:
     path = files.resolve_inside(directory, relative)
     if not files.exists(path) or files.sha256(path) != sha256:
         raise DatasetDamaged(
-            f"The transformations {path!r} do not have the expected SHA-256.",
+            f"The SHA-256 of the transformations file {path!r} differs from the expected one.",
             hint="restore the file from a copy, or fit them again: dataset.fit(...)",
         )
     return Transformations.from_bytes(files.read_bytes(path), path=path)

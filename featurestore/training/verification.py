@@ -36,8 +36,8 @@ _DIGEST_DIFFERS = "its SHA-256 differs from the manifest's"
 class Problem:
     """A problem in a file, with the path relative to the dataset and the byte offset if known.
 
-    >>> str(Problem("train/csv-00000-of-00001.csv", "is cut off", 1234))
-    'train/csv-00000-of-00001.csv at byte 1,234: is cut off'
+    >>> str(Problem("train/csv-00000-of-00001.csv", "is truncated", 1234))
+    'train/csv-00000-of-00001.csv at byte 1,234: is truncated'
     """
 
     file: str
@@ -139,7 +139,7 @@ def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
         yield Problem(MANIFEST_FILE, error.message)
         return
     if stored_manifest != manifest:
-        yield Problem(MANIFEST_FILE, "is not the manifest that was opened")
+        yield Problem(MANIFEST_FILE, "differs from the manifest that was opened")
 
 
 def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
@@ -185,7 +185,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
     path = os.path.join(directory, file.path)
     size = files.size(path)
     if size != file.bytes:
-        message = f"has {size:,} bytes where the manifest says {file.bytes:,}"
+        message = f"has {size:,} bytes, but {file.bytes:,} in the manifest"
         yield Problem(file.path, message, min(size, file.bytes))
         return
     digest = compute_digest(path)
@@ -193,7 +193,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
         return
     owner = _shard_with_digest(manifest, digest.hexdigest())
     if owner is not None:
-        yield Problem(file.path, f"holds the bytes of {owner!r}", 0)
+        yield Problem(file.path, f"contains the bytes of {owner!r}", 0)
         return
     stated = manifest.prefixes.get(file.path, [])
     first = PIECE_BYTES * _count_equal_prefixes(digest.prefixes, stated)
@@ -266,9 +266,9 @@ def list_unchecked(manifest: Manifest, dataset_format: DatasetFormat) -> Iterato
     possible = _PossibleChecks.from_manifest(manifest)
     lossy = ", ".join(column.name for column in manifest.columns if column.loss is not None)
     if not possible.order:
-        yield f"row order not checked: the files store key columns with a loss ({lossy})"
+        yield f"row order not checked: the files store key columns with loss ({lossy})"
     if len(manifest.splits) > 1 and not possible.split and not possible.distinct:
-        yield f"splits not compared row by row: the files store columns with a loss ({lossy})"
+        yield f"splits not compared row by row: the files store columns with loss ({lossy})"
 
 
 def row_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
@@ -332,7 +332,7 @@ class _SplitScan:
         hashes = row_hash(batch, columns=manifest.key, seed=manifest.seed)
         if self._possible.order and self._sorted and not self._continues_hash_order(hashes):
             self._sorted = False  # one break causes more; only the first is reported
-            yield self._problem_near("rows are not in the order of their hash")
+            yield self._problem_near("rows are not in hash order")
         if self._possible.split and not self._matches_split(batch, hashes):
             yield self._problem_near("has rows that the split rule assigns to another split,")
         if self._possible.distinct:

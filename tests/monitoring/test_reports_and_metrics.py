@@ -192,5 +192,5 @@ def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
     assert '"stale": true' in result.output
     alone = featurestore.TrainingDataset.open(dataset.path)
     assert alone.stale is None
-    with pytest.raises(InvalidArgument, match="needs the store"):
+    with pytest.raises(InvalidArgument, match="requires a store"):
         alone.drift()

@@ -164,13 +164,13 @@ def test_group_without_snapshots_is_not_reproducible(
     frame = shop.get_features(["plans.plan"], labels="asked")
     dataset = shop.create_training_dataset(frame, "plans_then", data_format="parquet")
     assert not dataset.manifest.reproducible
-    assert "keeps no snapshots" in str(dataset.manifest.reproducible_reason)
+    assert "stores no snapshots" in str(dataset.manifest.reproducible_reason)
     assert dataset.manifest.sources[1]["live"]
     assert dataset.verify().ok
     (problem,) = dataset.verify(recompute=True).problems
     assert "cannot be recomputed: feature group 'plans' is external" in str(problem)
     assert len(shop.get_featuregroup_history("plans")) == 1
-    assert "no snapshot was kept" in str(dataset.drift())
+    assert "without a stored snapshot" in str(dataset.drift())
     with pytest.raises(VersionNotFound, match="no snapshot"):
         shop.get_featuregroup("plans", as_of=1)
 

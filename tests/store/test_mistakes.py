@@ -249,7 +249,7 @@ DATASETS: list[Row] = [
     ("format", lambda w: w.export(table(), data_format="tfrecords"), InvalidArgument, ("data_format='tfrecord'",)),
     ("no such format", lambda w: w.export(table(), data_format="json"), InvalidArgument, ("'csv', 'parquet'",)),
     ("stratify", lambda w: w.export(table(), splits=HALVES, stratify="yy"), InvalidArgument,
-     ("stratify names columns", "'yy'", "stratify='y'")),
+     ("Unknown columns in stratify", "'yy'", "stratify='y'")),
     ("split_by", lambda w: w.export(table(), splits=HALVES, split_by="kk"), InvalidArgument, ("split_by='k'",)),
     ("80 to 20", lambda w: w.export(table(), splits={"train": 80, "test": 20}), InvalidSplit,
      ("splits={'train': 0.8, 'test': 0.2}",)),

@@ -269,7 +269,7 @@ def test_write_shards_rows_differing_from_counts_raises(
         tables={"t": hashed.relation(engine)},
         parameters={},
     )
-    with pytest.raises(DatasetDamaged, match="other rows than were counted"):
+    with pytest.raises(DatasetDamaged, match="differ from the counted rows"):
         write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
 
 

@@ -324,7 +324,7 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
         ({"exclude": "won"}, "exclude= contains 'won', which is the label"),
         ({"weight": "won"}, "'won' is in both label= and weight="),
         ({"features": "amonut"}, "does not have: 'amonut'(.|\n)*did you mean features='amount'"),
-        ({"exclude": ["id"]}, "exclude names columns that the data does not have: 'id'"),
+        ({"exclude": ["id"]}, "Unknown columns in exclude: 'id'"),
         ({"features": "home", "exclude": "home"}, "features= and exclude= both contain 'home'"),
         ({"weight": "played_at"}, "weights are numbers"),
         ({"weight": ["home", "away"]}, "is not one column"),

@@ -100,7 +100,7 @@ def build_split_rule(
     """
     split_columns, stratify_columns = to_column_names(split_by), to_column_names(stratify)
     if split_columns and stratify_columns:
-        raise InvalidSplit("split_by and stratify exclude each other.", hint="pass one of them")
+        raise InvalidSplit("split_by and stratify cannot be combined.", hint="pass one of them")
     if isinstance(splits, TimeSplit) and (split_columns or stratify_columns):
         raise InvalidSplit(
             "TimeSplit does not support split_by or stratify.",
@@ -149,8 +149,8 @@ def check_columns(columns: Sequence[str], *, schema: pa.Schema, argument: str) -
     absent = [name for name in columns if name not in schema.names]
     if absent:
         raise InvalidArgument(
-            f"{argument} names columns that the data does not have: {listing(absent)}. "
-            f"It has {listing(schema.names)}.",
+            f"Unknown columns in {argument}: {listing(absent)}. "
+            f"Available: {listing(schema.names)}.",
             hint=did_you_mean(absent[0], schema.names, write=f"{argument}={{!r}}")
             or "column names are case-sensitive",
         )

@@ -174,15 +174,16 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
     for name, length in max_lengths.items():
         if name not in schema.names:
             raise FeatureNotFound(
-                f"max_lengths names {name!r}; the columns are {listing(schema.names, limit=50)}.",
+                f"Unknown column {name!r} in max_lengths. "
+                f"Available: {listing(schema.names, limit=50)}.",
                 hint=did_you_mean(name, schema.names, write="{!r}"),
             )
         kind = schema.field(name).type
         item = array_item_type(kind)
         if not (pat.is_list(kind) or pat.is_string(item) or pat.is_binary(item)):
             raise InvalidArgument(
-                f"max_lengths[{name!r}]: the column is {kind}, whose values have a fixed length.",
-                hint="lists, strings and binary columns have lengths",
+                f"max_lengths[{name!r}]: values of type {kind} have a fixed length.",
+                hint="declare lengths of list, string and binary columns only",
             )
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise InvalidArgument(f"max_lengths[{name!r}]={length!r} is not a positive integer.")

@@ -149,7 +149,7 @@ def _check_numbers(options: TrainingDatasetRequest) -> None:
             raise InvalidArgument(f"{argument}={value!r} is not a positive integer.")
     if options.shards is not None and options.rows_per_shard is not None:
         raise InvalidArgument(
-            "shards and rows_per_shard exclude each other.", hint="pass one of them"
+            "shards and rows_per_shard cannot be combined.", hint="pass one of them"
         )
     if not (_is_integer(options.seed) and 0 <= options.seed < 2**64):
         raise InvalidArgument(
@@ -169,7 +169,7 @@ def _resolve_roles(
     weights = to_column_names(options.weight)
     if len(weights) > 1:
         raise InvalidArgument(
-            f"weight={options.weight!r} is not one column.", hint="weight='column'"
+            f"weight={options.weight!r} is not a single column.", hint="weight='column'"
         )
     features, exclude = to_column_names(options.features), to_column_names(options.exclude)
     for argument, names in (("features", features), ("exclude", exclude), ("weight", weights)):
@@ -177,7 +177,7 @@ def _resolve_roles(
     for name in weights:
         kind = schema.field(name).type
         if not pa.types.is_integer(kind) and not pa.types.is_floating(kind):
-            raise InvalidArgument(f"weight={name!r} is {kind}; weights are numbers.")
+            raise InvalidArgument(f"weight={name!r} has type {kind}; weights must be numbers.")
     split_time = None
     if isinstance(options.splits, TimeSplit):
         split_time = options.splits.column
@@ -246,7 +246,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
         refuse_times_out_of_range(relation, engine=session.engine)
     reason = "the data was a dataframe, not features of the store"
     if isinstance(data, FeatureFrame) and data.reads is not None:
-        reason = "the data was read from a source, of which the store keeps no snapshot"
+        reason = "the data was read from a source without a stored snapshot"
         reads = data.reads
     provenance = Provenance(reproducible=False, reproducible_reason=reason, reads=reads)
     return ExportData(lambda: relation, relation.schema, provenance)
@@ -359,7 +359,7 @@ def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | N
     """Return why a plan may not reproduce its rows, or None if all sources are pinned."""
     for live in find_live_sources(plan):
         return (
-            f"feature group {live.spec.name!r} is external and keeps no snapshots "
+            f"feature group {live.spec.name!r} is external and stores no snapshots "
             f"(snapshots='never'): its rows were read from {live.spec.external}"
         )
     while plan.left_plan is not None:
@@ -369,7 +369,7 @@ def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | N
             return None
         return f"the rows of the query may vary: {plan.left_query.varies}"
     if plan.left_source is None and frame.label_reads is not None:
-        return "the labels were read from a source, of which the store keeps no snapshot"
+        return "the labels were read from a source without a stored snapshot"
     if plan.left_source is None:
         return "the labels were a dataframe, not a feature group"
     return None

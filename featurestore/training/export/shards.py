@@ -41,7 +41,7 @@ from featurestore.training.export.split_statistics import ShardCounting, ShardSt
 MAX_LABEL_VALUES = 1000
 # Number of first rows in which labels with many values usually exceed the limit.
 _SAMPLED_LABELS = 8 * MAX_LABEL_VALUES
-_CHANGED = "the source changed while it was read; run the export again"
+_CHANGED = "the source changed during the export; run the export again"
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _check_rows(shards: Sequence[PlannedShard], summaries: Sequence[ShardSummary
     for shard, summary in zip(shards, summaries, strict=True):
         if summary.shard.rows != shard.rows:
             raise DatasetDamaged(
-                f"{shard.path} got {summary.shard.rows:,} rows where {shard.rows:,} were counted.",
+                f"{shard.path} has {summary.shard.rows:,} rows, but {shard.rows:,} were counted.",
                 hint=_CHANGED,
             )
 
@@ -188,7 +188,9 @@ def _check_splits(
         hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
         hashes = list(_boundary_hashes(summaries_of_split))
         if hash_sum != expected or hashes != sorted(hashes):
-            raise DatasetDamaged(f"Split {name!r} got other rows than were counted.", hint=_CHANGED)
+            raise DatasetDamaged(
+                f"The written rows of split {name!r} differ from the counted rows.", hint=_CHANGED
+            )
 
 
 def _boundary_hashes(summaries: Sequence[ShardSummary]) -> Iterator[int]:
@@ -423,7 +425,7 @@ def _write_records(
     """Let the engine write the nonempty shards, and return their summaries."""
     records = _record_plan(request, plan)
     if records is None or not isinstance(engine, WritesRecords):
-        raise TypeError("the engine does not write these records")
+        raise TypeError("the engine cannot write these records")
     task = RecordTask(
         directory=directory,
         plan=records,

@@ -291,7 +291,7 @@ def warn_about_row_ids(splits: Sequence[Statistics]) -> None:
             row_id_names.append(column.name)
     if row_id_names and sum(split.rows for split in splits) >= _MIN_ROWS:
         warn_caller(
-            f"inputs with a distinct value in every row, like row numbers: {listing(row_id_names)}; "
+            f"inputs with a distinct value in every row, such as row numbers: {listing(row_id_names)}; "
             f"exclude={row_id_names} removes them",
         )
 

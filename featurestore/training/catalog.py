@@ -46,6 +46,7 @@ def list_datasets(
         try:
             readable_datasets.append(_open(session, registration))
         except FeatureStoreError as error:
+            # One damaged dataset must not hide the others.
             warn_caller(
                 f"The training dataset {registration.name} version {registration.version} is skipped: "
                 f"{error.message}"
@@ -69,6 +70,7 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
         UsedByModel: Registered models were trained on it; ``force`` deletes it anyway.
     """
     with session.registry.reading() as connection:
+        # Checked before the intent, so that an unknown version leaves no trace.
         training_datasets.get(connection, name, version)
         model_versions = models.of_dataset(connection, name, version)
     if model_versions and not force:
@@ -79,8 +81,12 @@ def remove(session: Session, name: str, version: int, *, force: bool = False) ->
             hint=f"delete_training_dataset({name!r}, version={version}, force=True)",
         )
     with in_flight(session, kind="remove", name=name, version=version) as run:
+        # Unregistered first: from the commit on no reader finds the version, and recovery completes
+        # an interrupted removal of the files.
         with session.registry.transaction() as connection:
             datasets.unregister(connection, name, version)
+        # The version is already deleted. A failure to remove files is a warning, and recovery
+        # repeats it.
         with warn_after_publication(f"The deletion of training dataset {name!r} version {version}"):
             datasets.remove_files(session.paths, name, version)
             datasets.release(session.paths, name, version)
@@ -94,6 +100,8 @@ def clean_all(session: Session) -> list[str]:
         A description of each action.
     """
     actions = recover(session)
+    # Directories are listed instead of registrations, because an interrupted export has no
+    # registration yet.
     for name in files.list_directory(session.paths.training_datasets):
         with session.registry.transaction() as connection:
             actions += datasets.remove_abandoned_exports(connection, session.location, name)

@@ -119,8 +119,10 @@ def diff(
     versions, other_versions = _delta_versions(manifest), _delta_versions(other_manifest)
     other_names = {column.name for column in other_manifest.columns}
     shared = [column.name for column in manifest.columns if column.name in other_names]
+    # Without the key in both datasets, a changed row counts as one removed and one added row.
     key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
     splits = {}
+    # Splits of both datasets: a split that one of them lacks counts as added or removed rows.
     names = [split.name for split in (*manifest.splits, *other_manifest.splits)]
     for name in dict.fromkeys(names):
         rows = _rows(directory, manifest, name, key=key, columns=shared)
@@ -194,11 +196,14 @@ def _rows(
     keys, digests = [np.empty(0, np.uint64)], [np.empty(0, np.uint64)]
     for batch in split_batches(directory, manifest, split, columns=columns):
         keys.append(row_hash(batch, columns=list(key), seed=0))
+        # The other seed makes the row hash independent of the key hash.
         digests.append(row_hash(batch, columns=list(columns), seed=1))
     unique, inverse, counts = np.unique(
         np.concatenate(keys), return_inverse=True, return_counts=True
     )
+    # Several rows may have one key. Sums modulo 2**64 compare them as a set, in any order.
     summed = np.zeros(len(unique), dtype=np.uint64)
+    # Unlike ``summed[inverse] += ...``, add.at counts an index as often as it occurs.
     np.add.at(summed, inverse.reshape(-1), np.concatenate(digests))
     return unique, summed, counts
 
@@ -212,6 +217,7 @@ def _compare(
     is_equal = (rows[1][indexes] == other_rows[1][other_indexes]) & (
         rows[2][indexes] == other_rows[2][other_indexes]
     )
+    # Rows of a key beyond the common count are added or removed, not changed.
     common_counts = np.minimum(rows[2][indexes], other_rows[2][other_indexes])
     return SplitDiff(
         added=int(other_rows[2].sum() - common_counts.sum()),
@@ -247,6 +253,7 @@ def _describe_proportions(before: Mapping[str, float], after: Mapping[str, float
     changes = {
         value: abs(before.get(value, 0.0) - after.get(value, 0.0)) for value in {*before, *after}
     }
+    # The value breaks ties, so that the description is deterministic.
     values = sorted(changes, key=lambda value: (-changes[value], value))
     lines = [
         f"{value}: {before.get(value, 0.0):.2%} -> {after.get(value, 0.0):.2%}"
@@ -377,11 +384,13 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
         return SourceDrift(
             name, version, pinned_version, None, problem="external, without a stored snapshot"
         )
+    # A group that was deleted and created again has other rows under equal version numbers.
     pinned_table_id = source.get("table_id")
     if pinned_table_id is not None and pinned_table_id != snapshot.table_id:
         return SourceDrift(
             name, version, pinned_version, None, problem="another table has replaced the group"
         )
+    # Commits that only compact or annotate the table do not change rows and are not counted.
     changed = 0
     data_version = commits.latest_data_version(path, latest)
     while data_version > pinned_version:
@@ -395,6 +404,8 @@ def _compare_statistics(session: Session, source: SourceDrift) -> SourceDrift:
         before = _statistics(session, source, source.delta_version)
         now = _statistics(session, source, source.delta_version_now or 0)
     except FeatureStoreError as error:
+        # A vacuum may have removed the files of the pinned version. The other sources are still
+        # compared.
         return replace(source, problem=error.message)
     return replace(source, report=compare_statistics(before, now))
 
@@ -407,6 +418,7 @@ def _statistics(session: Session, source: SourceDrift, delta_version: int) -> St
     stored_statistics = StatisticsFiles(path, group_key).get(data_version)
     snapshot = read_snapshot(path, delta_version)
     spec = commits.spec_of(snapshot)
+    # Columns that were added later have no statistics in an earlier file.
     if (
         stored_statistics is not None
         and [each.name for each in stored_statistics.columns] == spec.schema.names

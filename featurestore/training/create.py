@@ -108,8 +108,11 @@ def create(
         open_progress(progress) as reports,
     ):
         files.make_directory(session.paths.staging)
+        # External groups are copied only now, after the request was checked, because a snapshot
+        # reads all rows.
         snapshot_data, reads = pin_external_groups(session, data)
         rows = export_data(session, snapshot_data, reads=reads)
+        # Pins keep a concurrent vacuum from removing the files that the export reads.
         pin_sources(session, run, rows.sources)
         directory = session.training_dataset_path(request.name, run.version)
         manifest, report = export(
@@ -117,6 +120,8 @@ def create(
         )
         manifest = publish(manifest, request, run, directory=directory, sources=rows.sources)
         run.committed_version = run.version
+        # The manifest makes the dataset visible. A failed registration is repaired by recovery, so
+        # it is a warning.
         with warn_after_publication(f"Training dataset {request.name!r} version {run.version}"):
             with session.registry.transaction() as connection:
                 datasets.register(connection, manifest)
@@ -170,6 +175,8 @@ def export(
     progress.begin_phase("plan shards")
     plan = plan_shards(engine, rows, request)
     records = assign_shards_for_records(engine, rows, request, plan, directory)
+    # Rows that the engine encodes itself do not pass through Python, where statistics could be
+    # counted.
     shard_statistics = None
     if records is None:
         shard_statistics = make_shard_statistics(engine, request, plan)
@@ -193,12 +200,14 @@ def export(
         provenance=data.provenance,
         dropped_rows=dropped_rows,
     )
+    # Nulls were counted by the shard writers, so the warning needs no pass of its own.
     if data.warn_of_nulls is not None:
         nulls: Counter[str] = sum((Counter(split.nulls) for split in manifest.splits), Counter())
         data.warn_of_nulls(sum(plan.rows), nulls)
     check_labels(manifest, request.labels)
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)
+        # The plan returns the rows before validation, so recomputation would not match the shards.
         reason = f"failing rows were moved to {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
@@ -225,14 +234,17 @@ def publish(
     Raises:
         WriteConflict: This export may no longer be published.
     """
+    # Format files are part of the manifest and must exist before it.
     format_files = request.format.finish(directory, manifest)
     manifest = replace(
         manifest,
         files=tuple(map(manifest_file, format_files)),
         prefixes={**manifest.prefixes, **file_prefixes(format_files)},
     )
+    # Checked as late as possible: after this, only the claim and the manifest write follow.
     run.check_intent()
     check_source_files(sources)
+    # A claim that recovery has revoked must not be published: its files may already be removed.
     if not claims.begin_publication(directory):
         raise WriteConflict(
             f"The claim of this export on {directory!r} expired: its heartbeat was not "
@@ -266,6 +278,7 @@ def _audit_rows(
         expectations=checks.expectations,
         validator=checks.validator,
     )
+    # No row failed, so the hashed relation can be exported without another pass.
     if outcome.good is relation:
         return rows, outcome
     return HashedRows(outcome.good, None, request), outcome
@@ -273,6 +286,7 @@ def _audit_rows(
 
 def _write_quarantined(engine: Engine, rows: Relation, *, directory: str) -> None:
     """Write the quarantined rows to a Parquet file in the dataset directory."""
+    # Internal columns such as the row hash have no meaning for users.
     names = [name for name in rows.schema.names if not name.startswith("__fs_")]
     columns = engine.select(rows, dict(zip(names, names, strict=True)))
     engine.stage(columns, os.path.join(directory, QUARANTINE))
@@ -309,6 +323,7 @@ class ExportProgress:
         stop = threading.Event()
         watcher = threading.Thread(
             target=self._poll_bytes,
+            # An empty row would divide by zero below.
             args=(stop, directory, rows, max(bytes_per_row, 1.0)),
             name="export-progress",
             daemon=True,
@@ -319,6 +334,7 @@ class ExportProgress:
         finally:
             stop.set()
             watcher.join()
+        # The estimate from file sizes can end below the number of rows.
         self._report("write shards", rows, rows)
 
     def _poll_bytes(
@@ -364,6 +380,7 @@ def _draw_bar() -> Iterator[Report]:
         TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
+    # Progress goes to stderr, because a command may print JSON to stdout.
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("export", total=None, speed="")
 

@@ -73,6 +73,7 @@ class TrainingDataset(ModelInputs):
         4
         """
         directory = files.location_of(path)
+        # Set before the first read: the manifest itself is in the bucket.
         if storage_options is not None:
             use_options(directory, storage_options)
         return cls(directory, read_manifest(directory))
@@ -94,6 +95,8 @@ class TrainingDataset(ModelInputs):
         >>> store.get_training_dataset("late_flights").schema.field("seats").type
         DataType(int64)
         """
+        # Imported here, like most parts of this class, so that a worker opens a dataset without
+        # loading them.
         from featurestore.training.reading import dataset_schema
 
         return dataset_schema(self.manifest)

@@ -36,6 +36,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
         StorageError: A file cannot be read or written.
     """
     directory = files.local_directory(target)
+    # Another dataset's files would be mixed with these, and both manifests would be wrong.
     if is_finished(directory) and read_manifest(directory) != manifest:
         raise InvalidArgument(
             f"{directory!r} contains another training dataset.",
@@ -45,6 +46,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
     _check_directory(directory, [*expected_hashes, MANIFEST_FILE])
 
     def get(path: str) -> None:
+        # A manifest is untrusted input: a path in it must not lead outside the directory.
         target_path = files.resolve_inside(directory, path)
         if not files.exists(target_path) or files.sha256(target_path) != expected_hashes[path]:
             write_verified(read_bytes(path), target_path, sha256=expected_hashes[path])
@@ -66,6 +68,7 @@ def _check_directory(directory: str, expected_paths: list[str]) -> None:
     """Raise InvalidArgument if the directory contains files that no download has written."""
     expected_names = {path.partition("/")[0] for path in expected_paths}
     for name in files.list_directory(directory):
+        # An interrupted download leaves files with this suffix.
         if name not in expected_names and not name.endswith(".tmp"):
             raise InvalidArgument(
                 f"{directory!r} contains {name!r}, which does not belong to this training dataset.",

@@ -86,6 +86,8 @@ class ModelInputs:
                 f"framework={framework!r} is not one of {listing(FRAMEWORKS)}.",
                 hint=did_you_mean(framework, FRAMEWORKS, write="framework={!r}"),
             )
+        # ``transformed or True`` rejects datasets without transformations: a preprocessor would do
+        # nothing.
         fitted = resolve_transformations(cast("TrainingDataset", self), transformed or True)
         assert fitted is not None
         if framework == "numpy":

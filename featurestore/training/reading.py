@@ -79,6 +79,7 @@ def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:
     """Return the rows of a split as a frame; the embedded engine reads datasets opened by path."""
     from featurestore.retrieval import FeatureFrame
 
+    # Checked here, because the relation is lazy and an unknown split should fail at the call.
     dataset.manifest.split(split)
     session = dataset.session
     if session is None:
@@ -131,6 +132,7 @@ def matrix(
     _check_numeric(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
     rows = manifest.split(split).rows
+    # One allocation of the final size: concatenating batches would need twice the memory.
     x = np.empty((rows, sum(input_column.cells for input_column in inputs)), dtype=np.float32)
     label_batches: dict[str, list[npt.NDArray[Any]]] = {label.name: [] for label in labels}
     column_names = [*(input_column.column.name for input_column in inputs), *label_batches]
@@ -200,6 +202,8 @@ def _value_form(
     dtype, shape = value_dtype_and_shape(kind)
     while pat.is_fixed_size_list(kind):
         kind = kind.value_type
+    # Times are objects here, so that ``_check_numeric`` rejects them unless a transformation
+    # converts them.
     return (np.dtype(object) if pat.is_timestamp(kind) else dtype), shape
 
 
@@ -248,10 +252,12 @@ def _fill_inputs(
         values, present = to_numpy(batch.column(name), name=name)
         if transform is not None and name in transform:
             values = transform.apply_chain(name, values, present)
+            # A transformation that handles nulls has replaced them already.
             if name in transform.null_handling:
                 present = None
         cells = values.reshape(len(values), -1)
         target = x[:, position : position + cells.shape[1]]
+        # Assignment converts to float32 in place, without a float64 copy of the batch.
         target[:] = cells
         if present is not None:
             target[~present] = np.nan
@@ -266,6 +272,7 @@ def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDAr
         )
     if transform is not None and name in transform:
         values = transform.apply_chain(name, to_numpy(array, name=name)[0], None)
+        # Losses such as cross entropy expect classes from 0.
         return zero_based_label_codes(transform, name, values)
     if pat.is_string(array.type):
         return np.array(array.to_pylist(), dtype=object)

@@ -75,6 +75,7 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
             hint="featurestore.connect(...).get_training_dataset(name).verify(recompute=True)",
         )
     try:
+        # The intent protects the staged files, and recovery removes them after a crash.
         with in_flight(session, kind="stage", name=manifest.name, version=manifest.version) as run:
             recomputed = _export_again(session, manifest, staging=run.rows)
             run.registered = True
@@ -91,6 +92,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     request = _request(manifest)
     rows = os.path.join(staging, "rows")
     hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
+    # The shard counts come from the manifest, so that a changed default does not change the shards.
     shards = [len(split.shards) for split in manifest.splits]
     shard_plan = plan_shards(session.engine, hashed, request, shard_counts=shards)
     target = os.path.join(staging, "dataset")
@@ -108,6 +110,7 @@ def _request(manifest: Manifest) -> ExportRequest:
         roles[column.name] = column.role
         if column.role == "label":
             labels.append(column.name)
+    # Every field that determines bytes comes from the manifest, not from current defaults.
     return ExportRequest(
         name=manifest.name,
         schema=dataset_schema(manifest),
@@ -126,6 +129,7 @@ def _request(manifest: Manifest) -> ExportRequest:
 
 
 def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Problem]:
+    # A different layout changes all bytes; reporting it explains the differences of the shards.
     if recomputed.layout != manifest.layout:
         yield Problem(MANIFEST_FILE, "recomputed rows require a different layout")
     for split, recomputed_split in zip(manifest.splits, recomputed.splits, strict=True):
@@ -155,6 +159,8 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     except FeatureStoreError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # The manifest has a checksum, but a newer release may have written a plan that this one
+        # cannot parse.
         raise DatasetDamaged(
             f"The plan in the manifest cannot be read: {type(error).__name__}: {error}."
         ) from error
@@ -217,6 +223,8 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
         window = None
         if entry["over_us"] is not None:
             window = timedelta(microseconds=entry["over_us"])
+        # The type depends on the column type of the pinned version, so it is inferred instead of
+        # stored.
         kind = result_type(
             entry["function"], source.spec.schema.field(entry["column"]).type, n=entry["n"]
         )
@@ -263,6 +271,8 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
             f"Feature group {name} at Delta version {data['delta_version']} "
             f"can no longer be read: {error.message}"
         ) from error
+    # Equal paths are not enough: a group that was deleted and created again starts at version 0,
+    # too.
     if source.table_id != data["table_id"]:
         raise VersionNotFound(
             f"Feature group {name} is not the table that this dataset was created from "

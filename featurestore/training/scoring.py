@@ -42,9 +42,12 @@ def transform_frame(
     if isinstance(frame, FeatureFrame):
         rows = frame
     else:
+        # A dataframe may lack type information, for example of nulls; the dataset supplies the
+        # types.
         loose_rows = to_relation(frame, engine=session.engine)
         schema = typed_schema(loose_rows.schema, lambda _: types)
         rows = FeatureFrame(session, typed_relation(session.engine, loose_rows, schema))
+    # Rows to score usually have no label.
     absent = [name for name in labels if name not in rows.columns]
     fitted = fitted.portable(without=absent)
     check_frame(fitted, rows.schema)

@@ -96,6 +96,7 @@ def fit_columns(
     """
     chains, columns, statistics_by_name = {}, [], {}
     for column in requested_columns:
+        # Files store float32, so the chain must be fitted on the values that readers yield.
         column = replace(column, narrow=manifest.column(column.name).tf_type == "float32")
         columns.append(column)
         statistics_by_name[column.name] = _round_extremes(
@@ -104,6 +105,7 @@ def fit_columns(
         chains[column.name] = fit_without_rows(column, statistics_by_name[column.name])
     counts: Mapping[str, ColumnState] = {}
     missing = [name for name, chain in chains.items() if chain is None]
+    # All missing columns are counted in one pass.
     if missing:
         counts = count(missing)
     fitted = []
@@ -122,6 +124,7 @@ def _round_extremes(column: ColumnStatistics | None, *, narrow: bool) -> ColumnS
     if column is None or not narrow:
         return column
     ends: dict[str, Any] = {}
+    # Statistics were computed before rounding; a scaled maximum could exceed its bound otherwise.
     for name in ("minimum", "maximum"):
         value = getattr(column, name)
         if isinstance(value, float):
@@ -178,6 +181,7 @@ def fit_dataset(
 def write_transformations(directory: str, fitted: Transformations) -> dict[str, str]:
     """Write the transformations file unless it exists, and return its manifest entry."""
     path = os.path.join(directory, fitted.path)
+    # A fit has the same name if it has the same content, so an intact file needs no rewrite.
     if not files.exists(path) or files.sha256(path) != fitted.sha256:
         files.write_atomically(path, fitted.to_bytes())
     return {"path": fitted.path, "sha256": fitted.sha256}
@@ -201,6 +205,7 @@ def read_by_hash(directory: str, manifest: Manifest, sha256: object) -> Transfor
         InvalidArgument: The argument is not a SHA-256 in hexadecimal.
         DatasetDamaged: The file is missing, or its SHA-256 differs.
     """
+    # The hash becomes a file name, so only hexadecimal digits are allowed.
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise InvalidArgument(f"{sha256!r} is not the SHA-256 of a transformations file.")
     entry = manifest.transformations
@@ -236,6 +241,7 @@ def resolve_transformations(
             f"transformed={transformed!r} is not True, False or fitted transformations.",
             hint="transformed=dataset.fit({...})",
         )
+    # Equal columns are not sufficient: scales and vocabularies depend on the rows of the dataset.
     if (transformed.dataset, transformed.version) != (dataset.name, dataset.version):
         raise InvalidArgument(
             f"These transformations were fitted on {transformed.dataset!r} version {transformed.version}, "

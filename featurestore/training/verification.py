@@ -96,6 +96,7 @@ def verify(directory: str, manifest: Manifest) -> VerifyReport:
     """Verify the files and rows of a dataset against its manifest."""
     problems = _file_problems(directory, manifest)
     notes: list[str] = []
+    # Rows are only read if all bytes match: a damaged shard would report misleading row problems.
     if not problems:
         dataset_format = find_format(manifest.data_format)
         notes += list_unchecked(manifest, dataset_format)
@@ -134,6 +135,7 @@ def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
 def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
     """Yield a problem if the manifest has changed since the dataset was opened."""
     try:
+        # The manifest is read again, because the caller's copy may be older than the damage.
         stored_manifest = read_manifest(directory)
     except FeatureStoreError as error:
         yield Problem(MANIFEST_FILE, error.message)
@@ -144,6 +146,7 @@ def manifest_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
 
 def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
     """Yield files in split folders that the manifest does not list, but that globs would match."""
+    # Programs that read a split by a pattern would also read these files as shards.
     known_paths = {file.path for file in manifest.files}
     for split in manifest.splits:
         for shard in split.shards:
@@ -186,6 +189,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
     size = files.size(path)
     if size != file.bytes:
         message = f"has {size:,} bytes, but {file.bytes:,} in the manifest"
+        # The end of the shorter of both is the first byte that certainly differs.
         yield Problem(file.path, message, min(size, file.bytes))
         return
     digest = compute_digest(path)
@@ -195,6 +199,7 @@ def file_problems(directory: str, manifest: Manifest, file: ManifestFile) -> Ite
     if owner is not None:
         yield Problem(file.path, f"contains the bytes of {owner!r}", 0)
         return
+    # Digests of prefixes locate the damage within one block without a second copy.
     stated = manifest.prefixes.get(file.path, [])
     first = PIECE_BYTES * _count_equal_prefixes(digest.prefixes, stated)
     end = min(first + PIECE_BYTES, size) if stated else size
@@ -216,6 +221,7 @@ def statistics_problems(directory: str, manifest: Manifest) -> Iterator[Problem]
 
 def transformations_problems(directory: str, manifest: Manifest) -> Iterator[Problem]:
     """Compare all transformations files with their hashes, including later fits."""
+    # Later fits are not in the manifest. Their file name is their hash.
     expected = {
         f"{TRANSFORMATIONS}/{name}": name.removesuffix(".json")
         for name in files.list_directory(os.path.join(directory, TRANSFORMATIONS))
@@ -307,6 +313,7 @@ class _PossibleChecks:
         lossless = {column.name for column in manifest.columns if column.loss is None}
         rule = SplitRule.from_json(manifest.split_rule)
         order = set(manifest.key) <= lossless
+        # A stratified split depends on ranks within a class, not on the row alone.
         split = order and not rule.stratify and set(rule.columns) <= lossless
         return cls(rule, order, split, not split and len(lossless) == len(manifest.columns))
 
@@ -336,6 +343,8 @@ class _SplitScan:
         if self._possible.split and not self._matches_split(batch, hashes):
             yield self._problem_near("has rows that the split rule assigns to another split,")
         if self._possible.distinct:
+            # A seed other than the manifest's is fine: the hashes are only compared with each
+            # other.
             self._digests.append(row_hash(batch, seed=0))
         self._row += batch.num_rows
 

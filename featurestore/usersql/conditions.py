@@ -149,9 +149,9 @@ def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
         return _Writer(sql, schema, dialect).write(tree)
-    # The writer recurses for each nesting level, so a deep user condition can exhaust Python's
-    # stack.
     except RecursionError as error:
+        # The writer recurses for each nesting level, so a deep user condition can exhaust Python's
+        # stack.
         raise InvalidSql(f"{shorten_sql(sql)} is nested too deeply.") from error
 
 

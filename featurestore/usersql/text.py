@@ -50,8 +50,9 @@ def parse_statement(sql: str, *, expected: str, calls_by_name: bool = False) -> 
         dialect = _calls_by_name()
     try:
         parsed = sqlglot.parse(sql, dialect=dialect)
-    # The parser recurses for each nesting level, so a deep statement can exhaust Python's stack.
     except (SqlglotError, RecursionError) as error:
+        # The parser recurses for each nesting level, so a deep statement can exhaust Python's
+        # stack.
         raise InvalidSql(
             f"{shorten_sql(sql)} cannot be parsed: {clean_error_message(error)}.",
             hint="write it in DuckDB's SQL dialect",

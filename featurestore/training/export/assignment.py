@@ -164,9 +164,12 @@ def assign_groups(batch: pa.RecordBatch, *, rule: SplitRule, hashes: UInt64s, se
     if isinstance(rule.rule, TimeSplit):
         return _groups_by_time(batch, rule.rule)
     if rule.stratify:
+        # Seed 0: a class is only a group of rows, and its number must not depend on the seed of the
+        # split.
         return row_hash(batch, columns=rule.stratify, seed=0).view(np.int64)
     if len(rule.names) == 1:
         return np.zeros(len(hashes), dtype=np.int64)
+    # Rows with equal split_by values get equal hashes, and so the same split.
     if rule.split_columns:
         hashes = row_hash(batch, columns=rule.split_columns, seed=seed)
     return np.searchsorted(split_thresholds(rule.rule), hashes, side="right").astype(np.int64)
@@ -178,6 +181,7 @@ def split_thresholds(rule: FractionSplit) -> UInt64s:
     >>> split_thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
     True
     """
+    # 1.0 * 2**64 is no 64-bit number, and rounding may reach it for fractions close to 1.
     starts = [min(round(end * 2**64), 2**64 - 1) for end in _cumulative_fractions(rule)]
     return np.array(starts, dtype=np.uint64)
 
@@ -203,6 +207,7 @@ def _groups_by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
     column = batch.column(batch.schema.get_field_index(split.column))
     present = pc.is_valid(column).to_numpy(zero_copy_only=False)
     times = pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())
+    # fill_null(0) gives nulls a valid integer; ``present`` excludes them below.
     micros = times.fill_null(0).to_numpy(zero_copy_only=False)
     groups = np.full(batch.num_rows, UNCOVERED, dtype=np.int64)
     for number, (_, start, end) in enumerate(split.ranges):
@@ -248,6 +253,7 @@ class ShardStarts:
         last = first.copy()
         if not len(self.hashes):
             return first, last
+        # Hashes that are not boundaries are in exactly one shard.
         nearest = self.hashes[np.minimum(first, len(self.hashes) - 1)]
         equal = np.flatnonzero(nearest == hashes)
         last[equal] = np.searchsorted(self.hashes, hashes[equal], side="right")
@@ -297,11 +303,14 @@ class Assignment:
             split_rows = np.flatnonzero(splits == split)
             first, last = starts.shard_range(hashes[split_rows])
             numbers[split_rows] = self.first_shard[split] + first
+            # A hash that equals a boundary may belong to several shards; each further shard gets a
+            # copy of its rows.
             for further in range(1, int((last - first).max(initial=0)) + 1):
                 is_shared = first + further <= last
                 shared_rows.append(split_rows[is_shared])
                 shared_numbers.append(self.first_shard[split] + first[is_shared] + further)
         plain = batch.select([name for name in batch.schema.names if name != GROUP])
+        # The common case needs no copy of the rows.
         if not shared_rows and (numbers >= 0).all():
             return _replace_group_by_shard(plain, numbers)
         covered = np.flatnonzero(numbers >= 0)

@@ -25,11 +25,14 @@ UInt64s = npt.NDArray[np.uint64]
 HASH = "__fs_hash"
 GROUP = "__fs_group"
 HASH_COLUMNS = pa.schema([(HASH, pa.int64()), (GROUP, pa.int64())])
+# Spark has no unsigned integers. Flipping the highest bit keeps the order of hashes in signed ones.
 _SIGN = np.uint64(1 << 63)
 Bools = npt.NDArray[np.bool_]
 HASH_BITS = 64
 _ROWS = "rows"
 _COUNTS = HASH_COLUMNS.append(pa.field(_ROWS, pa.int64()))
+# Merging sorts all counts, so tables are collected first. The limits bound the memory and the
+# sorts.
 _MAX_LOOSE_TABLES, _MAX_LOOSE_ROWS = 256, 1 << 20
 Histograms = dict[int, Int64s]
 HashSums = dict[int, int]
@@ -108,6 +111,7 @@ class HashRanges:
         rows = np.flatnonzero(is_known)
         indexes, is_known = _find_positions(self._groups, groups[rows])
         rows = rows[is_known]
+        # A pair encodes both numbers in one integer, so that one binary search tests both.
         pairs = indexes[is_known] * len(self.all_starts) + numbers[rows]
         _, is_known = _find_positions(self._pairs, pairs)
         return rows[is_known]
@@ -141,6 +145,8 @@ class PendingCounts:
         """Append a table of counts; merge all tables once many are pending."""
         self.loose.append(table)
         self.loose_rows += table.num_rows
+        # Waiting for as many loose rows as merged ones amortizes the cost of sorting the merged
+        # ones.
         many_rows = self.loose_rows > max(_MAX_LOOSE_ROWS, self.sums.num_rows)
         if many_rows or len(self.loose) > _MAX_LOOSE_TABLES:
             self.sums = self.total()
@@ -209,6 +215,8 @@ def _find_positions(
 ) -> tuple[Int64s, Bools]:
     """Return the position of each value in a sorted array, and whether the array contains it."""
     positions = np.searchsorted(sorted_values, values)
+    # searchsorted returns the length for values beyond the end; any valid index serves, since the
+    # comparison decides.
     positions[positions == len(sorted_values)] = 0
     return positions, sorted_values[positions] == values
 
@@ -305,6 +313,8 @@ class RankedRanges:
         """Return the subranges that contain the ranks, after a pass has counted them."""
         ends = np.cumsum(counts.rows)
         first = np.searchsorted(counts.starts, self.starts)
+        # ``counts`` covers the ranges of all ranks, so a rank within a range becomes a rank over
+        # all counted rows.
         ranks = ends[first] - counts.rows[first] + self.ranks
         indexes = np.searchsorted(ends, ranks, side="right")
         rows = counts.rows[indexes]
@@ -365,8 +375,11 @@ class BoundarySearch:
             _, first = np.unique(group_ranges.starts, return_index=True)
             range_count += len(first)
             rows += int(group_ranges.rows[first].sum())
+        # Ranges with few rows are counted by all 64 bits at once: the number of counts is at most
+        # the number of rows.
         if rows <= max_counts:
             return HASH_BITS
+        # Each additional bit can double the number of counts of a range.
         extra_bits = (max_counts // range_count).bit_length() - 1
         return min(self.bits + max(extra_bits, 1), HASH_BITS)
 

@@ -198,6 +198,7 @@ def hash_rows(
     Parquet in ``directory``. If the rows come from a single pinned group, each pass reads them
     again, which is cheaper than staging.
     """
+    # A pinned group is immutable, so each pass reads the same rows.
     is_pinned_group = plan is not None and plan.left_source is not None and not plan.joins
     engine_rows = hash_rows_in_engine(engine, relation, request)
     if engine_rows is not None:
@@ -234,11 +235,13 @@ def hash_rows_in_engine(
     rule = request.rule
     if not isinstance(engine, SupportsRowHashing) or relation.single_use:
         return None
+    # Time ranges and classes are assigned by Python functions only.
     if not isinstance(rule.rule, FractionSplit) or rule.stratify:
         return None
     if not relation.schema.equals(request.schema):  # the Python path casts the batches
         return None
     starts = _to_sortable_list(split_thresholds(rule.rule).tolist())
+    # Two equal thresholds enclose an empty range, which range numbers cannot express.
     ranges = _none_if_empty(Ranges(starts, list(range(len(starts) + 1))))
     if ranges is None:
         return None
@@ -324,6 +327,7 @@ def _shard_ranges(rule: FractionSplit, assignment: Assignment) -> Ranges | None:
     numbers: list[int] = []
     first_hashes = [0, *split_thresholds(rule).tolist()]
     for split, boundaries in enumerate(assignment.boundaries):
+        # A shard that begins inside a hash needs the skip logic of the writer.
         if any(boundary.offset for boundary in boundaries):
             return None
         starts += [first_hashes[split], *(boundary.hash for boundary in boundaries)]

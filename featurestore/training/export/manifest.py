@@ -206,6 +206,7 @@ def _label_counts(
             shard_counts = summary.labels[label]
             if shard_counts is not None:
                 counts_by_shard.append(shard_counts)
+        # A shard without counts has too many values, so the sum would be incomplete.
         if len(counts_by_shard) == len(summaries):
             counts[label] = _sum_counts(counts_by_shard)
     return counts
@@ -217,6 +218,7 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for counts in all_counts:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
+    # Sorted, because shards report values in the order in which they occur.
     return dict(sorted(total.items()))
 
 

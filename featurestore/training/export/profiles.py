@@ -48,6 +48,7 @@ class RunningProfile:
             self._update_lengths(pc.list_value_length(array))
         if pat.is_list(kind) or pat.is_fixed_size_list(kind):
             self._update_item_lengths(array)
+        # Nested lists are flattened level by level; nulls at each level count separately.
         while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
             array = array.flatten()
             self.inner_nulls += array.null_count
@@ -80,6 +81,7 @@ class RunningProfile:
             return
         lengths = pc.fill_null(pc.binary_length(items), 0).to_numpy()
         self.longest_item = max(self.longest_item, int(lengths.max()))
+        # Cumulative sums give the bytes of each row without a Python loop.
         ends = np.append(0, np.cumsum(lengths, dtype=np.int64))
         rows = np.append(0, np.cumsum(_item_counts(array)))
         self.longest_bytes = max(self.longest_bytes, int(np.diff(ends[rows]).max()))
@@ -102,6 +104,7 @@ def _item_counts(array: Any) -> npt.NDArray[np.int64]:
 
 def _find_extremes(array: Any) -> tuple[int, int] | None:
     """Return the minimum and maximum integer, day or microsecond, or None without values."""
+    # Layouts need the stored integers: days or microseconds.
     if pat.is_date32(array.type):
         array = array.view(pa.int32())
     elif pat.is_date(array.type) or pat.is_timestamp(array.type):
@@ -185,6 +188,7 @@ def check_max_lengths(max_lengths: object, schema: pa.Schema) -> dict[str, int]:
                 f"max_lengths[{name!r}]: values of type {kind} have a fixed length.",
                 hint="declare lengths of list, string and binary columns only",
             )
+        # bool is a subclass of int.
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
             raise InvalidArgument(f"max_lengths[{name!r}]={length!r} is not a positive integer.")
         lengths[str(name)] = length
@@ -201,6 +205,7 @@ def mark_declared_lengths(
     """
     declared = []
     longer = []
+    # All columns are checked before the error, so that one run reports every length.
     sufficient_lengths = dict(max_lengths)
     for profile in profiles:
         max_length = max_lengths.get(profile.name)

@@ -81,6 +81,7 @@ class ExportRequest:
         if self.rows_per_shard is not None:
             return max(1, -(-rows // self.rows_per_shard))
         shard_count = max(1, round(rows * bytes_per_row / SHARD_BYTES))
+        # A multiple of 8 divides evenly among 2, 4 or 8 workers.
         rounded_count = -(-shard_count // 8) * 8
         if rows < rounded_count * self.block_rows:
             return shard_count
@@ -124,6 +125,7 @@ def check_request(
         name=options.name,
         schema=schema,
         labels=labels,
+        # All columns identify a row if there is no key; equal rows are interchangeable.
         key=keys or tuple(schema.names),
         roles=roles,
         rule=rule,
@@ -242,6 +244,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
     relation = to_relation(data, engine=session.engine)
+    # A stream can be read once only, so its times are checked while it is exported.
     if not relation.single_use and not isinstance(data, FeatureFrame):
         refuse_times_out_of_range(relation, engine=session.engine)
     reason = "the data was a dataframe, not features of the store"
@@ -298,6 +301,7 @@ def _planned_data(
 ) -> ExportData:
     time = plan.time or _event_time_column(plan)
     key = plan.keys
+    # Rows of one entity differ in time, so the time is part of the key.
     if time is not None and time not in key:
         key = (*key, time)
     reason = _irreproducibility_reason(frame, plan)
@@ -362,6 +366,7 @@ def _irreproducibility_reason(frame: FeatureFrame, plan: FeaturePlan) -> str | N
             f"feature group {live.spec.name!r} is external and stores no snapshots "
             f"(snapshots='never'): its rows were read from {live.spec.external}"
         )
+    # The innermost plan reads the labels.
     while plan.left_plan is not None:
         plan = plan.left_plan
     if plan.left_query is not None:

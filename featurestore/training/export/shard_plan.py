@@ -55,6 +55,8 @@ from featurestore.training.export.request import ExportRequest
 
 # Maximum number of counts per pass. A count takes 16 bytes, so a pass returns at most 128 MiB.
 MAX_COUNTS = 1 << 23
+# The histogram of each class takes 8 KiB with 10 bits, which bounds the memory of all classes to 80
+# MiB.
 MAX_CLASSES = 10_000
 # Fewer bits for histograms of classes, since there may be many classes.
 _CLASS_BITS, _BITS = 10, 16
@@ -157,6 +159,8 @@ def plan_shards(
     if request.rule.stratify:
         classes = _split_classes(engine, rows, counts)
         split_classes = ClassToSplit(classes)
+        # Splits of a class are only known after the classes are counted, so rows are counted again
+        # by split.
         counts = _count_rows(
             engine, rows, request, function=split_classes, profiles=counts.profiles
         )
@@ -258,6 +262,7 @@ def _plan_layout(
         ]
         shard_counts = planned_counts
     if isinstance(request.format, ShardFitting):
+        # The largest split decides, because all splits share one layout.
         rows, shards = max(zip(split_rows, shard_counts, strict=True))
         layout = request.format.fitted(layout, rows=rows, shards=shards)
     return layout, shard_counts
@@ -277,6 +282,7 @@ def _split_classes(engine: Engine, rows: HashedRows, counts: Counts) -> dict[int
     for group in counts.histograms:
         total = counts.rows(group)
         ends[group] = split_end_ranks(total, rule)
+        # Boundaries at the ends need no search: a split there is empty or complete.
         inner[group] = [end for end in ends[group] if 0 < end < total]
     search = BoundarySearch.from_histograms(counts.histograms, inner, bits=counts.bits)
     boundaries = find_boundaries(engine, rows, search)

@@ -103,12 +103,15 @@ def write_shards(
         summaries_by_number = _write_by_function(engine, rows, request, plan, writer)
     summaries = []
     for number in range(len(shards)):
+        # Empty shards receive no batches from the engine, but every planned file must exist.
         if number not in summaries_by_number:
             _, summaries_by_number[number] = writer(number, iter(()))
         summary = summaries_by_number[number]
         if statistics is not None and summary.state is not None:
             statistics.add(number, summary.state)
         summaries.append(replace(summary, state=None))
+    # Checked before the manifest is written: a source that changed between the passes must not be
+    # published.
     _check_rows(shards, summaries)
     _check_splits(request, plan, summaries)
     # If a cluster retried a task, its first attempt may have left temporary files.
@@ -186,6 +189,8 @@ def _check_splits(
         request.rule.names, plan.hash_sums, split_summaries, strict=True
     ):
         hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
+        # Hashes must ascend across shards, because the canonical order of a split is their
+        # concatenation.
         hashes = list(_boundary_hashes(summaries_of_split))
         if hash_sum != expected or hashes != sorted(hashes):
             raise DatasetDamaged(
@@ -335,6 +340,7 @@ def sort_equal_hashes(
     waiting: list[pa.RecordBatch] = []
     for batch, following in _pair_with_next(batches):
         hashes = row_hashes(batch)
+        # Equal hashes may continue in the next batch, and their order depends on all of these rows.
         if following is None or row_hashes(following)[0] != hashes[-1]:
             yield _concatenate_sorted([*waiting, batch], columns)
             waiting = []
@@ -383,6 +389,7 @@ def _concatenate_sorted(
     same = hashes[1:] == hashes[:-1]
     if not same.any():
         return batch
+    # Rows with equal key hashes are rare, so canonical bytes are only computed for them.
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     ties = pa.table(
         {

@@ -81,6 +81,7 @@ class SplitAccumulator(Accumulator[dict[int, State], dict[int, Result]]):
             if not len(rows):
                 continue
             split_batch = batch
+            # Copies of rows are only made if a batch contains rows of several splits.
             if len(rows) < batch.num_rows:
                 split_batch = select_rows(batch, rows)
             if split not in state:
@@ -140,6 +141,7 @@ class ShardStatistics:
         self._next = list(plan.assignment.first_shard)
         self._states: SplitStates = {}
         self._waiting: SplitStates = {}
+        # Engines report shards from several threads.
         self._lock = threading.Lock()
 
     def add(self, number: int, state: StatisticsState) -> None:
@@ -159,6 +161,7 @@ class ShardStatistics:
         return result
 
     def _merge(self, split: int) -> None:
+        # A state waits until all earlier shards of its split are merged.
         while self._next[split] in self._waiting:
             state = self._waiting.pop(self._next[split])
             if split in self._states:
@@ -271,6 +274,7 @@ def write_statistics(
         files.write_atomically(
             os.path.join(directory, sample_path), rows_to_bytes(select_cluster_rows(state))
         )
+        # The manifest stores the hash of each file, so that damage is detected.
         entries[split.name] = {
             **_manifest_entry(directory, statistics_path),
             "sample": _manifest_entry(directory, sample_path),

@@ -57,7 +57,7 @@ class Aggregate:
 class Totals:
     """Sums and counts of rows that are in the windows of all labels of a chunk.
 
-    ``sums`` contains exact sums: of the values, as "whole numbers" or "doubles", and of their
+    ``sums`` contains exact sums: of the values, as "integers" or "doubles", and of their
     "squares". NaN and infinities are excluded from the sums and counted separately.
     """
 

@@ -332,8 +332,8 @@ def sum_totals(
         is_integer = not pat.is_floating(kind)
         sums: dict[str, Fraction] = {}
         if each.function in ("sum", "mean") and is_integer:
-            total = sum_limbs(chunk, each, "whole numbers", integers_to_limbs)
-            sums["whole numbers"] = total.as_fraction(0)
+            total = sum_limbs(chunk, each, "integers", integers_to_limbs)
+            sums["integers"] = total.as_fraction(0)
         elif each.function != "count":
             sums["doubles"] = sum_limbs(chunk, each, "doubles", doubles_to_limbs).as_fraction(0)
         if each.function in ("std", "var"):

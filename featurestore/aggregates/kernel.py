@@ -53,10 +53,10 @@ def aggregate(
 
     >>> rows = Rows(np.array([0, 0, 0]), np.array([1, 5, 9]))
     >>> labels = Labels(np.array([0, 0]), np.array([5, 100]))
-    >>> found = aggregate(rows, labels, keys=1, columns=[pa.array([1.5, 2.0, None])],
-    ...                   aggregates=[Aggregate("sum", 0, over=5),
-    ...                               Aggregate("count", 0, over=None)])
-    >>> [each.to_pylist() for each in found]
+    >>> arrays = aggregate(rows, labels, keys=1, columns=[pa.array([1.5, 2.0, None])],
+    ...                    aggregates=[Aggregate("sum", 0, over=5),
+    ...                                Aggregate("count", 0, over=None)])
+    >>> [each.to_pylist() for each in arrays]
     [[3.5, None], [2, 2]]
     """
     try:

@@ -147,7 +147,7 @@ def _sums_and_scale(chunk: Chunk, aggregate: Aggregate) -> tuple[Doubles, float]
     if pat.is_floating(kind):
         return _double_sums(chunk, aggregate), 1.0
     scale = 10.0**kind.scale if pat.is_decimal(kind) else 1.0
-    return sum_limbs(chunk, aggregate, "whole numbers", integers_to_limbs).rounded(), scale
+    return sum_limbs(chunk, aggregate, "integers", integers_to_limbs).rounded(), scale
 
 
 def _double_sums(chunk: Chunk, aggregate: Aggregate) -> Doubles:
@@ -195,7 +195,7 @@ def non_finite_values(chunk: Chunk, aggregate: Aggregate) -> Flags:
     """Return which of the values to include are NaN or infinite."""
     flags: Flags = chunk.cache_per_column(
         aggregate,
-        "odd",
+        "non_finite",
         lambda: ~np.isfinite(_column_doubles(chunk, aggregate)) & chunk.present(aggregate),
     )
     return flags
@@ -270,7 +270,7 @@ def integers_to_limbs(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
 
 def _integer_sums(chunk: Chunk, aggregate: Aggregate) -> Integers | list[int]:
     """Return sums of integers, as Python integers if they may exceed 64 bits."""
-    sums = sum_limbs(chunk, aggregate, "whole numbers", integers_to_limbs)
+    sums = sum_limbs(chunk, aggregate, "integers", integers_to_limbs)
     if len(sums.limbs) == 1:
         return sums.limbs[0]
     total = sums.limbs[0].astype(object)
@@ -285,8 +285,8 @@ def _check_int64(sums: Integers | list[int]) -> Integers:
         return sums
     if sums and not (min(sums) >= _MIN_INT64 and max(sums) <= _MAX_INT64):
         raise InvalidArgument(
-            "A sum of integers over a window does not fit 64 bits.",
-            hint="sum a double or decimal column, or take a shorter window",
+            "A sum of integers over a window exceeds 64 bits.",
+            hint="sum a double or decimal column, or use a shorter window",
         )
     return np.array(sums, np.int64)
 
@@ -298,7 +298,7 @@ def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Ar
         if units and max(map(abs, units)) >= 10**38:
             raise InvalidArgument(
                 "A sum of decimals over a window has more than 38 digits.",
-                hint="sum a double column, or take a shorter window",
+                hint="sum a double column, or use a shorter window",
             )
         mask = (1 << 128) - 1
         buffer = b"".join([(unit & mask).to_bytes(16, "little") for unit in units])

@@ -91,7 +91,7 @@ class WindowFeatures:
                 yield from waiting.popleft().result().to_batches()
 
     @property
-    def _make_request(self) -> AggregateRequest:
+    def _request(self) -> AggregateRequest:
         return AggregateRequest(
             members=self.members,
             filters_created_time=self.filters_created_time,
@@ -106,7 +106,7 @@ class WindowFeatures:
         return [f"k{number}" for number in range(self.keys)] or [GROUP]
 
     def _new_group(self) -> IncrementalGroup:
-        return IncrementalGroup(self._make_request, self._key_names)
+        return IncrementalGroup(self._request, self._key_names)
 
     def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
         """Add features to the labels of a block; ``incremental`` is the state of a split group."""
@@ -158,7 +158,7 @@ class WindowFeatures:
         keys: int,
     ) -> list[pa.Array]:
         """Return the aggregates for labels, followed by the aggregates of a label without rows."""
-        request = self._make_request
+        request = self._request
         events = request.events(chunk, key, time, rows)
         # An additional key without rows, for the last label.
         labels = Labels(np.append(key[label_numbers], keys), np.append(time[label_numbers], 0))

@@ -43,6 +43,7 @@ class Summands:
         cached = self._sums.get(id(positions))
         if cached is None:
             sums = np.zeros(labels + 1, np.int64)
+            # add.at adds repeated positions, which indexed assignment would count once.
             np.add.at(sums, positions, self.values)
             # The cache keeps a reference to the positions, so that their id is not reused.
             cached = (positions, np.cumsum(sums)[:labels])
@@ -82,11 +83,14 @@ class Window(ABC):
             neutral: The code of labels without such rows.
         """
         begin, end = self.label_ranges
+        # A row in no window has an empty label range, which has no level.
         rows = np.flatnonzero(present & (begin < end))
         label_codes = np.full(self.labels, neutral, np.int64)
         if not len(rows):
             return label_codes
         begin, end, codes = begin[rows], end[rows], codes[rows]
+        # frexp returns the bit length of an integer exactly; a logarithm could round up at powers
+        # of two.
         level = np.frexp((end - begin).astype(np.float64))[1].astype(np.int8) - 1
         order = np.argsort(level, kind="stable")
         stops = np.cumsum(np.bincount(level))
@@ -95,10 +99,13 @@ class Window(ABC):
             if exponent > 0:
                 start = stops[exponent - 1]
             level_rows = order[start : stops[exponent]]
+            # Two overlapping ranges cover the label range. Extremes may count a label twice, unlike
+            # sums.
             choose.at(label_codes, begin[level_rows], codes[level_rows])  # type: ignore[attr-defined]
             choose.at(label_codes, end[level_rows] - (1 << exponent), codes[level_rows])  # type: ignore[attr-defined]
             if exponent > 0:
                 half = 1 << (exponent - 1)
+                # A copy: the halves of a range must read the codes from before this step.
                 lower = label_codes.copy()
                 choose(lower[half:], label_codes[:-half], out=lower[half:])
                 label_codes = lower
@@ -117,11 +124,13 @@ class Window(ABC):
         begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
         group, begin, end = groups[rows], begin[rows], end[rows]
+        # Row order is the order of begins then, so a stable sort by group suffices.
         order = np.argsort(group, kind="stable")
         if not self.is_sorted_by_begin:
             order = np.lexsort((begin, group))
         group, begin, end = group[order], begin[order], end[order]
         width = self.labels + 1
+        # The group number is the high part, so that one running maximum serves all groups.
         group_ends = np.maximum.accumulate(group * width + end)
         start_limits = np.zeros(len(rows), np.int64)
         start_limits[1:] = np.maximum(group_ends[:-1] - group[1:] * width, 0)
@@ -146,6 +155,7 @@ class Window(ABC):
         newest_rows = np.full((self.labels, n), -1, np.int64)
         open_slots = np.full(self.labels, n, np.int64)
         active = np.flatnonzero(position >= 0)
+        # Each step advances all labels that still need rows, so the loop is over steps, not labels.
         while len(active):
             candidates = position[active]
             is_seen = (begin[candidates] <= active) & (active < end[candidates])
@@ -153,6 +163,8 @@ class Window(ABC):
             open_slots[hits] -= 1
             newest_rows[hits, open_slots[hits]] = rows[position[hits]]
             position[active] -= 1
+            # Bounds the scan: beyond the oldest row of a window, rows belong to other labels or
+            # keys.
             continues = (open_slots[active] > 0) & (position[active] >= oldest[active])
             active = active[continues]
         return newest_rows
@@ -239,6 +251,7 @@ def combined_codes(columns: Sequence[pa.Array | pa.ChunkedArray], rows: int) -> 
             encoded = encoded.combine_chunks()
         indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
         pairs = codes * (int(indices.max(initial=0)) + 1) + indices
+        # Codes stay below the number of rows after each column, so pairs do not overflow 64 bits.
         codes = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
     return codes
 
@@ -264,7 +277,9 @@ def normalize_floats(column: pa.Array) -> pa.Array:
     """Normalize a column so that equal floats have equal bits: one zero and one NaN."""
     if not pat.is_floating(column.type):
         return column
+    # Adding 0.0 turns -0.0 into 0.0.
     doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
+    # NaN has many bit patterns; all of them become one.
     doubles[np.isnan(doubles)] = np.nan
     nulls = to_flags(column.is_null())
     return pa.array(doubles, mask=nulls).cast(column.type)
@@ -285,7 +300,9 @@ def decimals_to_doubles(column: pa.Array) -> Doubles:
 def decimal_words(column: pa.Array) -> list[Integers]:
     """Return the unscaled integers of decimals as four words, lowest first."""
     wide = column.cast(pa.decimal128(38, column.type.scale)).fill_null(0)
+    # A decimal has 128 bits in Arrow's memory. Words of 32 bits leave room for sums in 64 bits.
     words = np.frombuffer(wide.buffers()[1], np.uint32).reshape(-1, 4)
+    # The buffer of a slice contains the rows before it.
     words = words[wide.offset : wide.offset + len(wide)]
     lower = [words[:, number].astype(np.int64) for number in range(3)]
     return [*lower, words[:, 3].view(np.int32).astype(np.int64)]
@@ -303,6 +320,7 @@ def encode_ordered(column: pa.Array) -> Integers | None:
         doubles[np.isnan(doubles)] = np.nan
         return _flip_negatives(doubles.view(np.int64))
     if pat.is_temporal(kind):
+        # int32 dates have no direct cast to int64.
         column = column.cast(pa.int32()) if kind.bit_width == 32 else column
         return column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
     if pat.is_integer(kind) and not pat.is_uint64(kind):
@@ -312,6 +330,7 @@ def encode_ordered(column: pa.Array) -> Integers | None:
 
 def _flip_negatives(bits: Integers) -> Integers:
     """Convert the bits of doubles to integers of the same order, or back."""
+    # As integers, the bits of negative doubles are in reverse order.
     return np.where(bits < 0, bits ^ np.int64(_MAX_INT64), bits)
 
 

@@ -79,6 +79,7 @@ class Totals:
 
     def plus(self, second: Totals) -> Totals:
         """Add the totals of other rows."""
+        # Fractions, because these totals are added before the only rounding of a sum.
         sums = dict(self.sums)
         for name, total in second.sums.items():
             sums[name] = sums.get(name, Fraction(0)) + total
@@ -142,6 +143,7 @@ class Chunk:
         flags = to_flags(self.columns[aggregate.values].is_valid())
         if aggregate.condition is not None:
             condition = self.conditions[aggregate.condition]
+            # A condition that is null is not satisfied, as in SQL.
             flags = flags & to_flags(pc.fill_null(condition, False))
         return flags
 
@@ -188,6 +190,8 @@ class Timeline:
     def __init__(self, rows: Rows, labels: Labels, *, keys: int) -> None:
         self._rows, self._labels = rows, labels
         self._has_delays = rows.available is not None or rows.replaced is not None
+        # With delays, windows are ranges of labels, so the labels form the axis; otherwise the rows
+        # do.
         if self._has_delays:
             self._axis = Axis(labels.key, labels.time, keys=keys)
         else:
@@ -203,12 +207,14 @@ class Timeline:
         """
         if self._has_delays:
             return self._label_ranges(over, offset)
+        # The start depends on the offset only; windows of all lengths share it.
         entered = self._starts.get(offset)
         newest = self._labels.time - offset
         if entered is None:
             entered = self._axis.count_before(self._labels.key, newest + 1)
             self._starts[offset] = entered
         if over is None:
+            # Before any row. Half the minimum leaves room for the additions below.
             oldest = np.full(len(newest), np.iinfo(np.int64).min // 2)
         else:
             oldest = newest - over
@@ -229,6 +235,7 @@ class Timeline:
             stop = rows.event + offset + over
         if rows.replaced is not None:
             stop = np.minimum(stop, rows.replaced)
+        # A row can be replaced before it enters the window; its range is empty then.
         end = np.maximum(self._axis.count_before(rows.key, stop), begin)
         return LabelRangeWindow(begin, end, labels=len(self._labels.key))
 
@@ -252,6 +259,7 @@ class Axis:
         # Each key has extra positions before its first time and after its last time, for other
         # times.
         lengths = last - first + 3
+        # Summed as doubles, because the sum of integers could overflow before the comparison.
         if lengths.astype(np.float64).sum() >= _MAX_POSITION:
             raise AxisOverflow
         self._first, self._last = first, last
@@ -261,6 +269,7 @@ class Axis:
     def count_before(self, key: Integers, time: Integers) -> Integers:
         """Return the number of pairs before each (key, time), including pairs with lower keys."""
         within = np.minimum(np.maximum(time, self._first[key]), self._last[key] + 1)
+        # One binary search serves the pairs of all keys.
         return np.searchsorted(self._positions, within + self._base[key], side="left")
 
 

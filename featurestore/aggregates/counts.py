@@ -64,6 +64,7 @@ def encode_value_groups(chunk: Chunk, aggregate: Aggregate) -> Integers:
     values = normalize_floats(chunk.columns[aggregate.values])
     indices = values.dictionary_encode(null_encoding="encode").indices
     codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    # The group of a pair is its key and value, so that one pass counts the values of all keys.
     pairs = codes + chunk.rows.key * (int(codes.max(initial=0)) + 1)
     return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
@@ -75,6 +76,7 @@ def _any(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
 
 def _all(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     count = count_values(chunk, aggregate)
+    # Without values both counts are 0, so the mask decides between true and null.
     return to_masked_array(_true_counts(chunk, aggregate) == count, count == 0, pa.bool_())
 
 
@@ -99,6 +101,7 @@ def _extreme(
         return decode_ordered(extremes, empty, column.type)
     ranks = _rank_values(chunk, aggregate)
     extremes = window.extremes(ranks, present, choose, neutral=neutral)
+    # Ranks of nulls are arbitrary and must not replace the row of a value.
     valid = np.flatnonzero(to_flags(column.is_valid()))
     one_row_of_rank = np.zeros(int(ranks.max(initial=0)) + 1, np.int64)
     one_row_of_rank[ranks[valid]] = valid
@@ -130,6 +133,7 @@ def _take_rows(column: pa.Array, rows: Integers, codes: Integers, *, neutral: in
     empty = codes == neutral
     row_numbers = np.zeros(len(codes), np.int64)
     if len(rows):
+        # The neutral code is not a valid index; the mask replaces these values with null.
         row_numbers = rows[np.where(empty, 0, codes)]
     return column.take(pa.array(row_numbers, mask=empty))
 
@@ -151,6 +155,7 @@ def _last_n(chunk: Chunk, aggregate: Aggregate) -> pa.Array:
     column = chunk.columns[aggregate.values]
     newest = chunk.window(aggregate).newest(chunk.present(aggregate), aggregate.n)
     flat = newest.ravel()
+    # -1 marks missing rows, which the mask replaces with null.
     values = column.take(pa.array(np.maximum(flat, 0), mask=flat < 0))
     return pa.FixedSizeListArray.from_arrays(values, aggregate.n)
 

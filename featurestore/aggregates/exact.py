@@ -59,6 +59,7 @@ class Sums:
         doubles = to_doubles(self.limbs, unit=self.unit, bits=self.bits)
         if doubles is None:
             return None
+        # From the largest double on, so that ``low`` collects the small rounding errors.
         high, low = doubles[-1], np.zeros(len(doubles[-1]))
         for double in doubles[-2::-1]:
             high, error = total(high, double)
@@ -70,9 +71,13 @@ class Sums:
         if not number:
             return self
         numerator, unit = abs(number.numerator), 1 - number.denominator.bit_length()
+        # Trailing zero bits are removed, so that a coarse number needs no digits below the lowest
+        # unit.
         zeros = (numerator & -numerator).bit_length() - 1
         numerator, unit = numerator >> zeros, unit + zeros
         limbs, lowest = list(self.limbs), self.unit
+        # The number has a smaller unit than the sums, so digits are inserted below and nothing is
+        # rounded.
         while unit < lowest:
             limbs.insert(0, np.zeros_like(limbs[0]))
             lowest -= self.bits
@@ -111,6 +116,7 @@ def from_integers(values: Integers, *, bits: int) -> FixedPoint:
     """Convert integers with a unit of 1; small integers need a single limb."""
     if _sums_fit(values):
         return FixedPoint([values], 0, bits)
+    # Terms must be below 2**62, so integers are split into two halves.
     high = values >> 31
     low = values - (high << 31)
     zeros = np.zeros(len(values), np.int64)
@@ -161,6 +167,7 @@ def from_squares(values: Doubles, *, bits: int) -> FixedPoint:
     """Convert the squares of finite doubles, exactly, with all 106 bits."""
     sizes = np.abs(values)
     minimum = np.min(sizes, where=sizes > 0, initial=1.0)
+    # Dekker's error of a square is exact only if neither over- nor underflows.
     if minimum > 2.0 ** (-_MODERATE // 2) and sizes.max(initial=0.0) < 2.0 ** (_MODERATE // 2):
         squares, errors = square(values)
         top = _max_exponent(squares) - bits
@@ -198,6 +205,7 @@ def _split_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | Non
     while not digits or remainder.any():
         if unit < -_MODERATE:
             return None
+        # Multiplication by a power of two is exact.
         digit = remainder * 2.0**-unit
         np.rint(digit, out=digit)
         digits.append(digit.astype(np.int64))
@@ -211,6 +219,8 @@ def _from_scaled_squares(values: Doubles, *, bits: int) -> FixedPoint:
     mantissas, exponents, unit = _decompose(values)
     shifts = 2 * (exponents - unit)
     sizes = np.abs(mantissas)
+    # A square of 106 bits exceeds a 64-bit integer, so the halves of a mantissa are multiplied
+    # separately.
     high, low = sizes >> _HALF, sizes & ((1 << _HALF) - 1)
     terms = [
         _Term(low * low, shifts),
@@ -249,6 +259,7 @@ def _decompose(values: Doubles) -> tuple[Integers, Integers, int]:
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, _MANTISSA).astype(np.int64)
     powers = exponents.astype(np.int64) - _MANTISSA
+    # Zero has no exponent of its own and must not determine the unit.
     nonzero_powers = powers[mantissas != 0]
     unit = int(nonzero_powers.min()) if len(nonzero_powers) else 0
     powers[mantissas == 0] = unit
@@ -290,6 +301,7 @@ def round_sums(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles:
         if doubles is not None and len(doubles) == 3:
             return sum_of_three(doubles[2], doubles[1], doubles[0])
         if doubles is not None:
+            # Both doubles are exact, so adding them rounds once.
             return doubles[0] if len(doubles) == 1 else doubles[0] + doubles[1]
     return _round_digits(limbs, unit=unit, bits=bits)
 
@@ -316,8 +328,10 @@ def _round_digits(limbs: Sequence[Integers], *, unit: int, bits: int) -> Doubles
         digit = np.where(top >= offset, stacked[np.maximum(top - offset, 0), row_numbers], 0)
         window, is_lost = _insert_digit(window, digit, position - bits * offset)
         has_lower_bits |= is_lost
+    # A sticky bit: all bits below the window only decide ties.
     window |= has_lower_bits.astype(np.uint64)
     exponent = unit + bits * top - position
+    # Sums beyond the largest double become infinite, like a sum of doubles.
     with np.errstate(over="ignore"):
         doubles = np.ldexp(window.astype(np.float64), exponent)
     return np.where(negative, -doubles, doubles)
@@ -328,6 +342,7 @@ def _insert_digit(
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
     """Insert a digit into a window at a bit position; also return where bits were lost."""
     bits = digit.astype(np.uint64)
+    # Shifts by 64 are undefined for numpy integers, so they are limited.
     up = np.clip(position, 0, 63).astype(np.uint64)
     down = np.clip(-position, 0, 63).astype(np.uint64)
     shifted = np.where(position >= 0, bits << up, bits >> down)
@@ -345,6 +360,7 @@ def to_doubles(limbs: Sequence[Integers], *, unit: int, bits: int) -> list[Doubl
     for index, limb in enumerate(limbs[1:]):
         doubles.append((digit & mask).astype(np.float64) * 2.0 ** (unit + bits * index))
         digit = limb + (digit >> bits)
+    # Beyond 2**53, the conversion of the highest digit would round a second time.
     if digit.max(initial=0) >= _MAX_INTEGER or digit.min(initial=0) <= -_MAX_INTEGER:
         return None
     return [*doubles, digit.astype(np.float64) * 2.0**highest]
@@ -361,6 +377,7 @@ def _magnitudes(
     """Return the digits of absolute values, each in ``[0, 2**bits)``, and the negative flags."""
     mask = np.int64((1 << bits) - 1)
     digits, carry = [], np.zeros(len(limbs[0]), np.int64)
+    # Padding digits receive the carry of the highest digit, which is the sign at the end.
     padding = [np.zeros(len(limbs[0]), np.int64)] * (64 // bits + 2)
     for limb in [*limbs, *padding]:
         total = limb + carry
@@ -426,6 +443,7 @@ def sum_of_three(first: Doubles, second: Doubles, third: Doubles) -> Doubles:
 
 def _split(values: Doubles) -> tuple[Doubles, Doubles]:
     """Split doubles into halves of 26 bits, whose products are exact (Veltkamp)."""
+    # 2**27 + 1, Veltkamp's constant for doubles.
     scaled = values * 134217729.0
     high = scaled - (scaled - values)
     return high, values - high

@@ -118,10 +118,14 @@ class IncrementalGroup:
             key_rows = row_numbers[keys[row_numbers] == key_number]
             times = time[label_numbers[keys[label_numbers] == key_number]]
             new_rows = table.take(pa.array(key_rows))
+            # Labels are aggregated first: the state contains only rows of earlier blocks.
             if len(times):
                 arrays_by_key.append(self._aggregate_key(state, new_rows, times))
             if len(key_rows):
+                # Blocks are split where the time changes, so all later labels are after the last
+                # time of this one.
                 self._absorb(state, new_rows, int(time[has_time].max()))
+        # The value of a label without key or time, which the caller expects last.
         empty_arrays = self._run_kernel(
             [table.slice(0, 0)], np.zeros(1, np.int64), self._request.aggregates, {}
         )
@@ -137,6 +141,8 @@ class IncrementalGroup:
         block_keys = block.select(self._key_names).take(pa.array(first_rows))
         seen_keys = block_keys.slice(0, 0) if self._seen_keys is None else self._seen_keys
         all_keys = pa.concat_tables([seen_keys, block_keys])
+        # Different keys may share the hash of a group. Keys are compared by their values across
+        # blocks.
         codes = combined_codes(all_keys.columns, all_keys.num_rows)
         state_numbers = {
             int(code): position for position, code in enumerate(codes[: seen_keys.num_rows])
@@ -162,6 +168,8 @@ class IncrementalGroup:
         if state.unsettled_rows is not None:
             tables.append(state.unsettled_rows)
         aggregates = self._request.aggregates
+        # Without segments all aggregates see the same rows, so the kernel can share intermediate
+        # results.
         if not state.segments:
             return self._run_kernel(tables, times, aggregates, {})
         arrays_by_number: dict[int, pa.Array] = {}
@@ -193,6 +201,8 @@ class IncrementalGroup:
         for segment in segments:
             if segment.is_outside(window, first):
                 continue
+            # A window bound lies inside the segment, so each label includes a different part of its
+            # rows.
             if not segment.is_inside(window, first, last):
                 assert segment.rows is not None
                 needed_tables.append(segment.rows)
@@ -218,6 +228,7 @@ class IncrementalGroup:
 
     def _to_events(self, table: pa.Table) -> Events:
         row_numbers = np.arange(table.num_rows)
+        # STREAM_TIME is twice the time, plus one for labels.
         time = to_integers(table.column(STREAM_TIME)) >> 1
         return self._request.events(table, np.zeros(len(row_numbers), np.int64), time, row_numbers)
 
@@ -251,6 +262,7 @@ class IncrementalGroup:
         for aggregate in self._request.aggregates:
             if aggregate.function not in SELECTING:
                 summed.setdefault((aggregate.values, aggregate.condition), []).append(aggregate)
+        # Settled rows are available to all later labels, so only their event times matter.
         rows_alone = Rows(events.rows.key, events.rows.event)
         totals = {}
         for condition, aggregates in summed.items():
@@ -274,6 +286,7 @@ class IncrementalGroup:
         unbounded = [each for each in self._request.aggregates if each.over is None]
         if not unbounded:
             return []
+        # A merged segment without rows has nothing left to reduce.
         if len(expired) == 1 and expired[0].rows is None:
             return list(expired)
         events = self._to_events(pa.concat_tables([each.selected_rows for each in expired]))
@@ -293,6 +306,7 @@ def _find_settled(events: Events, end: int) -> tuple[Flags, Flags]:
     if rows.available is not None:
         settled &= rows.available <= end
     if rows.replaced is not None:
+        # A row with a later version stays unsettled until that version replaces it.
         settled &= rows.replaced == NEVER
         dropped = rows.replaced <= end
     return settled, dropped
@@ -342,6 +356,7 @@ def sum_totals(
         if each.function != "count" and not is_integer:
             non_finite = [int(counts[0]) for counts in non_finite_counts(chunk, each)]
         count = int(count_values(chunk, each)[0])
+        # Aggregates of one column have equal counts, except 0 where a function needs none.
         totals = Totals(
             count, {**totals.sums, **sums}, *map(max, non_finite, totals.non_finite_counts)
         )

@@ -64,6 +64,8 @@ def aggregate(
         chunk = Chunk(timeline, rows, columns, conditions, base_totals or {})
         return [_FUNCTIONS[each.function](chunk, each) for each in aggregates]
     except AxisOverflow:
+        # Only several keys can overflow the axis: the times of one key fit 62 bits. base_totals are
+        # for one key.
         return _aggregate_in_halves(rows, labels, keys, columns, aggregates, conditions)
 
 

@@ -44,6 +44,7 @@ def visible_events(
 
     Only the latest available version of each event is included.
     """
+    # A label with a null key matches no rows, as in a join.
     if None in key:
         return []
     versions: dict[tuple[Any, ...], EventRow] = {}
@@ -78,6 +79,8 @@ def rows_in_window(
         assert row.event is not None
         if row.event > end:
             continue
+        # Half-open: the event at the start of the window is excluded, the one at its end is
+        # included.
         if output.over is not None and end - row.event >= output.over:
             continue
         window_rows.append(row)
@@ -132,12 +135,14 @@ def _deviation(values: Sequence[Any]) -> float | None:
     rounded = _nearest_double(variance)
     if math.isfinite(rounded):
         return math.sqrt(rounded)
+    # The variance exceeds the range of doubles, but its root may not.
     with localcontext(prec=_SQUARE_DIGITS):
         return float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
 
 
 def _identity(value: Any) -> Any:
     if isinstance(value, float):
+        # A set would treat each NaN object as different.
         return "NaN" if math.isnan(value) else _normalize_zero(value)
     return value
 
@@ -173,6 +178,7 @@ def _mean(values: Sequence[Any]) -> float:
     if isinstance(total, Decimal):
         scale = -int(values[0].as_tuple().exponent)
         with localcontext(prec=_DIGITS):
+            # The unscaled sum is rounded first, as in the kernel.
             units = int(total.scaleb(scale))
         return float(units) / len(values) / 10.0**scale
     return float(total) / len(values)

@@ -28,6 +28,7 @@ _MIN_INT64 = np.iinfo(np.int64).min
 # Columns of the stream. ``STREAM_TIME`` is twice the time of a row in microseconds, plus one for a
 # label, so that labels follow the rows of the same time; it is null for labels without a time.
 GROUP, STREAM_TIME, AVAILABLE, TIE = "__fs_group", "__fs_moment", "__fs_known", "__fs_tie"
+# That many rows fit the processor cache.
 CHUNK_ROWS = 60_000
 # Groups with at least this many rows and labels are split into smaller blocks.
 GROUP_ROWS, BLOCK_ROWS = 1_000_000, 250_000
@@ -78,6 +79,8 @@ def split_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[StreamBlock]:
         if last_group_start == 0 and rows >= (BLOCK_ROWS if is_continued else GROUP_ROWS):
             table = pa.Table.from_batches(buffered)
             start = 0
+            # All versions of an event have one time, so a split where the time changes keeps them
+            # in one block.
             for stop in _find_time_changes(table):
                 yield StreamBlock(
                     table.slice(start, stop - start), begins=not is_continued, ends=False
@@ -95,6 +98,7 @@ def _complete_groups(table: pa.Table, is_continued: bool) -> Iterator[StreamBloc
         return
     changes = np.flatnonzero(value_changes(table.column(GROUP).combine_chunks()))
     end = int(changes[1]) if len(changes) > 1 else table.num_rows
+    # The rest of a split group needs its state, so it is not combined with complete groups.
     yield StreamBlock(table.slice(0, end), begins=False)
     if end < table.num_rows:
         yield StreamBlock(table.slice(end))
@@ -107,6 +111,7 @@ def _find_time_changes(table: pa.Table) -> list[int]:
     positions, start = [], 0
     while table.num_rows - start >= BLOCK_ROWS:
         nearest = int(np.searchsorted(changes, start + BLOCK_ROWS, side="right")) - 1
+        # There is no change within the block size, so the block extends to the next change.
         if nearest < 0 or changes[nearest] <= start:
             nearest += 1
         if nearest == len(changes):
@@ -133,6 +138,8 @@ def value_changes(column: pa.Array) -> Flags:
     if len(column) > 1:
         previous, current = column.slice(0, len(column) - 1), column.slice(1)
         unequal = pc.fill_null(pc.not_equal(previous, current), False)
+        # not_equal is null if a value is null. A change between null and a value counts; null after
+        # null does not.
         if column.null_count:
             unequal = pc.or_(unequal, pc.xor(previous.is_null(), current.is_null()))
         flags[1:] = np.asarray(unequal.to_numpy(zero_copy_only=False), bool)
@@ -185,15 +192,19 @@ class AggregateRequest:
             rows: The positions of the rows to use.
         """
         available, tie = _column_or_zeros(table, AVAILABLE), _column_or_zeros(table, TIE)
+        # A row without created time never becomes available.
         if self.filters_created_time:
             is_available = to_flags(table.column(AVAILABLE).is_valid())
             rows = rows[is_available[rows]]
+        # The engine has sorted by group and time. Only ties and colliding keys need another sort.
         if not is_sorted(key[rows], time[rows], strictly=True):
             rows = rows[np.lexsort((tie[rows], available[rows], time[rows], key[rows]))]
         replaced = self._replacement_times(table, key[rows], time[rows], available[rows], rows)
         if replaced is not None:
+            # Rows that no label can include are removed before their values are read.
             current = replaced > _MIN_INT64
             rows, replaced = rows[current], replaced[current]
+            # If no version replaces another later, the kernel can use its faster row ranges.
             if not (replaced < NEVER).any():
                 replaced = None
         available_times = available[rows] if self.filters_created_time else None
@@ -238,6 +249,7 @@ class AggregateRequest:
         if not is_same.any():
             return None
         is_tied = np.append(is_same, False) | np.append(False, is_same)
+        # Equal times are rare, so only tied rows are encoded and sorted.
         tied = np.flatnonzero(is_tied)
         columns = [table.column(f"m{number}") for number in range(self.members)]
         member = combined_codes(

@@ -47,6 +47,7 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
         is_uncertain = np.ones(len(counts), bool)
     else:
         rounded, is_uncertain = _variances_in_doubles(counts, sum_pairs, square_pairs)
+    # Slow, but only for few rows: Python integers of any size.
     for row in np.flatnonzero((counts > 1) & is_uncertain):
         rounded[row] = _variance_in_integers(int(counts[row]), sums, squares, row=int(row))
     rounded[counts < 2] = 0.0
@@ -56,6 +57,7 @@ def variances(counts: Integers, sums: Sums, squares: Sums) -> Doubles:
 def deviations(counts: Integers, sample_variances: Doubles, sums: Sums, squares: Sums) -> Doubles:
     """Return the roots of the variances; the root of the exact value if a variance overflows."""
     roots: Doubles = np.sqrt(sample_variances)
+    # The exact variance may overflow while its root is a normal double.
     for row in np.flatnonzero(np.isposinf(sample_variances)):
         roots[row] = _integer_square_root(
             _exact_variance(int(counts[row]), sums, squares, row=int(row))
@@ -81,6 +83,7 @@ def _variances_in_doubles(
     """Return the variances, and whether each of them may be incorrectly rounded."""
     n = counts.astype(np.float64)
     high, low = sums
+    # Overflow and division by zero mark a row as uncertain; the integer path computes it.
     with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
         minuend, minuend_error = exact.product(n, squares[0])
         minuend_error = minuend_error + n * squares[1]
@@ -102,6 +105,7 @@ def _variances_in_doubles(
         # The errors of the pairs, 2**-100, grow by the ratio of the minuend to the difference.
         error = 2.0**-20 + minuend / difference * 2.0**-47
         is_uncertain = ~((middle_distance > error) & (difference > minuend * _CANCELLATION))
+        # Dekker's product is inexact near the limits of the exponent.
         is_uncertain |= ~((minuend < 1e280) & (minuend > 1e-240))
     is_zero = squares[0] == 0
     rounded[is_zero] = 0.0
@@ -175,6 +179,7 @@ def _finite_or_zero(chunk: Chunk, aggregate: Aggregate) -> Doubles:
     """Return the values to include, with 0 for other values and for non-finite values."""
     values = _column_doubles(chunk, aggregate)
     counts = chunk.present(aggregate) & ~non_finite_values(chunk, aggregate)
+    # Excluded values become 0, which changes no sum.
     return values if counts.all() else np.where(counts, values, 0.0)
 
 
@@ -204,6 +209,7 @@ def non_finite_values(chunk: Chunk, aggregate: Aggregate) -> Flags:
 def _insert_non_finite(chunk: Chunk, aggregate: Aggregate, sums: Doubles) -> Doubles:
     """Replace sums over NaN and infinities with NaN or infinity."""
     is_non_finite, base_totals = non_finite_values(chunk, aggregate), chunk.totals(aggregate)
+    # The usual case needs no further counting.
     if not is_non_finite.any() and not base_totals.non_finite_count:
         return sums
     positive, negative, nans = non_finite_counts(chunk, aggregate)
@@ -259,6 +265,7 @@ def integers_to_limbs(chunk: Chunk, aggregate: Aggregate) -> FixedPoint:
     if pat.is_decimal(column.type):
         words = decimal_words(column)
         return exact.from_words([np.where(present, word, 0) for word in words], bits=bits)
+    # uint64 does not fit the signed integers of the kernel.
     if pat.is_uint64(column.type):
         numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
         low = np.where(present, numbers & np.uint64(0xFFFFFFFF), 0).astype(np.int64)
@@ -273,6 +280,7 @@ def _integer_sums(chunk: Chunk, aggregate: Aggregate) -> Integers | list[int]:
     sums = sum_limbs(chunk, aggregate, "integers", integers_to_limbs)
     if len(sums.limbs) == 1:
         return sums.limbs[0]
+    # Limbs can overflow 64 bits when they are combined, so they become Python integers.
     total = sums.limbs[0].astype(object)
     for number, limb in enumerate(sums.limbs[1:], start=1):
         if limb.any():
@@ -293,6 +301,8 @@ def _check_int64(sums: Integers | list[int]) -> Integers:
 
 def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Array:
     if isinstance(units, np.ndarray):
+        # Arrow stores a decimal as 128 bits in two's complement; the high word of a 64-bit integer
+        # is its sign.
         buffer = np.column_stack([units, units >> 63]).tobytes()
     else:
         if units and max(map(abs, units)) >= 10**38:

@@ -79,6 +79,8 @@ class WindowFeatures:
         with ThreadPoolExecutor(threads) as pool:
             for block in split_stream(batches):
                 # A block of a split group needs the state after the previous blocks.
+                # Bounds the memory: at most one block for each thread waits. Results keep the order
+                # of the stream.
                 while waiting and (len(waiting) == threads or not block.is_complete):
                     yield from waiting.popleft().result().to_batches()
                 if block.begins:
@@ -113,6 +115,7 @@ class WindowFeatures:
         chunk = block.rows
         has_time = to_flags(chunk.column(STREAM_TIME).is_valid())
         stream_time = to_integers(chunk.column(STREAM_TIME))
+        # Odd stream times belong to labels.
         is_label = ~has_time | (stream_time & 1 == 1)
         label_columns = len(self.schema) - len(self.aggregates)
         labels = chunk.select([f"c{number}" for number in range(label_columns)])
@@ -121,6 +124,8 @@ class WindowFeatures:
         answerable = is_label & (key >= 0) & has_time
         rows = np.flatnonzero(~is_label)
         label_numbers = np.flatnonzero(answerable)
+        # An engine sorts by group and time. Keys that share the hash of a group are interleaved in
+        # it.
         if not is_sorted(key[label_numbers], stream_time[label_numbers]):
             label_numbers = label_numbers[
                 np.lexsort((stream_time[label_numbers], key[label_numbers]))
@@ -142,6 +147,7 @@ class WindowFeatures:
         for values, fill in zip(values_by_aggregate, self.fills, strict=True):
             if fill is not None:
                 values = values.fill_null(pa.scalar(fill, values.type))
+            # A slice shares memory; take copies every value.
             if is_in_order:
                 columns.append(values[: len(label_numbers)])
             else:
@@ -233,6 +239,8 @@ class WindowSide:
     @property
     def group_is_key(self) -> bool:
         """Whether the stream is sorted by the key itself, a single integer, instead of a hash."""
+        # A single integer key is sorted by its value: it has no collisions and needs no separate
+        # key columns.
         if len(self.join.on) != 1:
             return False
         kind = self.join.source.spec.schema.field(self.join.on[0][1]).type

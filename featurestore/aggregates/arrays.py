@@ -124,7 +124,7 @@ class Window(ABC):
         begin, end = self.label_ranges
         rows = np.flatnonzero(present & (begin < end))
         group, begin, end = groups[rows], begin[rows], end[rows]
-        # Row order is the order of begins then, so a stable sort by group suffices.
+        # Where begins ascend with the row number, a stable sort by group keeps them ascending.
         order = np.argsort(group, kind="stable")
         if not self.is_sorted_by_begin:
             order = np.lexsort((begin, group))

@@ -79,8 +79,8 @@ class WindowFeatures:
         with ThreadPoolExecutor(threads) as pool:
             for block in split_stream(batches):
                 # A block of a split group needs the state after the previous blocks.
-                # Bounds the memory: at most one block for each thread waits. Results keep the order
-                # of the stream.
+                # At most one block for each thread waits, which bounds the memory. Results keep
+                # the order of the stream.
                 while waiting and (len(waiting) == threads or not block.is_complete):
                     yield from waiting.popleft().result().to_batches()
                 if block.begins:

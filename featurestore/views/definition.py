@@ -81,9 +81,8 @@ def define(
         label_group = _resolve_label_group(labels, specs)
     if label_time is not None and not isinstance(label_time, str):
         raise InvalidArgument(
-            f"label_time={label_time!r} is one time for all rows, which a feature view does not "
-            "keep.",
-            hint="label_time='the time column'; one time goes to view.get_features(label_time=...)",
+            f"label_time={label_time!r} is one time for all rows; a feature view stores a column name.",
+            hint="label_time='the time column', or pass the time to view.get_features(label_time=...)",
         )
     transformation_records = chains_to_json(transformations, _feature_types(steps))
     return FeatureViewSpec(
@@ -115,8 +114,8 @@ def check_label(spec: FeatureViewSpec, columns: Sequence[str]) -> None:
     missing_columns = [name for name in spec.label if name not in columns]
     if missing_columns:
         raise FeatureNotFound(
-            f"The rows of feature view {spec.name!r} have no columns {listing(missing_columns)} to be its "
-            f"label; they have {listing(columns, limit=30)}."
+            f"Unknown label columns {listing(missing_columns)} of feature view {spec.name!r}. "
+            f"Available: {listing(columns, limit=30)}."
         )
 
 
@@ -134,14 +133,13 @@ def _group_steps(features: Features) -> list[Mapping[str, Any]]:
             further_steps.append(requested)
         elif further_steps:
             raise InvalidArgument(
-                f"The reference {requested!r} comes after an object.",
-                hint="references first; those of one more join: {'features': [...], 'join_key': "
-                "...}",
+                f"The reference {requested!r} follows a step.",
+                hint="list references before steps; a step is {'features': [...], 'join_key': ...}",
             )
         elif not isinstance(requested, str | WindowFeature | OnDemandFeature):
             raise InvalidArgument(
-                f"{requested!r} is not a reference; a feature view stores only references.",
-                hint="write its rows to a group, and name that group's features",
+                f"{requested!r} is not a feature reference; a feature view stores only references.",
+                hint="write its rows to a feature group, and pass references to this group",
             )
         else:
             leading_items.append(requested)
@@ -190,7 +188,7 @@ def _parse_items(features: Any) -> list[FeatureItem]:
 def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
     """Pin an aggregate to the latest version of its group."""
     (feature,) = resolve(str(window.reference), specs=specs)
-    infer_aggregate_type(feature, window)  # raises where the function has no meaning for the column
+    infer_aggregate_type(feature, window)  # raises if the function does not support the column
     group, version = feature.group
     pinned_window = replace(window, reference=replace(window.reference, version=version))
     kind = type_to_json(feature.spec.schema.field(feature.column).type)
@@ -209,8 +207,8 @@ def _to_json(join_key: Any) -> Any:
 def _resolve_label_group(labels: object, specs: RegisteredSpecs) -> str:
     if not isinstance(labels, str):
         raise InvalidArgument(
-            f"labels={type(labels).__name__} cannot be kept in a feature view: it names a group.",
-            hint="make a group of the labels, or leave labels out and give them to "
+            f"labels={type(labels).__name__}: a feature view stores the name of a feature group.",
+            hint="write the labels to a feature group, or omit labels= and pass them to "
             "view.get_features(labels=...)",
         )
     name, version = parse_group_reference(labels)
@@ -239,8 +237,8 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         with Publication() as publication:
             if not publication.link(staged, views.view_file(directory)):
                 raise FeatureViewExists(
-                    f"Version {view.version} of feature view {view.name!r} exists already.",
-                    hint="leave version= out to make the next one",
+                    f"Version {view.version} of feature view {view.name!r} already exists.",
+                    hint="omit version= to create the next version",
                 )
         run.committed_version = view.version
         with warn_after_publication(f"Feature view {view.name!r} version {view.version}"):
@@ -271,7 +269,7 @@ def list_views(session: Session) -> list[FeatureViewSpec]:
             views_read.append(_read_view(session, name, version))
         except FeatureStoreError as error:
             warnings.warn(
-                f"The feature view {name} version {version} is left out: {error.message}",
+                f"The feature view {name} version {version} is skipped: {error.message}",
                 stacklevel=2,
             )
     return views_read
@@ -280,7 +278,7 @@ def list_views(session: Session) -> list[FeatureViewSpec]:
 def remove(session: Session, name: str, version: int) -> None:
     """Delete a version of a view; training datasets created from it still refer to it."""
     if version is None:
-        raise InvalidArgument("delete_feature_view needs a version.", hint="version=1")
+        raise InvalidArgument("delete_feature_view requires a version.", hint="version=1")
     with session.registry.reading() as connection:
         feature_views.get(connection, name, version)
     with in_flight(session, kind=views.UNDEFINE, name=name, version=version) as run:
@@ -322,7 +320,7 @@ def retrieve_rows(
         raise FeatureViewBroken(
             f"Feature view {spec.name!r} version {spec.version} cannot be read: "
             f"{'; '.join(view_problems)}.",
-            hint="restore the group, or make the next version of the view",
+            hint="restore the group, or create the next version of the view",
         )
     rows = labels
     if rows is None:
@@ -372,9 +370,9 @@ def find_problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[st
         try:
             group = find_spec(name, version=version, specs=registered)
         except FeatureGroupNotFound:
-            messages.append(f"{reference} is gone")
+            messages.append(f"{reference} no longer exists")
             continue
         missing = incompatible_features(features, group)
         if missing:
-            messages.append(f"of {reference} {', '.join(missing)}")
+            messages.append(f"{reference}: {', '.join(missing)}")
     return messages

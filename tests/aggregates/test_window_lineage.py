@@ -153,7 +153,7 @@ def test_feature_view_of_aggregates_equals_get_features(
     ]
     with pytest.warns(FeatureViewWarning):
         store.delete_featuregroup("purchases", version=1, force=True)
-    with pytest.raises(FeatureViewBroken, match="purchases@v1 is gone"):
+    with pytest.raises(FeatureViewBroken, match="purchases@v1 no longer exists"):
         view.get_features()
 
 

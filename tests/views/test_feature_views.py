@@ -130,8 +130,8 @@ def test_group_change_that_affects_view_warns(flights: FeatureStore) -> None:
         flights.delete_featuregroup("planes", version=1)
     with pytest.warns(FeatureViewWarning, match="cannot be read any more"):
         flights.delete_featuregroup("planes", version=1, force=True)
-    assert view.problems == ["planes@v1 is gone"]
-    with pytest.raises(FeatureViewBroken, match="planes@v1 is gone"):
+    assert view.problems == ["planes@v1 no longer exists"]
+    with pytest.raises(FeatureViewBroken, match="planes@v1 no longer exists"):
         view.get_features()
     with pytest.warns(
         FeatureViewWarning, match=r"is string, previously.* It cannot be read any more"
@@ -185,7 +185,7 @@ def test_view_file_restores_view_after_rebuild(flights: FeatureStore) -> None:
     file.write_bytes(content.replace(b"sky", b"sea"))
     with pytest.raises(FeatureViewDamaged, match="checksum"):
         again.get_feature_view("v", version=1)
-    with pytest.warns(UserWarning, match="v version 1 is left out"):
+    with pytest.warns(UserWarning, match="v version 1 is skipped"):
         assert [each.version for each in again.get_feature_views()] == [2]
     again.close()
     actual = rebuild(again.location)

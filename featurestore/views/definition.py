@@ -84,6 +84,7 @@ def define(
             f"label_time={label_time!r} is one time for all rows; a feature view stores a column name.",
             hint="label_time='the time column', or pass the time to view.get_features(label_time=...)",
         )
+    # Checked now against the pinned types, because a view is immutable.
     transformation_records = chains_to_json(transformations, _feature_types(steps))
     return FeatureViewSpec(
         name=name,
@@ -131,6 +132,8 @@ def _group_steps(features: Features) -> list[Mapping[str, Any]]:
     for requested in features:
         if isinstance(requested, Mapping):
             further_steps.append(requested)
+        # Steps are joined one after another, so a reference after a step would move before it and
+        # change the column order.
         elif further_steps:
             raise InvalidArgument(
                 f"The reference {requested!r} follows a step.",
@@ -190,6 +193,7 @@ def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
     (feature,) = resolve(str(window.reference), specs=specs)
     infer_aggregate_type(feature, window)  # raises if the function does not support the column
     group, version = feature.group
+    # The version is pinned, so that a later version of the group does not change the view.
     pinned_window = replace(window, reference=replace(window.reference, version=version))
     kind = type_to_json(feature.spec.schema.field(feature.column).type)
     return ViewFeature(group, version, feature.column, window.name, kind, pinned_window)
@@ -225,22 +229,29 @@ def create(session: Session, spec: FeatureViewSpec, *, version: int | None) -> F
         FeatureViewExists: The version exists, or another process is writing it.
     """
     if spec.labels is not None:
+        # Checked before the intent: an invalid label must not leave a version behind.
         check_label(spec, retrieve_rows(session, spec).columns)
     with in_flight(session, kind=views.DEFINE, name=spec.name, version=version) as run:
         view = replace(spec, version=run.version)
         directory = session.paths.feature_view(view.name, view.version)
         staged = views.view_file(run.staging)
+        # The file is complete before it is linked, so readers never see a partial definition.
         files.write_atomically(staged, view.to_bytes())
         make_directory(os.path.dirname(directory))
         make_directory(directory)
+        # Recovery may have revoked a run that was considered dead; after this check only the link
+        # follows.
         run.check_intent()
         with Publication() as publication:
+            # A link fails if the name exists, so that of two processes only one publishes a
+            # version.
             if not publication.link(staged, views.view_file(directory)):
                 raise FeatureViewExists(
                     f"Version {view.version} of feature view {view.name!r} already exists.",
                     hint="omit version= to create the next version",
                 )
         run.committed_version = view.version
+        # The view is published. Recovery completes the registration if it fails here.
         with warn_after_publication(f"Feature view {view.name!r} version {view.version}"):
             with session.registry.transaction() as connection:
                 views.register(connection, view)
@@ -268,6 +279,7 @@ def list_views(session: Session) -> list[FeatureViewSpec]:
         try:
             views_read.append(_read_view(session, name, version))
         except FeatureStoreError as error:
+            # One damaged view must not hide the others.
             warnings.warn(
                 f"The feature view {name} version {version} is skipped: {error.message}",
                 stacklevel=2,
@@ -282,6 +294,8 @@ def remove(session: Session, name: str, version: int) -> None:
     with session.registry.reading() as connection:
         feature_views.get(connection, name, version)
     with in_flight(session, kind=views.UNDEFINE, name=name, version=version) as run:
+        # Unregistered first: no reader finds the version from the commit on, and recovery removes
+        # the files after a crash.
         with session.registry.transaction() as connection:
             views.unregister(connection, name, version)
         views.remove_files(session.paths, name, version)
@@ -328,9 +342,11 @@ def retrieve_rows(
     time = label_time
     if time is None:
         time = spec.label_time
+    # One set of pins for all steps: a commit between two steps would otherwise mix versions.
     pins = Pins(session, registered, as_of=as_of)
     types = {**_label_group_types(spec, registered), **(label_types or {})}
     for step in spec.steps:
+        # The rows of each step are the labels of the next.
         rows = get_features(
             session,
             step.requests,
@@ -341,6 +357,7 @@ def retrieve_rows(
             pins=pins,
             label_types=types,
         )
+    # After all steps, because each step reads only some of the pinned groups.
     pins.check_used()
     assert isinstance(rows, FeatureFrame)
     return rows.of_view(spec.name, spec.version)

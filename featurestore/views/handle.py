@@ -231,8 +231,10 @@ class FeatureView:
         >>> dataset.manifest.view
         {'name': 'late_flights', 'version': 1}
         """
+        # Writing is imported here: reading a view needs no export code.
         from featurestore.training.create import create
 
+        # A dataset may override the transformations of the view; {} means none.
         if transformations is None:
             transformations = self.transformations
         request = TrainingDatasetRequest(
@@ -262,6 +264,7 @@ class FeatureView:
             fit_on=fit_on,
         )
         frame = self._rows(labels, label_time, as_of)
+        # Labels of the caller may lack the label column of the view.
         check_label(self._spec, frame.columns)
         return create(self._session, frame, request, progress=progress)
 

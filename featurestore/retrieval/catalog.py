@@ -133,7 +133,8 @@ class Pins:
         ]
         if unused:
             raise InvalidArgument(
-                f"as_of pins {listing(unused)}, but only {listing(sorted(read_groups))} are read."
+                f"as_of= pins {listing(unused)}, which this retrieval does not read. "
+                f"It reads {listing(sorted(read_groups))}."
             )
 
     def _pinned_version(self, name: str, version: int, *, path: str) -> int | None:
@@ -150,7 +151,7 @@ class Pins:
 
     def _timestamp_or_raise(self) -> datetime:
         if self._timestamp is None:
-            raise InvalidArgument("as_of= names no time.")
+            raise InvalidArgument("as_of= is not a time.")
         return self._timestamp
 
 

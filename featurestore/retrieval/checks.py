@@ -50,10 +50,10 @@ def check_unique(session: Session, plan: FeaturePlan) -> None:
         columns = [key for _, key in join.on]
         raise NoJoinKey(
             f"Feature group {name!r} declares neither a primary key nor an event time, and {count} "
-            f"values of {', '.join(columns)} are in several of its rows, for example {example}: "
-            "the row of a label is ambiguous.",
-            hint=f"make the group with primary_key={columns!r} (and event_time=, or rows put "
-            f"together first); for one row of each pair, let {name!r} be the labels",
+            f"values of {', '.join(columns)} occur in several rows, for example {example}, so the "
+            "row for a label is ambiguous.",
+            hint=f"create the group with primary_key={columns!r} (and event_time=, or after "
+            f"aggregating its rows); for one row of each pair, pass labels={name!r}",
         )
 
 
@@ -76,9 +76,10 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
         example = _find_tied_rows(session, join)
         if example is not None:
             raise InvalidArgument(
-                f"Feature group {join.source.spec.name!r} has several rows of one key and event "
-                f"time, for example {example}: they may be several events or versions of one.",
-                hint="declare the column that distinguishes them in primary_key, or a created_time",
+                f"Feature group {join.source.spec.name!r} has several rows with the same key and "
+                f"event time, for example {example}. They may be different events or versions of "
+                "one event.",
+                hint="add a column that identifies events to primary_key, or declare created_time",
             )
 
 
@@ -213,14 +214,14 @@ def _warn(
     if dropped_all:
         lines.append("join='inner' dropped every label")
     for group in nearly_empty:
-        lines.append(f"{group} gives {values[group] or 'no'} values to {rows:,} rows")
+        lines.append(f"{group} has values for {values[group]:,} of {rows:,} rows")
     try:
         report = coverage(session, plan, labels=labels, sample=_SAMPLE)
         lines.append(str(report).rstrip())
         if report.sampled:
-            lines.append("frame.coverage() looks at more labels")
+            lines.append("frame.coverage() checks more labels")
     except FeatureStoreError as error:
-        lines.append(f"why is not known: {error.message}")
+        lines.append(f"the reasons could not be determined: {error.message}")
     warn_caller("\n".join(lines), CoverageWarning)
 
 
@@ -284,7 +285,8 @@ def _batches_with_log(
         yield batch
     if _has_filters(plan):
         _log.warning(
-            "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
+            "join='inner' and filters dropped label rows; frame.dropped() counts the rows that the "
+            "join dropped"
         )
         return
     dropped = count_dropped_rows(session, plan, labels=labels, rows=rows)
@@ -317,7 +319,7 @@ def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None)
     if plan.left_query is not None:
         return session.engine.count(run_query(session, plan.left_query))
     if labels is None:
-        raise InvalidArgument("The frame has no labels any more.")
+        raise InvalidArgument("The frame no longer has its labels.")
     return session.engine.count(labels())
 
 

@@ -157,7 +157,7 @@ def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
     if array_shape(kind) and is_number(array_item_type(kind)):
         if array.null_count:
             raise UnsupportedType(
-                f"Column {name!r} has missing lists, which a 2-D array cannot hold.",
+                f"Column {name!r} has null lists, which a 2-D array does not support.",
                 hint="use to_arrow()",
             )
         return _to_float_array(flatten_items(array)).reshape(len(array), -1)

@@ -101,12 +101,14 @@ class CoverageReport:
             if name in (coverage.group, coverage.group.partition("@")[0]):
                 return coverage
         group_names = ", ".join(coverage.group for coverage in self.groups)
-        raise InvalidArgument(f"The frame joins no group {name!r}; it joins {group_names}.")
+        raise InvalidArgument(
+            f"The frame does not join feature group {name!r}. Available: {group_names}."
+        )
 
     def __str__(self) -> str:
         lines = list(map(str, self.groups))
         if self.sampled:
-            lines.append(f"counted on a sample of {self.labels:,} labels")
+            lines.append(f"based on a sample of {self.labels:,} labels")
         return "\n".join(lines) + "\n"
 
 
@@ -127,11 +129,13 @@ def coverage(
     """
     if plan is None or not has_joins(plan):
         raise InvalidArgument(
-            "coverage() needs a frame that get_features returned, with features joined to labels.",
+            "coverage() requires a frame that get_features returned, with features joined to labels.",
             hint="get_features([...], labels=...).coverage()",
         )
     if sample < 1:
-        raise InvalidArgument(f"sample={sample} is not a number of rows.", hint="sample=10_000")
+        raise InvalidArgument(
+            f"sample={sample} is not a positive number of rows.", hint="sample=10_000"
+        )
     rows = sampled_labels(session, plan, labels, sample=sample, seed=seed)
     groups: list[GroupCoverage] = []
     _add_plan_coverage(session, plan, rows, groups)

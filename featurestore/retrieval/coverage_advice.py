@@ -49,9 +49,9 @@ def advise(
     yield from _advise_on_first_rows(plan, join, unmatched)
     if len(unmatched.indices_for("not_known_yet")):
         yield (
-            f"not known yet: {join.created_time} lies after the labels' times. Where it is the "
-            "time of loading, created_time_filter=False uses rows from their event time on (or "
-            "make the group without created_time=)"
+            f"not known yet: {join.created_time} is later than the label times. If it is the time "
+            "of loading, created_time_filter=False uses rows from their event time on (or create "
+            "the group without created_time=)"
         )
     yield from _advise_on_ttl(plan, join, unmatched)
     yield from _advise_on_early_times(plan, join, labels)
@@ -65,14 +65,15 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
         if key == join.event_time:
             entity_columns = [name for _, name in join.on if name != key]
             yield (
-                f"no such key: the event time {key!r} is part of the primary key and so joined by "
-                f"equality; make the group with primary_key={entity_columns!r}, event_time={key!r}"
+                f"no such key: the event time {key!r} is part of the primary key and therefore "
+                f"joined by equality; create the group with primary_key={entity_columns!r}, "
+                f"event_time={key!r}"
             )
             return
         if unmatched.labels.column(label_column).take(pa.array(keyless_labels)).null_count == len(
             keyless_labels
         ):
-            yield f"no such key: {label_column} is null in the labels, and null meets no key"
+            yield f"no such key: {label_column} is null in the labels, and null matches no key"
             return
     label_keys = _key_tuples(
         unmatched.labels.take(pa.array(keyless_labels)),
@@ -85,13 +86,13 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
         label_text, group_text = map(_format_key, spelling_pair)
         yield (
             f"no such key: {label_text} in the labels is {group_text} in the group; "
-            "write them alike (case, spaces, leading zeros)"
+            "use the same spelling (case, spaces, leading zeros)"
         )
         return
     yield (
         f"no such key: the labels have {', '.join(map(_format_key, label_keys[:_EXAMPLES]))}; the group has "
-        f"{', '.join(map(_format_key, group_keys[:_EXAMPLES])) or 'no rows'}. join_key={key_pairs} says which "
-        "columns meet"
+        f"{', '.join(map(_format_key, group_keys[:_EXAMPLES])) or 'no rows'}. join_key={key_pairs} "
+        "specifies the columns to match"
     )
 
 
@@ -104,17 +105,17 @@ def _advise_on_first_rows(
     times = label_times(plan, unmatched.labels)[early_labels]
     known_times = times[times != NEVER]
     if not len(known_times):
-        yield "before its first row: the labels have no time; label_time= names their column"
+        yield "before its first row: the labels have no time; pass their time column as label_time="
         return
     event_bounds = _event_bounds(join)
-    rows = "unknown times"
+    rows = "have unknown times"
     if event_bounds is not None:
-        rows = f"{format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}"
+        rows = f"are from {format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}"
     first, last = from_micros(int(known_times.min())), from_micros(int(known_times.max()))
     yield (
-        f"before its first row: these labels lie in {format_cell(first)} to {format_cell(last)}, the rows of "
-        f"the group in {rows}; is label_time={plan.left_time or plan.fixed_time!r} the time when "
-        "the values are needed?"
+        f"before its first row: these labels are from {format_cell(first)} to {format_cell(last)}, "
+        f"the rows of the group {rows}; is label_time={plan.left_time or plan.fixed_time!r} the "
+        "time at which the values are needed?"
     )
 
 
@@ -130,14 +131,14 @@ def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) ->
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
         yield (
             f"before the window: the longest window begins {_format_age(join.ttl + _MICROSECOND)} before the "
-            f"label, and the youngest of these rows is {_format_age(youngest)} old; a longer over= counts "
-            "them, over=None counts all"
+            f"label, and the newest of these rows is {_format_age(youngest)} old; increase over=, or "
+            "use over=None for all rows"
         )
         return
     yield (
-        f"older than ttl: the group has ttl={format_ttl(join.ttl)!r}, and the youngest of these "
-        f"values is {_format_age(youngest)} old; a longer ttl= in create_featuregroup keeps "
-        "them, ttl=None keeps all"
+        f"older than ttl: the group has ttl={format_ttl(join.ttl)!r}, and the newest of these "
+        f"values is {_format_age(youngest)} old; increase ttl= in create_featuregroup, or use "
+        "ttl=None for all values"
     )
 
 
@@ -158,7 +159,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     event_bounds = _event_bounds(join)
     if event_bounds is not None and event_bounds[1] < PLAUSIBLE_START:
         yield (
-            f"the event times lie in {format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}: "
+            f"the event times are from {format_cell(event_bounds[0])} to {format_cell(event_bounds[1])}: "
             f"{misread_hint(event_bounds)}"
         )
     times = label_times(plan, labels)
@@ -170,7 +171,7 @@ def _advise_on_early_times(plan: FeaturePlan, join: Join, labels: pa.Table) -> I
     ):
         time_bounds = [from_micros(int(known_times.min())), from_micros(int(known_times.max()))]
         yield (
-            f"the label times lie in {format_cell(time_bounds[0])} to {format_cell(time_bounds[1])}: "
+            f"the label times are from {format_cell(time_bounds[0])} to {format_cell(time_bounds[1])}: "
             f"{misread_hint(time_bounds)}"
         )
 

@@ -210,8 +210,8 @@ def _sibling_hint(
         is_absent = sibling.name not in schema.names
         if is_absent and error.message.endswith(f"a column that does not exist: {sibling.name!r}."):
             return (
-                f"{sibling.name!r} is computed in the same call: write ({sibling.sql}) in place of "
-                f"{sibling.name}, or ask for it first and pass that frame as labels="
+                f"{sibling.name!r} is computed in the same call: write ({sibling.sql}) instead of "
+                f"{sibling.name}, or request it in an earlier call and pass that frame as labels="
             )
     return None
 
@@ -282,7 +282,7 @@ def sampled_labels(
     elif labels is not None:
         relation = labels()
     else:
-        raise InvalidArgument("The frame has no labels any more.")
+        raise InvalidArgument("The frame no longer has its labels.")
     return _sample_by_priority(session, relation, sample=sample, seed=seed)
 
 

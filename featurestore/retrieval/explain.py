@@ -75,10 +75,10 @@ class Explanation:
             "",
         ]
         if self.row is None:
-            lines.append("No row wins: every feature is null.")
+            lines.append("No row matches: every feature is null.")
             if not self.lost_rows:
                 lines.append(
-                    f"There is no row of this key; keys near it: {', '.join(self.near) or 'none'}."
+                    f"No row has this key. Similar keys: {', '.join(self.near) or 'none'}."
                 )
         else:
             for name in self.features:
@@ -88,7 +88,7 @@ class Explanation:
             rows = f"{self.lost_rows} rows"
             if self.lost_rows == 1:
                 rows = "1 row"
-            lines += ["", f"lost ({rows}):"]
+            lines += ["", f"not used ({rows}):"]
             for row in self.lost:
                 lines.append(f"  {_describe_row(row)}: {row.reason}")
         if self.lost_rows > len(self.lost):
@@ -163,7 +163,7 @@ def source_version(source: Source) -> int:
 def format_version(delta_version: int) -> str:
     """Format a Delta version, or describe the current rows of an external source."""
     if not delta_version:
-        return "its source, now"
+        return "the current state of its source"
     return f"Delta version {delta_version}"
 
 
@@ -275,7 +275,7 @@ def _ineligibility_reason(
     if candidate.event > timestamp:
         return _FUTURE
     if spec.created_time is not None and candidate.created is None:
-        return f"{spec.created_time} is null: never known"
+        return f"{spec.created_time} is null, so the row is never known"
     if candidate.created is not None and candidate.created > timestamp:
         return "not known yet"
     return None
@@ -296,7 +296,7 @@ def _losing_reason(best: _Candidate, candidate: _Candidate) -> str:
         return "corrected by a row created later"
     if candidate.tie != best.tie:
         return "equal times, smaller row hash"
-    return "the same row once more"
+    return "a duplicate of the row"
 
 
 class _FirstVersions:
@@ -387,7 +387,7 @@ def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
         placeholders = [f"{name!r}: <{spec.schema.field(name).type}>" for name in spec.primary_key]
         example = ", ".join(placeholders)
         raise InvalidArgument(
-            f"key={key!r} does not fit the primary key {listing(spec.primary_key)} of "
+            f"key={key!r} does not match the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}.",
             hint=f"key={{{example}}}",
         )

@@ -110,8 +110,8 @@ def get_feature(session: Session, feature: str) -> FeatureFrame:
     """Return a frame with a single feature column, which has all rows of the group."""
     if not isinstance(feature, str):
         raise InvalidArgument(
-            f"get_feature takes one reference, not {feature!r}.",
-            hint="get_features([...]) takes several",
+            f"get_feature accepts a single reference, not {feature!r}.",
+            hint="get_features([...]) accepts several references",
         )
     return get_features(session, [feature])
 
@@ -166,16 +166,16 @@ def _plan(
     if labels is None:
         if not request.features and not request.windows:
             raise InvalidArgument(
-                f"On-demand features alone ({listing(request.names)}) have no rows to be computed of.",
-                hint="request stored features, too, or pass labels=",
+                f"The on-demand features {listing(request.names)} have no rows to compute from.",
+                hint="also request stored features, or pass labels=",
             )
         plan = _plan_without_labels(request.without_on_demand(), pins=pins, options=options)
         return _add_on_demand(plan, request), None
     if options.include_keys:
         raise InvalidArgument(
-            "include_keys is for retrieval without labels: all columns of the labels are returned "
-            "anyway.",
-            hint="leave include_keys out",
+            "include_keys= is for retrieval without labels: with labels, all their columns are "
+            "returned.",
+            hint="omit include_keys=",
         )
 
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -210,7 +210,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     early_times = [time for time in known_times if time < PLAUSIBLE_START]
     if early_times:
         warn_caller(
-            f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels lie "
+            f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels are "
             f"before 1980; {misread_hint(early_times[:5])}",
             SuspiciousTimeWarning,
         )
@@ -360,7 +360,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     """
     if not isinstance(query, str):
         raise InvalidSql(
-            f"A query is a text, not {type(query).__name__}.", hint="sql('select * from weather')"
+            f"A query is a string, not {type(query).__name__}.", hint="sql('select * from weather')"
         )
     names = usersql.find_tables(query)
     checked = usersql.query(query, tables=names, dialect=usersql.DIALECT)
@@ -369,8 +369,8 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     parameter_names = usersql.parameters(checked)
     if parameter_names:
         raise InvalidSql(
-            f"{shorten_sql(query)} has the parameters {listing(parameter_names)}, which nothing gives a value.",
-            hint="write constants",
+            f"{shorten_sql(query)} has the parameters {listing(parameter_names)}, which have no values.",
+            hint="use constants instead of parameters",
         )
     registered = RegisteredSpecs(session)
     pins = Pins(session, registered, as_of=as_of)
@@ -406,7 +406,7 @@ def _pinned_source(name: str, query: str, *, specs: Specs, pins: Pins) -> Source
     except InvalidReference as error:
         raise InvalidSql(
             f"{shorten_sql(query)} reads the unknown table {name!r}: tables are feature groups.",
-            hint='write weather, or "weather@v2" in double quotes; the groups are '
+            hint='for example weather, or "weather@v2" in double quotes; available feature groups: '
             f"{listing(sorted(specs), limit=30)}",
         ) from error
     spec = find_spec(group, version=version, specs=specs)

@@ -113,7 +113,7 @@ class FeatureFrame:
     def of_view(self, name: str, version: int) -> FeatureFrame:
         """Return a copy that is marked as the rows of a feature view."""
         if self._plan is None:
-            raise InvalidArgument("Rows without a plan do not belong to a feature view.")
+            raise InvalidArgument("Rows without a plan cannot belong to a feature view.")
         frame = self._with_plan(self._plan)
         frame._view = (name, version)
         return frame
@@ -207,12 +207,12 @@ class FeatureFrame:
         if name.startswith("_"):
             raise AttributeError(name)
         suggestion = suggest_replacement(name)
-        hint = f"it has {', '.join(each for each in dir(self) if not each.startswith('_'))}"
+        hint = f"available: {', '.join(each for each in dir(self) if not each.startswith('_'))}"
         if suggestion is not None:
             hint = suggestion
         elif name in self.columns:
-            hint = f"frame[{name!r}] is the frame of that column"
-        raise AttributeError(f"A FeatureFrame has no {name!r}.\nHint: {hint}")
+            hint = f"frame[{name!r}] selects the column"
+        raise AttributeError(f"A FeatureFrame has no attribute {name!r}.\nHint: {hint}")
 
     # -- selection ------------------------------------------------------------------------
 
@@ -223,12 +223,12 @@ class FeatureFrame:
         ['temp', 'origin']
 
         Raises:
-            FeatureNotFound: The frame has no such column; lists those it has.
+            FeatureNotFound: A column does not exist; the message lists the available ones.
         """
         names = self._column_names(columns)
         if not names or len(set(names)) != len(names):
             raise InvalidArgument(
-                f"select({', '.join(map(repr, names))}) needs one or more different columns."
+                f"select({', '.join(map(repr, names))}) requires one or more distinct columns."
             )
         if self._plan is not None:
             return self._with_plan(self._plan.select(names))
@@ -250,7 +250,8 @@ class FeatureFrame:
             return self.select(*columns)
         raise InvalidArgument(
             f"frame[{columns!r}] is not a column.",
-            hint="frame['x'] selects a column, frame.filter('x > 1') rows, frame.head(5) the first",
+            hint="frame['x'] selects a column, frame.filter('x > 1') filters rows, frame.head(5) "
+            "returns the first rows",
         )
 
     # Without this, Python would iterate over frame[0], frame[1], ...; to_batches() reads rows.
@@ -272,7 +273,7 @@ class FeatureFrame:
             plan = self._plan.filter(clocked_sql)
             if clocked_sql != sql:
                 note = (
-                    f"the clock of the filter {sql!r} was read when it was given: {now.isoformat()}"
+                    f"the clock functions of the filter {sql!r} were evaluated at {now.isoformat()}"
                 )
                 plan = replace(plan, notes=(*plan.notes, note))
             return self._with_plan(plan)
@@ -285,7 +286,7 @@ class FeatureFrame:
         ['origin', 'measured_at']
 
         Raises:
-            FeatureNotFound: The frame has no such column; lists those it has.
+            FeatureNotFound: A column does not exist; the message lists the available ones.
         """
         dropped_names = self._column_names(columns)
         remaining_names = [name for name in self.columns if name not in dropped_names]
@@ -312,12 +313,12 @@ class FeatureFrame:
 
         Raises:
             InvalidArgument: The fraction is not above 0 and at most 1.
-            FeatureNotFound: The frame has no such column.
+            FeatureNotFound: A column does not exist.
         """
         if isinstance(fraction, bool) or not 0 < fraction <= 1:
             raise InvalidArgument(
-                f"fraction={fraction!r} is not above 0 and at most 1.",
-                hint="fraction=0.1 is every tenth",
+                f"fraction={fraction!r} is not greater than 0 and at most 1.",
+                hint="fraction=0.1 selects about a tenth of the rows",
             )
         if by is None:
             names = self._sampling_columns()
@@ -361,7 +362,8 @@ class FeatureFrame:
         missing_names = [name for name in names if name not in self.columns]
         if missing_names:
             raise FeatureNotFound(
-                f"No columns {listing(missing_names)}; there are {listing(self.columns, limit=50)}.",
+                f"Unknown columns {listing(missing_names)}. "
+                f"Available: {listing(self.columns, limit=50)}.",
                 hint=did_you_mean(missing_names[0], self.columns, write="{!r}"),
             )
         return names
@@ -425,7 +427,7 @@ class FeatureFrame:
         """
         if self._plan is None or self._plan.rows is None:
             raise InvalidArgument(
-                "How many rows the frame has is not known without reading it.", hint="frame.count()"
+                "The number of rows is unknown until the frame is read.", hint="frame.count()"
             )
         return self._plan.rows
 
@@ -461,8 +463,8 @@ class FeatureFrame:
         >>> frame = store.get_features(["weather.temp"], labels=labels)
         >>> print(frame.coverage())
         weather@v1: 0 of 2 labels have a value; 1 no such key, 1 before its first row
-          no such key: 'jfk' in the labels is 'JFK' in the group; write them alike ...
-          before its first row: these labels lie in 2013-01-01 05:00:00 to 2013-01-01 05:00:00, ...
+          no such key: 'jfk' in the labels is 'JFK' in the group; use the same spelling ...
+          before its first row: these labels are from 2013-01-01 05:00:00 to 2013-01-01 05:00:00, ...
 
         Args:
             sample: The maximum number of labels to check; more labels are sampled.
@@ -491,7 +493,9 @@ class FeatureFrame:
 
     def _first_rows(self, n: int) -> pa.Table:
         if n < 0:
-            raise InvalidArgument(f"n={n} rows cannot be shown.", hint="give 0 or more")
+            raise InvalidArgument(
+                f"n={n} is negative.", hint="pass the number of rows, for example n=5"
+            )
         return self._session.engine.stream(self.relation, batch_rows=max(n, 1), limit=n).read_all()
 
     # -- reading --------------------------------------------------------------------------

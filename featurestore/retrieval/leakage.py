@@ -88,7 +88,7 @@ class LeakReport:
         if self.ok:
             verdict = "no leak"
             if self.unchecked:
-                verdict = "no leak in what could be checked"
+                verdict = "no leak in the possible checks"
         lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
@@ -120,12 +120,14 @@ def check_leakage(
     plan = getattr(frame, "plan", None)
     if not isinstance(frame, FeatureFrame) or plan is None or not has_joins(plan):
         raise InvalidArgument(
-            "check_leakage needs a frame that get_features returned, with features joined to "
+            "check_leakage requires a frame that get_features returned, with features joined to "
             "labels.",
             hint="check_leakage(get_features([...], labels=...))",
         )
     if sample < 1:
-        raise InvalidArgument(f"sample={sample} rows cannot be checked.", hint="sample=1000")
+        raise InvalidArgument(
+            f"sample={sample} is not a positive number of rows.", hint="sample=1000"
+        )
     session = frame.session
     labels = sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
     check = _LeakCheck(session, dict(recompute or {}))
@@ -133,7 +135,7 @@ def check_leakage(
     unknown_groups = [name for name in check.recompute if name not in check.groups]
     if unknown_groups:
         raise InvalidArgument(
-            f"recompute names {listing(unknown_groups)}; the frame joins "
+            f"Unknown feature groups in recompute: {listing(unknown_groups)}. Available: "
             f"{listing(sorted(check.groups))}."
         )
     return LeakReport(
@@ -219,7 +221,7 @@ class _LeakCheck:
             expected_values = self._search_values(
                 join, rows.select(known_columns), time_keys, times[positions]
             )
-            why = "computed from data that came later"
+            why = "computed from later data"
             self._compare(join, retrieved_rows, expected_values, positions, keys, times, why=why)
 
     def _search_values(
@@ -398,7 +400,7 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
     group = join.source.spec.name
     if join.event_time is None:
         return [
-            f"when values of {group} became known: it declares no event time. Where they change, "
+            f"when values of {group} became known: it declares no event time. If they change, "
             "create it with event_time=, the time at which a row became known"
         ]
     times = to_microseconds(rows.column(join.event_time))
@@ -408,19 +410,19 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
         return []
     clock = from_micros(int(of_day[0])).strftime("%H:%M")
     return [
-        f"whether rows of {group} were known at their {join.event_time!r}: all stand at {clock} "
-        "UTC of their day. A total of a day is known when the day ends: stamp it with the end, or "
-        "create the group with created_time="
+        f"whether rows of {group} were known at their {join.event_time!r}: all of them are at "
+        f"{clock} UTC. A daily total is known at the end of the day: use the end as its event "
+        "time, or create the group with created_time="
     ]
 
 
 def _leak_reason(join: Join | WindowJoin) -> str:
     if join.event_time is None:
         times = listing(_time_columns(join))
-        return f"the group has no event time, and its {times} lies after the label's time"
+        return f"the group has no event time, and its {times} is later than the label's time"
     if join.created_time is not None:
-        return "rows count that became known after the label's time"
-    return "rows of the future count"
+        return "it uses rows that became known after the label's time"
+    return "it uses rows from the future"
 
 
 def _format_time(time: Any) -> str:

@@ -238,8 +238,7 @@ def _join(source: Source, features: Sequence[Feature], *, column_pairs: Pairs) -
     if missing_columns:
         raise FeatureNotFound(
             f"Feature group {spec.name!r} had no {listing(missing_columns)} at Delta version "
-            f"{source.delta_version}; "
-            f"it had {listing(spec.schema.names, limit=20)}.",
+            f"{source.delta_version}. Available: {listing(spec.schema.names, limit=20)}.",
             hint="use a later as_of",
         )
     return Join(
@@ -266,12 +265,12 @@ def _check_names(label_outputs: Sequence[Output], features: Sequence[Feature]) -
             raise ColumnConflict(
                 f"The left side has two columns {output.name!r} (ignoring case).", hint="rename one"
             )
-        owners_by_name[output.name.lower()] = f"the left side's column {output.name!r}"
+        owners_by_name[output.name.lower()] = f"the left column {output.name!r}"
     for feature in features:
         folded = feature.name.lower()
         if folded in owners_by_name:
             raise ColumnConflict(
-                f"{feature} would be called {feature.name!r}, as is {owners_by_name[folded]}.",
+                f"{feature} has the same output name {feature.name!r} as {owners_by_name[folded]}.",
                 hint=f"'{feature.spec.name}.{feature.column} as "
                 f"{feature.spec.name}_{feature.column}'",
             )
@@ -297,7 +296,7 @@ def resolve_label_time(
             raise LabelTimeRequired(
                 f"label_time={label_time!r} is a column of type "
                 f"{labels.schema.field(label_time).type}; "
-                f"times are timestamps or dates. There are {listing(time_columns)}.",
+                f"times are timestamps or dates. Time columns: {listing(time_columns)}.",
                 hint=labels.time_hint(label_time),
             )
         return label_time, None
@@ -329,19 +328,20 @@ def _ambiguous_label_time_error(
 ) -> LabelTimeRequired:
     """Return the error for labels that do not have exactly one timestamp column."""
     groups = listing([spec.name for spec in timed_specs])
-    reason, hint = "there is none", "label_time=datetime(...), one time for all rows"
+    reason, hint = "has no time column", "label_time=datetime(...), one time for all rows"
     numeric_column = _find_epoch_column(labels)
     if time_columns:
-        reason = f"one of {listing(time_columns)}"
-        hint = f"label_time={time_columns[0]!r} if that is when each row is asked, or " + hint
+        reason = f"has no unique timestamp column (candidates: {listing(time_columns)})"
+        hint = (
+            f"label_time={time_columns[0]!r} if the features are needed at these times, or {hint}"
+        )
     elif numeric_column is not None:
-        reason = f"there is none, but {numeric_column!r} looks like numbers since 1970"
+        reason = f"has no time column, but {numeric_column!r} looks like numbers since 1970"
         hint = labels.time_hint(numeric_column)
     if labels.source is not None:
         reason += f"; {labels.source.spec.name!r} declares no event time"
     return LabelTimeRequired(
-        f"Features of {groups} are joined as of a time; the time column of the left side cannot "
-        f"be told: {reason}.",
+        f"Features of {groups} are joined as of a time, but the left side {reason}.",
         hint=hint,
     )
 
@@ -365,8 +365,8 @@ def _fixed_time(label_time: LabelTime, *, time_columns: Sequence[str]) -> dateti
     except InvalidArgument as error:
         raise LabelTimeRequired(
             f"label_time={label_time!r} is neither a column of the left side nor a time. "
-            f"Its time columns: {listing(time_columns)}.",
-            hint="name a column, or give one aware datetime for all rows",
+            f"Time columns: {listing(time_columns)}.",
+            hint="pass a column name, or one timezone-aware datetime for all rows",
         ) from error
 
 
@@ -386,9 +386,7 @@ def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list
         spec = join.source.spec
         name = f"{spec.name}@v{spec.version}"
         if join.event_time is None:
-            notes.append(
-                f"{name} has no event time: joined on its key alone, whatever the label's time"
-            )
+            notes.append(f"{name} has no event time: joined on its key only, at any label time")
         if join.ttl is not None:
             notes.append(f"{name}: values older than {format_duration(join.ttl)} count as missing")
         if join.created_time is not None and not options.created_time_filter:
@@ -396,11 +394,10 @@ def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list
                 f"{name}: values are used before they were known (created_time_filter=False)"
             )
         if not spec.primary_key and join.event_time is not None:
-            notes.append(f"{name} has no primary key: of several rows the latest is taken")
+            notes.append(f"{name} has no primary key: the latest of several rows is used")
     if options.how == "inner":
         notes.append(
-            "label rows without a row in every group are dropped (join='inner'); how many is said "
-            "when all rows are "
-            "read, and by frame.dropped()"
+            "label rows without a row in every group are dropped (join='inner'); their number is "
+            "logged when all rows are read, and returned by frame.dropped()"
         )
     return notes

@@ -166,7 +166,7 @@ def require_labels(labels: Relation | None) -> Relation:
     """
     if labels is None:
         raise EngineError(
-            "The plan needs labels and got none.", hint="pass the labels that it was planned for"
+            "The plan requires labels.", hint="pass the labels that it was planned for"
         )
     return labels
 
@@ -178,7 +178,7 @@ def label_time_column(plan: FeaturePlan) -> str:
         EngineError: The plan has no time column.
     """
     if plan.left_time is None:
-        raise EngineError("The plan joins as of a time and names none.", hint="label_time=")
+        raise EngineError("The plan joins as of a time without a time column.", hint="label_time=")
     return plan.left_time
 
 

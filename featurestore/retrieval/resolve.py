@@ -112,7 +112,7 @@ def find_spec(
         if explain is not None and explain(name) is not None:
             raise explain(name)
         raise FeatureGroupNotFound(
-            f"No feature group {name!r}; there are {listing(sorted(specs))}.",
+            f"Unknown feature group {name!r}. Available: {listing(sorted(specs))}.",
             hint=suggest_group(name, specs, feature=feature),
         )
     specs_by_version = specs[name]
@@ -121,7 +121,8 @@ def find_spec(
         wanted_version = max(specs_by_version)
     if wanted_version not in specs_by_version:
         raise FeatureGroupNotFound(
-            f"Feature group {name!r} has no version {wanted_version}; it has {listing(sorted(specs_by_version))}.",
+            f"Feature group {name!r} has no version {wanted_version}. "
+            f"Available: {listing(sorted(specs_by_version))}.",
             hint=f"{name}@v{max(specs_by_version)}",
         )
     return specs_by_version[wanted_version]
@@ -132,8 +133,8 @@ def _find_in_group(
 ) -> list[Feature]:
     if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
-            f"{str(reference)!r} has version {reference.version}, versions= has {pinned[group]}.",
-            hint="pin the version in one place",
+            f"{str(reference)!r} has version {reference.version}, but versions= has {pinned[group]}.",
+            hint="specify the version once",
         )
     version = reference.version
     if version is None:
@@ -142,17 +143,16 @@ def _find_in_group(
     if reference.is_star:
         if not spec.features:
             raise FeatureNotFound(
-                f"Feature group {spec.name!r} has keys and times only: "
+                f"Feature group {spec.name!r} has only keys and times: "
                 f"{listing(spec.schema.names)}.",
-                hint="name a key itself, for example "
+                hint="request a key by name, for example "
                 + repr(f"{spec.name}.{spec.schema.names[0]}"),
             )
         return [Feature(spec, column, column) for column in spec.features]
     if reference.feature not in spec.schema.names:
         raise FeatureNotFound(
             f"Feature group {spec.name!r} version {spec.version} has no feature "
-            f"{reference.feature!r}; "
-            f"it has {listing(spec.schema.names, limit=20)}.",
+            f"{reference.feature!r}. Available: {listing(spec.schema.names, limit=20)}.",
             hint=_suggest_other_group(reference.feature, spec, specs)
             or did_you_mean(reference.feature, spec.schema.names, write=f"'{spec.name}.{{}}'"),
         )
@@ -182,7 +182,7 @@ def _find_by_plain_name(
         candidates = [f"{spec.name}.{name}" for spec in matching_specs]
         raise AmbiguousFeature(
             f"{name!r} is in {len(matching_specs)} feature groups: {listing(candidates, limit=30)}.",
-            hint=f"write one of them, for example {candidates[0]!r}",
+            hint=f"request one of them, for example {candidates[0]!r}",
         )
     return Feature(matching_specs[0], name, reference.name)
 
@@ -214,7 +214,7 @@ def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> s
     ]
     if not references:
         return None
-    return f"another group has it: {' or '.join(map(repr, references[:5]))}"
+    return f"another feature group has it: {' or '.join(map(repr, references[:5]))}"
 
 
 def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str:
@@ -229,7 +229,7 @@ def _suggest_features(name: str, columns_by_reference: Mapping[str, str]) -> str
     ]
     if similar_references:
         return suggestion_question(similar_references[:5])
-    return "get_features_list() shows every feature, search(text) finds some"
+    return "get_features_list() lists all features, search(text) searches them"
 
 
 def join_keys_by_group(
@@ -288,15 +288,15 @@ def _check_columns(
             unused.append(f"{name}: {key}")
     if unknown:
         raise InvalidArgument(
-            f"join_key names {listing(unknown)}: neither a column of the left side "
-            f"({listing(label_schema.names)}) "
-            f"nor a joined group ({listing([spec.name for spec in groups])}).",
+            f"Unknown names in join_key: {listing(unknown)}. Columns of the left side: "
+            f"{listing(label_schema.names)}; joined feature groups: "
+            f"{listing([spec.name for spec in groups])}.",
             hint="join_key={'label column': 'key column'} or {'group': {'label column': 'key "
             "column'}}",
         )
     if unused:
         raise NoJoinKey(
-            f"join_key has {listing(unused)}, which is a key of no joined group. "
+            f"join_key has {listing(unused)}, but no joined feature group has this key. "
             f"{describe_keys(groups)}"
         )
 
@@ -321,9 +321,9 @@ def key_pairs(
     columns_by_key = _columns_by_key(spec, label_schema=label_schema, join_key=join_key)
     if not spec.primary_key and not columns_by_key:
         raise NoJoinKey(
-            f"Feature group {spec.name!r} declares no primary key. The left side has "
-            f"{listing(label_schema.names, limit=30)}, "
-            f"the group {listing(spec.schema.names, limit=30)}.",
+            f"Feature group {spec.name!r} declares no primary key. Columns of the left side: "
+            f"{listing(label_schema.names, limit=30)}; columns of the group: "
+            f"{listing(spec.schema.names, limit=30)}.",
             hint=f"join_key={{{spec.name!r}: 'column'}} joins on a column that both have",
         )
     column_pairs = []
@@ -331,10 +331,9 @@ def key_pairs(
         column = columns_by_key.get(key, key)
         if column not in label_schema.names:
             raise NoJoinKey(
-                f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}; the left "
-                "side has no column "
-                f"{column!r}, it has {listing(label_schema.names, limit=30)}. "
-                f"{describe_keys(groups or [spec])}.",
+                f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}, but the "
+                f"left side has no column {column!r}. Available: "
+                f"{listing(label_schema.names, limit=30)}. {describe_keys(groups or [spec])}.",
                 hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
             )
         _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
@@ -392,9 +391,9 @@ def _columns_by_key(
         columns_by_key: dict[str, Any] = dict(zip(join_key.values(), join_key.keys(), strict=True))
         if len(columns_by_key) != len(join_key) or not set(columns_by_key) <= set(joinable_columns):
             raise NoJoinKey(
-                f"join_key={dict(join_key)!r} does not fit feature group {spec.name!r}, "
+                f"join_key={dict(join_key)!r} does not match feature group {spec.name!r}, "
                 f"whose key is {listing(spec.primary_key)}.",
-                hint="write {'label column': 'key column'}",
+                hint="pass {'label column': 'key column'}",
             )
         return columns_by_key
     if isinstance(join_key, str):
@@ -412,9 +411,8 @@ def _columns_by_key(
     unknown_columns = [name for name in unknown_keys if name not in label_schema.names]
     if unknown_columns:
         raise NoJoinKey(
-            f"join_key names {listing(unknown_keys)}, a column neither of the left side nor a key of "
-            f"{spec.name!r}. "
-            f"{describe_keys([spec])}. The left side has {listing(label_schema.names, limit=30)}.",
+            f"Unknown names in join_key: {listing(unknown_keys)}. {describe_keys([spec])}. Columns "
+            f"of the left side: {listing(label_schema.names, limit=30)}.",
         )
     return dict(zip(keys, keys, strict=True))
 
@@ -438,7 +436,7 @@ def _check_comparable(
     if library is not None:
         conversion_line = key_line(library, label_field.name, label_field.type, key_type)
     raise NoJoinKey(
-        f"The key {key!r} of feature group {spec.name!r} is {key_type}; the left column "
+        f"The key {key!r} of feature group {spec.name!r} is {key_type}, but the left column "
         f"{label_field.name!r} is {label_field.type}.",
         hint=conversion_line or f"convert the column {label_field.name!r} to {key_type} first",
     )

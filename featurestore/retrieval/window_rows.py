@@ -70,7 +70,7 @@ class WindowExplanation:
         if len(self.rows) > _MAX_SHOWN_ROWS:
             lines.append(f"  and {len(self.rows) - _MAX_SHOWN_ROWS} more")
         for reason, count in self.left_out.items():
-            lines.append(f"left out: {count} {reason}")
+            lines.append(f"excluded: {count} {reason}")
         return "\n".join(lines) + "\n"
 
 
@@ -155,7 +155,7 @@ def _parse_key(source: Source, key: Any) -> dict[str, Any]:
     unknown = [name for name in key_values if name not in spec.schema.names]
     if unknown:
         raise InvalidArgument(
-            f"key= names {listing(unknown)}; {spec.name!r} has {listing(spec.schema.names)}.",
+            f"Unknown columns {listing(unknown)} in key=. Available: {listing(spec.schema.names)}.",
             hint="key={'column': value} for the columns that the labels are matched on",
         )
     converted_key = {}

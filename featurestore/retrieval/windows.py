@@ -105,22 +105,20 @@ def matched_spec(feature: Feature, window: WindowFeature) -> FeatureGroupSpec:
     missing_columns = [name for name in window.key if name not in columns]
     if missing_columns:
         raise NoJoinKey(
-            f"Feature group {feature.spec.name!r} has no column {listing(missing_columns)}; it has "
-            f"{listing(columns, limit=30)}.",
-            hint="key= names columns of the group",
+            f"Unknown columns {listing(missing_columns)} of feature group {feature.spec.name!r} in "
+            f"key=. Available: {listing(columns, limit=30)}.",
+            hint="key= accepts columns of the feature group",
         )
     return replace(feature.spec, primary_key=window.key)
 
 
 def _check_names(requested: Sequence[RequestedWindow], *, labels: LabelSide) -> None:
-    owners_by_name = {
-        name.lower(): f"the left side's column {name!r}" for name in labels.schema.names
-    }
+    owners_by_name = {name.lower(): f"the left column {name!r}" for name in labels.schema.names}
     for _, window in requested:
         folded = window.name.lower()
         if folded in owners_by_name:
             raise ColumnConflict(
-                f"{window} would be called {window.name!r}, as is {owners_by_name[folded]}.",
+                f"{window} has the same output name {window.name!r} as {owners_by_name[folded]}.",
                 hint="name='...' in window(...)",
             )
         owners_by_name[folded] = str(window)
@@ -166,7 +164,7 @@ def window_join(
     if spec.event_time is None:
         raise InvalidArgument(
             f"Feature group {spec.name!r} has no event time.",
-            hint="aggregates over windows need a group made with event_time=",
+            hint="window aggregates require a feature group created with event_time=",
         )
     matched_keys = {key for _, key in column_pairs}
     return WindowJoin(
@@ -189,10 +187,10 @@ def infer_aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType
     value_type = result_type(window.function, column_type, n=window.n)
     if value_type is None:
         raise InvalidArgument(
-            f"{feature} is {column_type}: {window.function!r} has no meaning for it.",
-            hint="numbers have sum, mean, std and var; booleans any and all; all but lists, arrays "
-            "and structs have min, max and count_distinct; all but lists and structs have last_n; "
-            "everything has count, first and last",
+            f"{window.function!r} does not support {feature}, which is {column_type}.",
+            hint="numbers support sum, mean, std and var; booleans any and all; all types except "
+            "lists, arrays and structs min, max and count_distinct; all types except lists and "
+            "structs last_n; all types count, first and last",
         )
     return value_type
 
@@ -223,14 +221,14 @@ def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgument(
             f"fill_value={window.fill_value!r} of {window} is not a {kind}.",
-            hint=f"{window.name} is {kind}",
+            hint=f"the type of {window.name} is {kind}",
         ) from error
 
 
 def _check_condition(condition: str, *, spec: FeatureGroupSpec) -> None:
     if fix_clock(condition, now=datetime(2000, 1, 1, tzinfo=UTC)) != condition:
         raise InvalidSql(
-            f"where={condition!r} reads the clock, so the same labels would get other values later.",
+            f"where={condition!r} reads the clock, so the same labels would get different values later.",
             hint="use over= and offset=, which count from the label's time",
         )
     predicate(condition, schema=spec.schema, dialect="duckdb")

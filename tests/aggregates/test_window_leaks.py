@@ -138,7 +138,7 @@ def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None
         reports[name] = store.check_leakage(frame, recompute={name: recompute})
     assert reports["honest"].ok, str(reports["honest"])
     assert {leak.feature for leak in reports["leaking"].leaks} == {"events_sum_6h"}
-    assert "computed from data that came later" in str(reports["leaking"])
+    assert "computed from later data" in str(reports["leaking"])
 
 
 def test_check_leakage_midnight_totals_are_unchecked(store: FeatureStore) -> None:
@@ -149,4 +149,4 @@ def test_check_leakage_midnight_totals_are_unchecked(store: FeatureStore) -> Non
     frame = store.get_features("days.total|sum|2d", labels=questions(), label_time="asked_at")
     report = store.check_leakage(frame)
     assert report.ok
-    assert "all stand at 00:00" in report.unchecked[0]
+    assert "all of them are at 00:00" in report.unchecked[0]

@@ -200,7 +200,7 @@ def test_window_name_conflicts_raise(shop: FeatureStore) -> None:
         ["purchases.amount|sum|4d as price", "prices.price"],
         ["prices.price", "purchases.amount|sum|4d as PRICE"],
     ):
-        with pytest.raises(ColumnConflict, match="would be called"):
+        with pytest.raises(ColumnConflict, match="has the same output name"):
             shop.get_features(request, labels=ASKED, label_time="asked_at")
 
 

@@ -139,8 +139,8 @@ def test_fg_explain_window_shows_counted_rows(run: Run, location: str) -> None:
     shown = run(*words, "--window", "gusts.speed|sum|36h")
     assert "speed_sum_36h" in shown
     assert "counted (2 rows)" in shown
-    assert "left out: 1 outside the window" in shown
-    assert "left out: 1 without a value in speed" in shown
+    assert "excluded: 1 outside the window" in shown
+    assert "excluded: 1 without a value in speed" in shown
     document = run(*words, "--window", "gusts.speed|sum|36h", as_json=True)
     assert document["value"] == 21.5
     assert [row["speed"] for row in document["rows"]] == [9.0, 12.5]

@@ -96,7 +96,7 @@ def test_numeric_label_time_raises_with_unit(duckdb_store: FeatureStore) -> None
     with pytest.raises(LabelTimeRequired, match=r"'at' looks like numbers(.|\n)*unit='ms'"):
         duckdb_store.get_features("g.x", labels=labels)
     old = pa.table({"id": [1], "at": pa.array([1618491906], pa.timestamp("us", tz="UTC"))})
-    with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels lie before 1980"):
+    with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels are before 1980"):
         duckdb_store.get_features("g.x", labels=old)
 
 

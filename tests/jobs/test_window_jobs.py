@@ -302,7 +302,7 @@ def test_window_job_invalid_definition_raises(
 WRONG_FOR_THE_STORE: list[tuple[str, type[FeatureStoreError], str]] = [
     ("'nosuch.amount|sum|7d', {}", FeatureGroupNotFound, "nosuch"),
     ("'purchases.nosuch|sum|7d', {}", FeatureNotFound, "nosuch"),
-    ("'purchases.shop|sum|7d', {}", InvalidArgument, "has no meaning"),
+    ("'purchases.shop|sum|7d', {}", InvalidArgument, "does not support"),
     ("'shops.size|sum|7d', {}", InvalidArgument, "no event time"),
     ("'purchases.amount|sum|7d', {'primary_key': 'nosuch'}", NoJoinKey, "nosuch"),
     ("['purchases.amount|sum|7d', 'visits.length|sum|7d'], {}", InvalidJob, "different keys"),
@@ -358,6 +358,6 @@ featurestore.window_job(
 )
 """
     register(duckdb_store, tmp_path, text)
-    with pytest.raises(JobFailed, match="several rows of one key and event time"):
+    with pytest.raises(JobFailed, match="several rows with the same key and event time"):
         duckdb_store.run_job("spend", due=True)
     assert [group.name for group in duckdb_store.get_featuregroups()] == ["purchases"]

@@ -70,7 +70,7 @@ def test_coverage_counts_each_reason(store: FeatureStore) -> None:
         "'A' in the labels is 'a' in the group",
         "is label_time='t' the time when the values are needed?",
         "created_time_filter=False",
-        "ttl='6h', and the youngest of these values is 1d old",
+        "ttl='6h', and the newest of these values is 1d old",
     ):
         assert says in findings
 
@@ -144,7 +144,7 @@ def test_coverage_explains_load_time_as_created_time(
     entities = [{"driver_id": 1001 + n, "event_timestamp": hours(n), "label": n} for n in range(3)]
     expected = ["driver_hourly_stats.conv_rate", "driver_hourly_stats.acc_rate"]
     frame = duckdb_store.get_features(expected, labels=entities)
-    says = r"gives no values to 3 rows(.|\n)*3 not known yet(.|\n)*created_time_filter=False"
+    says = r"has values for 0 of 3 rows(.|\n)*3 not known yet(.|\n)*created_time_filter=False"
     with pytest.warns(CoverageWarning, match=says) as told:
         assert frame.to_pandas()["conv_rate"].isna().all()
     assert len(told) == 1
@@ -192,7 +192,7 @@ def test_export_warns_of_group_without_values(duckdb_store: FeatureStore) -> Non
     duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
     labels = [{"id": n, "t": hours(-1), "y": n % 2} for n in range(3)]
     frame = duckdb_store.get_features("g.x", labels=labels)
-    with pytest.warns(CoverageWarning, match=r"g@v1 gives no values to 3 rows(.|\n)*first row"):
+    with pytest.warns(CoverageWarning, match=r"g@v1 has values for 0 of 3 rows(.|\n)*first row"):
         duckdb_store.create_training_dataset(frame, "d", label="y", progress=False)
 
 
@@ -226,7 +226,7 @@ def test_chained_retrievals_are_covered_join_by_join(duckdb_store: FeatureStore)
     frame = duckdb_store.get_features("first.x", labels=[{"id": 1}, {"id": 2}])
     report = duckdb_store.get_features("second.z", labels=frame).coverage()
     assert [counts(each) for each in report] == [{"found": 1, "no_such_key": 1}] * 2
-    assert "null meets no key" in report["second"].advice[0]
+    assert "null matches no key" in report["second"].advice[0]
     with pytest.raises(InvalidArgument, match="get_features"):
         duckdb_store.get_featuregroup("first").coverage()
     with pytest.raises(InvalidArgument, match=r"it joins first@v1, second@v1"):

@@ -129,7 +129,7 @@ def test_streams_report_dropped_labels_at_end(
     caplog.clear()
     frame.filter("y > 0").to_arrow()
     assert caplog.messages == [
-        "join='inner' and filters dropped label rows; frame.dropped() counts those of the join"
+        "join='inner' and filters dropped label rows; frame.dropped() counts the rows that the join dropped"
     ]
 
 

@@ -101,7 +101,7 @@ def test_explain_treats_expired_value_as_missing(small: FeatureStore) -> None:
     actual = small.featuregroup("g").explain(key=1, at=at(13))
     assert actual.row is None
     assert actual.lost[0].reason == "the latest row, but older than the ttl of 10h"
-    assert "No row wins: every feature is null." in str(actual)
+    assert "No row matches: every feature is null." in str(actual)
 
 
 def test_explain_unknown_key_has_no_rows(small: FeatureStore) -> None:

@@ -322,7 +322,7 @@ def test_only_requested_columns_are_read(filled: FeatureStore) -> None:
 
 def test_unknown_columns_and_invalid_filters_are_refused(filled: FeatureStore) -> None:
     frame = filled.get_features(WANTED, labels=labels())
-    with pytest.raises(FeatureNotFound, match="No columns 'tmp'"):
+    with pytest.raises(FeatureNotFound, match="Unknown columns 'tmp'"):
         frame.select("tmp")
     with pytest.raises(InvalidArgument):
         frame.select("y", "y")
@@ -385,7 +385,7 @@ def test_explain_features_writes_and_returns_the_plan(
     assert re.search(
         r"reads      [\d.]+ (B|KiB) of data files, needs \d+ B of memory or spills", out
     )
-    assert "planes@v1 has no event time: joined on its key alone, whatever the label's time" in out
+    assert "planes@v1 has no event time: joined on its key only, at any label time" in out
     assert "the latest by seen with seen <= at" in out
 
 

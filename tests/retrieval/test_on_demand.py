@@ -246,7 +246,7 @@ def test_invalid_on_demand_is_refused_before_reading(
 
 
 def test_on_demand_without_inputs_is_refused(store: FeatureStore) -> None:
-    with pytest.raises(InvalidArgument, match="no rows to be computed of"):
+    with pytest.raises(InvalidArgument, match="no rows to compute from"):
         store.get_features([feature("x", "seats * 2")])
     rows = store.get_features(["planes.seats", feature("x", "seats * 2")]).to_arrow()
     assert sorted(rows.column("x").to_pylist()) == [0, 400]

@@ -31,7 +31,7 @@ def test_on_demand_of_on_demand_hints_expression(
     labels = duckdb_store.get_featuregroup("g")
     next_one = featurestore.feature("next_one", "i + 1")
     double = featurestore.feature("double", "next_one * 2")
-    with pytest.raises(InvalidSql, match=r"write \(i \+ 1\) in place of next_one"):
+    with pytest.raises(InvalidSql, match=r"write \(i \+ 1\) instead of next_one"):
         duckdb_store.get_features([next_one, double], labels=labels)
     chained = duckdb_store.get_features(
         [double], labels=duckdb_store.get_features([next_one], labels=labels)

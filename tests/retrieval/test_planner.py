@@ -104,7 +104,7 @@ def test_ambiguous_name_lists_qualified_candidates() -> None:
     with pytest.raises(AmbiguousFeature) as refused:
         resolve("temp", specs=SPECS, versions={"planes": 1})
     assert "'planes.temp', 'weather.temp'" in str(refused.value)
-    assert "Hint: write one of them, for example 'planes.temp'" in str(refused.value)
+    assert "Hint: request one of them, for example 'planes.temp'" in str(refused.value)
 
 
 def test_plain_name_prefers_features_over_keys() -> None:
@@ -125,7 +125,7 @@ def test_unknown_feature_suggests_similar_names(text: str, near: str) -> None:
 
 def test_unknown_group_or_version_lists_existing() -> None:
     with pytest.raises(
-        FeatureGroupNotFound, match=r"there are 'matrix', 'planes', 'routes', 'weather'"
+        FeatureGroupNotFound, match=r"Available: 'matrix', 'planes', 'routes', 'weather'"
     ):
         resolve("wether.temp", specs=SPECS)
     with pytest.raises(FeatureGroupNotFound, match="it has '1', '2'"):
@@ -135,7 +135,7 @@ def test_unknown_group_or_version_lists_existing() -> None:
 
 
 def test_conflicting_pinned_versions_are_refused() -> None:
-    with pytest.raises(InvalidArgument, match="pin the version in one place"):
+    with pytest.raises(InvalidArgument, match="specify the version once"):
         resolve("planes@v1.seats", specs=SPECS, versions={"planes": 2})
 
 
@@ -169,7 +169,7 @@ def test_plan_columns_are_labels_then_features() -> None:
 def test_equal_feature_names_require_alias() -> None:
     with pytest.raises(ColumnConflict) as refused:
         plan("weather.temp", "planes@v1.temp")
-    assert "planes@v1.temp would be called 'temp', as is weather@v1.temp" in str(refused.value)
+    assert "planes@v1.temp has the same output name 'temp' as weather@v1.temp" in str(refused.value)
     assert "'planes.temp as planes_temp'" in str(refused.value)
     assert plan("weather.temp", "planes@v1.temp as plane_temp").columns[-2:] == (
         "temp",
@@ -319,7 +319,7 @@ def test_several_time_columns_need_label_time() -> None:
 
 def test_labels_without_time_need_label_time() -> None:
     labels = LABELS.remove(3)
-    with pytest.raises(LabelTimeRequired, match="there is none"):
+    with pytest.raises(LabelTimeRequired, match="has no time column"):
         plan("weather.temp", labels=labels)
     moment = datetime(2024, 1, 1, tzinfo=UTC)
     for output in (moment, "2024-01-01T01:00:00+01:00"):
@@ -346,7 +346,7 @@ def test_plan_text_describes_joins() -> None:
     text = str(plan("weather.temp", "planes.seats as size"))
     assert "weather@v1 at Delta version 3: 1,000 rows" in text
     assert "the latest by seen with seen <= at and seen >= at - 6h, else null" in text
-    assert "planes@v2 has no event time: joined on its key alone, whatever the label's time" in text
+    assert "planes@v2 has no event time: joined on its key only, at any label time" in text
     assert "seats as size" in text
     assert "rows       10 expected" in text
 

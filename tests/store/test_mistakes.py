@@ -360,8 +360,8 @@ def test_data_format_ignores_case(tmp_path: Path, name: str) -> None:
 
 def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
     text = str(world.group.explain(key="aa", at=NOON))
-    assert "There is no row of this key; keys near it: 'a'" in text
-    assert "near it" not in str(world.group.explain(key="a", at=NOON - timedelta(days=1)))
+    assert "No row has this key. Similar keys: 'a'" in text
+    assert "Similar keys" not in str(world.group.explain(key="a", at=NOON - timedelta(days=1)))
 
 
 def told_once(call: Callable[[], object]) -> list[warnings.WarningMessage]:

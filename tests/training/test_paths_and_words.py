@@ -80,7 +80,7 @@ def test_tags_and_descriptions_are_editable_after_export(duckdb_store: FeatureSt
     assert (opened.description, opened.tags) == ("second", {"owner": "ops"})
     assert Path(dataset.path, "manifest.json").read_bytes() == manifest
     assert dataset.verify().ok
-    with pytest.raises(InvalidArgument, match="no tag 'team'. Available: 'owner'"):
+    with pytest.raises(InvalidArgument, match=r"no tag 'team'\. Available: 'owner'"):
         duckdb_store.remove_training_dataset_tag("d", "team")
     with pytest.raises(InvalidArgument, match="not a pair of strings"):
         duckdb_store.add_training_dataset_tag("d", "owner", 1)  # type: ignore[arg-type]

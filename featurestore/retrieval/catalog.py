@@ -61,6 +61,8 @@ class SpecsAt(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     def __getitem__(self, name: str) -> Mapping[int, FeatureGroupSpec]:
         specs_by_version = {}
         for version, spec in self._specs[name].items():
+            # A group was known at an instant only if it had a commit with rows; later groups must
+            # not be suggested or read.
             with suppress(VersionNotFound):
                 if self._version_at(name, version) > 0:  # commit 0 is an empty table
                     specs_by_version[version] = spec
@@ -118,6 +120,7 @@ class Pins:
 
     def source(self, group: tuple[str, int]) -> Source:
         """Return a group pinned to the Delta version that this retrieval reads."""
+        # Resolved once per retrieval: a second lookup could read a later version.
         if group not in self._sources:
             name, version = group
             path = self._session.featuregroup_path(name, version)
@@ -131,6 +134,8 @@ class Pins:
         unused = [
             group for group in self._by_group if parse_group_reference(group)[0] not in read_groups
         ]
+        # An unused entry is probably a typing error, and the group would silently be read at its
+        # latest version.
         if unused:
             raise InvalidArgument(
                 f"as_of= pins {listing(unused)}, which this retrieval does not read. "
@@ -138,6 +143,7 @@ class Pins:
             )
 
     def _pinned_version(self, name: str, version: int, *, path: str) -> int | None:
+        # A reference with a version takes precedence over the name of the group.
         for key in (f"{name}@v{version}", name):
             if key in self._by_group:
                 return version_as_of(path, self._by_group[key], argument=f"as_of[{key!r}]")
@@ -181,6 +187,8 @@ def pinned_source(path: str, *, delta_version: int | None = None) -> Source:
     """
     state = read_snapshot(path, delta_version)
     return Source(
+        # The definition comes from the snapshot, not from the registry: a later schema change must
+        # not affect pinned rows.
         spec=commits.spec_of(state),
         path=path,
         delta_version=state.version,

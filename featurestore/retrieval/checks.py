@@ -41,6 +41,8 @@ def check_unique(session: Session, plan: FeaturePlan) -> None:
         NoJoinKey: Values occur in several rows. The hint suggests a declaration.
     """
     for join in plan.joins:
+        # The point-in-time rule selects one row per key. Only a group without key and event time is
+        # ambiguous.
         if join.source.spec.primary_key or join.event_time is not None:
             continue
         count, example = _count_repeated_values(session, join)
@@ -67,6 +69,7 @@ def check_ties(session: Session, plan: FeaturePlan) -> None:
         InvalidArgument: A group has such rows. The message shows an example, and the hint suggests
             a declaration.
     """
+    # Aggregates count every row, so it must be clear whether two rows are one event.
     joins = [*plan.windows]
     if plan.left_plan is not None:
         joins += plan.left_plan.windows
@@ -87,6 +90,7 @@ def _find_tied_rows(session: Session, join: WindowJoin) -> str | None:
     """Find a key and event time shared by several rows; return them formatted, or None."""
     columns = [*[key for _, key in join.on], join.event_time]
     tied_events = find_repeated_values(session, join.source, columns)
+    # One example suffices for the message, so the query stops at the first.
     for row in session.engine.stream(tied_events, limit=1).read_all().to_pylist():
         return ", ".join([f"{name}={format_cell(value)}" for name, value in row.items()])
     return None
@@ -100,6 +104,7 @@ def find_repeated_values(session: Session, source: Source, columns: Sequence[str
         source.path, version=source.delta_version, schema=source.spec.schema, columns=names
     )
     quoted = [quote(name, dialect=engine.dialect) for name in names]
+    # Null keys match no label, so repeated nulls are not ambiguous.
     present = " AND ".join(f"{name} IS NOT NULL" for name in quoted)
     column_list = ", ".join(quoted)
     repeated_relation = engine.sql(
@@ -155,6 +160,8 @@ def warn_of_empty_groups_in_export(
         return
     values = {}
     for group, names in _columns_by_group(plan).items():
+        # Null counts do not show which rows have any value, so the column with the fewest nulls
+        # gives a lower bound.
         values[group] = max(rows - nulls.get(name, 0) for name in names)
     _warn(session, plan, labels, rows=rows, values=values)
 
@@ -189,6 +196,7 @@ def _count_rows_with_value(batch: pa.RecordBatch, names: Sequence[str]) -> int:
     has_value = np.zeros(batch.num_rows, bool)
     for name in names:
         column = batch.column(batch.schema.get_field_index(name))
+        # A column without nulls covers all rows; counting its mask would be wasted.
         if not column.null_count:
             return int(batch.num_rows)
         if column.null_count < batch.num_rows:
@@ -221,6 +229,7 @@ def _warn(
         if report.sampled:
             lines.append("frame.coverage() checks more labels")
     except FeatureStoreError as error:
+        # A failed explanation must not replace the retrieved rows by an error.
         lines.append(f"the reasons could not be determined: {error.message}")
     warn_caller("\n".join(lines), CoverageWarning)
 
@@ -239,6 +248,7 @@ def count_dropped_rows(
         chain.append(chain[-1].left_plan)
     if not drops_label_rows(plan):
         return None
+    # Without filters, each difference between labels and rows is a dropped label.
     if rows is not None and not any(chained_plan.drops_rows for chained_plan in chain):
         return _count_left_rows(session, chain[-1], labels) - rows
     dropped = 0
@@ -311,6 +321,7 @@ def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None)
         return session.engine.count(run(session, plan.left_plan, labels=labels))
     if plan.left_source is not None:
         source = plan.left_source
+        # Any column suffices to count rows, and Parquet reads only this one.
         columns = plan.left_schema.names[:1]
         relation = session.engine.read_table(
             source.path, version=source.delta_version, schema=source.spec.schema, columns=columns
@@ -325,5 +336,7 @@ def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None)
 
 def _count_joined_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
     """Count the rows after the joins of a plan, before its filters."""
+    # One left column, no filters and no order: the cheapest plan with the same number of joined
+    # rows.
     narrow = replace(plan, filters=(), samples=(), keep_order=False).select(plan.left_columns[:1])
     return session.engine.count(run(session, narrow, labels=labels))

@@ -98,6 +98,8 @@ def to_pandas(table: pa.Table) -> Any:
     for index, field in enumerate(table.schema):
         # Arrow converts nested lists to arrays of arrays.
         if len(array_shape(field.type)) > 1 and is_number(array_item_type(field.type)):
+            # numpy would try to build a matrix from cells of equal shape; assignment to an object
+            # array keeps one array per cell.
             cells = np.empty(len(frame), dtype=object)
             cells[:] = to_cells(combine_chunks(table.column(index)))
             frame[field.name] = cells
@@ -147,6 +149,7 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     arrays = [_as_array(combine_chunks(column), name) for name, column in named_columns]
     if len(arrays) == 1 and arrays[0].dtype.kind in "biuf":
         return arrays[0].reshape(table.num_rows, *(array_shape(table.schema.types[0]) or (1,)))
+    # Objects keep integers exact: a common type of integers and strings would be strings.
     if any(array.dtype.kind not in "biuf" for array in arrays):
         arrays = [array.astype(object) for array in arrays]
     return np.concatenate(arrays, axis=1)
@@ -169,6 +172,7 @@ def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
 
 
 def _to_float_array(array: pa.Array) -> np.ndarray[Any, Any]:
+    # A numpy boolean has no null, so nulls need a type with NaN.
     if pat.is_boolean(array.type) and array.null_count:
         array = array.cast(pa.float32())
     return np.asarray(array.to_numpy(zero_copy_only=False))
@@ -264,6 +268,7 @@ def format_cell(value: object) -> str:
         return "[" + ", ".join(map(format_cell, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(map(format_cell, value.values())) + "}"
+    # Control characters of a value could change the terminal or break the table.
     return escape_line(str(value))
 
 

@@ -155,8 +155,10 @@ def _add_plan_coverage(
     session: Session, plan: FeaturePlan, labels: pa.Table, groups: list[GroupCoverage]
 ) -> pa.Table:
     """Append the coverage of all joins of a plan and its left plans; return the plan's rows."""
+    # Left plans first: their outputs are the labels of this plan.
     if plan.left_plan is not None:
         labels = _add_plan_coverage(session, plan.left_plan, labels, groups)
+    # A plan has either windows or joins, so the windows are measured as joins, one group at a time.
     for window in plan.windows:
         join = _join_for_longest_window(window)
         _add_join_coverage(session, replace(plan, windows=(), joins=(join,)), labels, groups)
@@ -242,12 +244,14 @@ def _classify_unmatched(
     events = None
     for name, loosened in _relaxed_plans(plan, join):
         is_matched = np.zeros(labels.num_rows, bool)
+        # Each relaxed join runs only if labels are still unexplained.
         if unexplained.any():
             retrieved_rows = run_over_labels(session, _add_marker_columns(loosened), labels)
             is_matched = _is_valid(retrieved_rows.column(_marker_name(0))) & unexplained
             if name == "older_than_ttl":
                 events = retrieved_rows.column(_EVENT)
         masks[name] = is_matched
+        # A label gets the first reason that applies, so the counts add up to the number of labels.
         unexplained &= ~is_matched
     masks["no_such_key"] = unexplained
     return UnmatchedLabels(labels, masks, events)
@@ -268,6 +272,7 @@ def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, Feature
     if join.created_time is not None and plan.created_time_filter:
         join = replace(join, created_time=None)
         yield "not_known_yet", replace(single_join_plan, joins=(join,))
+    # A fixed time after all rows removes the condition on event times for every label.
     join = replace(join, created_time=None)
     yield (
         "before_first_row",
@@ -287,6 +292,7 @@ def _add_marker_columns(plan: FeaturePlan) -> FeaturePlan:
     """Add a key column to the outputs of each join, since it is never null in a matching row."""
     joins = []
     for number, join in enumerate(plan.joins):
+        # Features may be null in a matching row, but its key is not.
         key = join.on[0][1]
         joins.append(replace(join, outputs=(*join.outputs, Output(key, _marker_name(number)))))
     marked = replace(plan, joins=tuple(joins))

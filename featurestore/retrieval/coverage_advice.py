@@ -62,6 +62,8 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
     if not len(keyless_labels):
         return
     for label_column, key in join.on:
+        # A key with a time matches only equal times, whatever the spelling, so this reason comes
+        # first.
         if key == join.event_time:
             entity_columns = [name for _, name in join.on if name != key]
             yield (
@@ -128,6 +130,7 @@ def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) ->
         - to_microseconds(unmatched.events)[expired_labels]
     )
     youngest = from_micros(int(ages.min())) - from_micros(0)
+    # A plain ttl comes from the group; another one stands for the longest window.
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
         yield (
             f"before the window: the longest window begins {_format_age(join.ttl + _MICROSECOND)} before the "
@@ -180,6 +183,7 @@ def _event_bounds(join: Join) -> tuple[datetime, datetime] | None:
     """Return the first and last event time from the log of a group."""
     if join.event_time is None:
         return None
+    # The log contains the bounds of each file, so no rows are read.
     snapshot = read_snapshot(join.source.path, join.source.delta_version)
     known_bounds = [pair for pair in snapshot.times(join.event_time) or () if pair is not None]
     if not known_bounds:

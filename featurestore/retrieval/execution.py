@@ -43,6 +43,7 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     labels_relation: Relation | None = None
     if plan.left_plan is not None:
         feeding = plan.left_plan
+        # Positions of labels must survive the left plan, whose own output order is arbitrary.
         if plan.keep_order or ROW in plan.left_columns:
             feeding = _return_row_numbers(feeding)
         labels_relation = run(session, feeding, labels=labels)
@@ -59,6 +60,7 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     schema = computed_schema(plan, plan.left_schema)
     every_row = replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
     relation = engine.retrieve(every_row, labels=labels_relation)
+    # Filters apply to the output, in the order of the calls, so they come after the joins.
     for text in plan.filters:
         condition = usersql.predicate(text, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
@@ -79,6 +81,7 @@ def run_query(session: Session, query: QuerySource) -> Relation:
     tables = {}
     for name, source in query.tables:
         schema = source.spec.schema
+        # Columns that the query does not name are not read.
         columns = usersql.find_columns(query.sql, schema.names)
         tables[name] = engine.read_table(
             source.path, version=source.delta_version, schema=schema, columns=columns
@@ -103,6 +106,7 @@ class _RowSampler:
         seed = self.sample.seed ^ _SAMPLE_SEED
         hashes = row_hash(batch, columns=self.sample.by, seed=seed)
         limit = int(self.sample.fraction * 2**64)
+        # A float of 1.0 times 2**64 does not fit uint64.
         if limit >= 2**64:
             return batch
         return batch.filter(pa.array(hashes < np.uint64(limit)))
@@ -192,6 +196,7 @@ def infer_feature_types(
     outputs = []
     for feature in features:
         try:
+            # Schemas are inferred in one dialect, so that types do not depend on the engine.
             _, kind = usersql.column_expression(feature.sql, schema=schema, dialect=usersql.DIALECT)
         except InvalidSql as error:
             raise InvalidSql(
@@ -301,7 +306,10 @@ def _sample_by_priority(
         else:
             sampled_rows = pa.concat_tables([sampled_rows, table])
         priorities = np.concatenate([priorities, batch_priorities])
+        # After each batch only the rows with the smallest priorities remain, so memory is bounded
+        # by the sample and a batch.
         if len(priorities) > sample:
+            # argpartition returns positions in any order; sorting restores the row order.
             smallest = np.sort(np.argpartition(priorities, sample)[:sample])
             sampled_rows, priorities = sampled_rows.take(pa.array(smallest)), priorities[smallest]
     if sampled_rows is None:
@@ -322,6 +330,7 @@ def label_times(plan: FeaturePlan, labels: pa.Table) -> np.ndarray[Any, Any]:
 
 def to_microseconds(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """Convert times to microseconds since 1970, and nulls to NEVER."""
+    # Dates have no cast to int64 microseconds.
     if pat.is_date(column.type):
         column = column.cast(pa.timestamp("us", tz="UTC"))
     micros = column.cast(pa.int64()).combine_chunks()

@@ -26,10 +26,12 @@ from featurestore.retrieval.conversions import format_cell
 from featurestore.session import Session
 from featurestore.usersql import quote
 
+# Keys are searched in order, and large groups have too many to compare.
 _SEARCHED_KEYS = 10_000
 _MAX_SHOWN_ROWS = 10
 _MAX_FUTURE_ROWS = 3
 _FUTURE = "in the future"
+# A time below all times: null times have the lowest rank.
 _LOWEST = datetime.min.replace(tzinfo=UTC)
 
 
@@ -237,6 +239,8 @@ def _rank_rows(
     for candidate in _candidates(spec, rows):
         is_winner = False
         reason = _ineligibility_reason(spec, candidate, timestamp)
+        # The first eligible candidate in descending rank wins. If it is too old, no older row
+        # replaces it.
         if reason is None and best is None:
             best = candidate
             reason = _expiry_reason(spec, candidate.event, timestamp)
@@ -260,6 +264,7 @@ def _closest_losers(rows: list[ExplainedRow]) -> list[ExplainedRow]:
             future.append(row)
         else:
             past.append(row)
+    # Future rows would hide the past rows near the time, which explain more.
     future = future[:_MAX_FUTURE_ROWS]
     return past[: _MAX_SHOWN_ROWS - len(future)] + future
 
@@ -318,6 +323,8 @@ class _FirstVersions:
     def with_first_version(self, row: ExplainedRow) -> ExplainedRow:
         """Return a copy of the row with the first version that contains it."""
         low, high = 0, len(self._versions) - 1
+        # Upserts and deletes can remove a row again, so the search assumes that it stayed since its
+        # first commit.
         while low < high:
             middle = (low + high) // 2
             if self._contains_row(self._versions[middle], row.row_hash):
@@ -356,6 +363,7 @@ def read_key_rows(session: Session, source: Source, key: Mapping[str, Any]) -> p
     parameters: dict[str, Any] = {}
     unbound_values: dict[str, Any] = {}
     for name, value in key.items():
+        # Engines bind these types as parameters. Decimals, floats and bytes are compared in Arrow.
         if isinstance(value, bool | int | str | date):
             parameter = f"key_{len(parameters)}"
             parameters[parameter] = value

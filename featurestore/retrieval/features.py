@@ -97,8 +97,10 @@ def get_features(
         pins=active_pins,
         label_types=label_types or {},
     )
+    # The caller checks its pins after all steps, since each step reads only some of the groups.
     if pins is None:
         active_pins.check_used()
+    # The checks may read rows, so they come after all errors that need only logs.
     check_unique(session, plan)
     check_ties(session, plan)
     if label_input is None:
@@ -196,6 +198,7 @@ def _add_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
     """Add the on-demand features to a plan, and restore the requested column order."""
     if not request.on_demand:
         return plan
+    # On-demand features are computed from the rows of the other features.
     computed = add_on_demand_features(request.on_demand, stored_plan=plan)
     stored_columns = [name for name in plan.columns if name not in request.names]
     return reorder_columns(computed, [*stored_columns, *request.names])
@@ -208,6 +211,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     times = labels.peek().column(plan.left_time)
     known_times = times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist()
     early_times = [time for time in known_times if time < PLAUSIBLE_START]
+    # An early time matches no row, and the result would be null without an error.
     if early_times:
         warn_caller(
             f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels are "
@@ -299,6 +303,7 @@ class _FeatureRequest:
 def _plan_without_labels(
     request: _FeatureRequest, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
+    # The first requested feature determines the group whose rows are returned.
     source = pins.source(request.first_group)
     spec = source.spec
     labels = LabelSide(spec.schema, source=source, time=spec.event_time, rows=source.rows)
@@ -364,6 +369,7 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
         )
     names = usersql.find_tables(query)
     checked = usersql.query(query, tables=names, dialect=usersql.DIALECT)
+    # A query that only runs on DuckDB fails here and not when its rows are read.
     if session.engine.dialect != usersql.DIALECT:
         usersql.query(query, tables=names, dialect=session.engine.dialect)
     parameter_names = usersql.parameters(checked)
@@ -377,12 +383,14 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     specs = pins.specs()
     tables: dict[str, Source] = {}
     for name in names:
+        # Table names are case-insensitive in SQL, so two spellings are one pinned table.
         tables.setdefault(name.lower(), _pinned_source(name, query, specs=specs, pins=pins))
     pins.check_used()
     schemas = [source.spec.schema for source in tables.values()]
     source = QuerySource(
         checked, tuple(tables.items()), usersql.find_nondeterminism(checked, schemas)
     )
+    # The engine infers the types of the result; no rows are read.
     schema = run_query(session, source).schema
     try:
         check_feature_names(schema.names)

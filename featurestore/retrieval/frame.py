@@ -190,12 +190,14 @@ class FeatureFrame:
         if self._relation is not None:
             return self._relation
         relation = self._create_relation()
+        # A relation over a stream can be read once only, so it is created for each reading.
         if not relation.single_use:
             self._relation = relation
         return relation
 
     def native(self) -> Any:
         """Return the native frame of the engine: a DuckDB relation or a Spark DataFrame."""
+        # The native frame does not reference external rows, so they are kept until the process ends.
         keep_rows(self._plan)
         return self.relation.native
 
@@ -204,6 +206,7 @@ class FeatureFrame:
         return f"FeatureFrame[{', '.join(columns)}]"
 
     def __getattr__(self, name: str) -> Any:
+        # Libraries look up names such as ``__array__`` on every object.
         if name.startswith("_"):
             raise AttributeError(name)
         suggestion = suggest_replacement(name)
@@ -270,6 +273,8 @@ class FeatureFrame:
         clocked_sql = fix_clock(sql, now=now)
         condition = predicate(clocked_sql, schema=self.schema, dialect=engine.dialect)
         if self._plan is not None:
+            # The clock is replaced in the stored filter, too, so that the plan returns the same
+            # rows later.
             plan = self._plan.filter(clocked_sql)
             if clocked_sql != sql:
                 note = (
@@ -383,6 +388,7 @@ class FeatureFrame:
         |    N20|  200|
         +-------+-----+
         """
+        # One more row shows whether there are further rows.
         table = self._first_rows(n + 1)
         if truncate is False:
             width = sys.maxsize
@@ -412,6 +418,7 @@ class FeatureFrame:
             and not self._plan.drops_rows
             and self._plan.left_columns
         ):
+            # A left join keeps the number of labels, so one label column suffices.
             narrow = self._plan.select(self._plan.left_columns[:1])
             return self._session.engine.count(run(self._session, narrow, labels=self._labels))
         return self._session.engine.count(self.relation)
@@ -431,6 +438,8 @@ class FeatureFrame:
             )
         return self._plan.rows
 
+    # Without this, an empty frame would be false, and a frame of unknown length would raise an
+    # error.
     def __bool__(self) -> bool:
         return True
 
@@ -517,6 +526,7 @@ class FeatureFrame:
         if rows < 1:
             raise InvalidArgument(f"rows={rows} is not a batch size.", hint="rows=65536")
         for batch in self._stream(batch_rows=rows):
+            # An engine may return larger batches than requested.
             for start in range(0, batch.num_rows, rows):
                 yield batch.slice(start, rows)
 

@@ -73,8 +73,10 @@ def open_labels(
             source.spec.schema, source=source, time=source.spec.event_time, rows=source.rows
         )
         return LabelInput(label_side, None)
+    # A frame of another store is read by its own engine and converted to Arrow.
     if isinstance(labels, FeatureFrame) and labels.session.engine is session.engine:
         return _from_frame(labels, types)
+    # Native dataframes are lazy and may exceed memory, so they are not converted to Arrow.
     adopted = ingest.adopt_native(labels, engine=session.engine)
     if adopted is not None:
         _check_names(adopted.schema)
@@ -113,6 +115,7 @@ def _first_rows(session: Session, relation: Relation) -> pa.Table:
 def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInput:
     _check_names(table.schema)
     row_numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
+    # Row numbers restore the order of the labels after a join.
     numbered = table.append_column(pa.field(ROW, pa.int64()), row_numbers)
 
     def relation() -> Relation:
@@ -131,6 +134,7 @@ def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInp
 def _check_names(schema: pa.Schema) -> None:
     known_names: set[str] = set()
     for name in schema.names:
+        # Engines compare column names without case, and ROW is added below.
         if name.lower() in known_names or name.lower() == ROW:
             raise ColumnConflict(
                 f"The labels have two columns {name!r} (ignoring case).", hint="rename one"
@@ -167,6 +171,8 @@ def typed_table(table: pa.Table, types: TypesFor, library: str) -> pa.Table:
         return table
     types_by_column = types(table.schema)
     for name in blank:
+        # A column of floats that could be a key after a cast keeps its type, and the error names
+        # it.
         if name in types_by_column and not can_fit(pa.float64(), types_by_column[name]):
             index = table.schema.get_field_index(name)
             table = table.set_column(index, name, pa.nulls(table.num_rows))
@@ -217,6 +223,7 @@ def refuse_times_out_of_range(relation: Relation, *, engine: Engine) -> None:
         return
     plain = {f"c{number}": name for number, name in enumerate(columns)}  # nothing to quote
     rows = engine.select(relation, plain)
+    # A condition cannot check times inside lists, so nested columns are checked in Arrow.
     if not any(map(is_nested, rows.schema.types)):
         conditions = []
         for field in rows.schema:

@@ -184,6 +184,7 @@ class _LeakCheck:
         self.features += len(join.outputs)
         keys = _key_tuples(labels, [label_column for label_column, _ in join.on])
         rows = _read_label_key_rows(self.session, join, labels)
+        # The engine is what is checked, so the expected values come from this module's own search.
         expected_values = self._search_values(join, rows, keys, times)
         self._compare(
             join,
@@ -194,6 +195,8 @@ class _LeakCheck:
             times,
             why=_leak_reason(join),
         )
+        # A job may compute a value from later rows and give it an early time, which stored rows do
+        # not show.
         if group in self.recompute:
             self._check_recomputed(join, retrieved_rows, keys, times)
         elif join.source.spec.job is None:
@@ -215,6 +218,7 @@ class _LeakCheck:
             group_rows = self.recompute[join.source.spec.name](from_micros(int(time)))
             relation = ingest.to_relation(group_rows, engine=self.session.engine, like=schema)
             rows = self.session.engine.stream(relation).read_all()
+            # The function may return fewer columns than the group has.
             known_columns = [name for name in schema.names if name in rows.column_names]
             positions = np.flatnonzero(times == time)
             time_keys = [keys[position] for position in positions]
@@ -289,8 +293,11 @@ class _EligibleRows:
         ties = np.zeros(0, np.uint64)
         if rows.num_rows:
             ties = tie_hash(rows)
+        # The last key of lexsort is the primary one: event time, then created time, then tie hash.
         order = np.lexsort((ties, *reversed(ranks)))
         self._table = rows.take(pa.array(order))
+        # A group without declared times is limited by all its time columns, the strictest
+        # assumption.
         limiting_times = [
             to_microseconds(rows.column(name))[order] for name in (times or _time_columns(join))
         ]
@@ -338,6 +345,7 @@ class _EligibleRows:
             ]
         if not len(positions):
             return None
+        # Rows are sorted by rank, so the last eligible one is the maximum.
         last = int(positions[-1])
         if self._join.ttl is not None and self._event is not None:
             age = time - int(self._event[last])
@@ -366,6 +374,7 @@ def _read_label_key_rows(session: Session, join: Join | WindowJoin, labels: pa.T
         keys[key] = cast_label_keys(values, schema.field(key).type)
         name = quote(key, dialect=dialect)
         conditions.append(f"fs_rows.{name} = fs_wanted.{name}")
+    # Each key is passed to the engine once, however many labels have it.
     label_keys = pa.table(keys).group_by(list(keys)).aggregate([])
     matches = " AND ".join(conditions)
     matching_relation = engine.sql(
@@ -405,6 +414,8 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
         ]
     times = to_microseconds(rows.column(join.event_time))
     times = times[times != NEVER]
+    # One time of day on several days indicates daily totals, whose times are usually starts of
+    # days.
     of_day = np.unique(times % _DAY)
     if join.created_time is not None or len(of_day) != 1 or len(np.unique(times)) < _MIN_DAYS:
         return []

@@ -176,6 +176,7 @@ def _plan(
     source: Callable[[GroupId], Source],
 ) -> FeaturePlan:
     _check_names(left_outputs, features)
+    # Features of one group share one join.
     grouped: dict[GroupId, list[Feature]] = {}
     for feature in features:
         grouped.setdefault(feature.group, []).append(feature)
@@ -194,6 +195,7 @@ def _plan(
         )
         join = _join(source(group), group_features, column_pairs=column_pairs)
         joins.append(join)
+        # Only groups with event time need a label time.
         if join.event_time is not None:
             timed_specs.append(join.source.spec)
     left_time, fixed_time = resolve_label_time(

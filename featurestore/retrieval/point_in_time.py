@@ -36,6 +36,7 @@ from featurestore.plugins.engine import Relation
 
 # The column for the tie hash during comparison, as an integer with the same order.
 TIE = "__fs_tie"
+# Engines sort signed integers, so the highest bit is flipped to keep the order.
 _SIGN = np.uint64(1 << 63)
 
 

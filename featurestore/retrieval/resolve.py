@@ -77,6 +77,8 @@ def resolve(
     if not reference_texts:
         raise no_features_error()
     pinned = dict(versions or {})
+    # All entries are checked, including groups without a requested feature: a typing error must not
+    # be ignored.
     for group, version in pinned.items():
         number = check_version(version, argument=f"versions[{group!r}]")
         find_spec(group, version=number, specs=specs)
@@ -108,6 +110,7 @@ def find_spec(
     ``feature`` is the requested feature, if any, for the hint.
     """
     if name not in specs:
+        # A group that did not exist at as_of= has a clearer error than an unknown name.
         explain = getattr(specs, "not_yet_created_error", None)
         if explain is not None and explain(name) is not None:
             raise explain(name)
@@ -175,6 +178,7 @@ def _find_by_plain_name(
                 as_feature.append(spec)
             if name in spec.schema.names:
                 as_column.append(spec)
+    # Features take precedence, because many groups have the same keys and times.
     matching_specs = as_feature or as_column
     if not matching_specs:
         raise _unknown_feature_error(name, specs=specs, pinned=pinned)
@@ -368,6 +372,8 @@ def join_key_types(
     Raises:
         NoJoinKey: A key column has no label column.
     """
+    # Untyped columns are comparable with every key, so that only missing columns raise an error
+    # here.
     untyped_schema = pa.schema([pa.field(name, pa.null()) for name in label_schema.names])
     keys_by_group = join_keys_by_group(join_key, label_schema=untyped_schema, groups=groups)
     types: dict[str, pa.DataType] = {}
@@ -406,6 +412,7 @@ def _columns_by_key(
             keys.append(name)
         else:
             unknown_keys.append(name)
+    # A single name that is not a key column is the label column of the only key.
     if unknown_keys and len(names) == len(spec.primary_key) == 1 and names[0] in label_schema.names:
         return {spec.primary_key[0]: names[0]}
     unknown_columns = [name for name in unknown_keys if name not in label_schema.names]

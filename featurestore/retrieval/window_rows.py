@@ -116,6 +116,7 @@ def explain_window(
     output = join.outputs[0]
     table = read_key_rows(session, source, values)
     rows = to_event_rows(join, table)
+    # The reference implementation counts the rows, so the explanation is independent of the kernel.
     known_rows = reference.visible_events(
         join, rows, tuple(values.values()), timestamp, filters_created_time=_has_created_time(join)
     )
@@ -196,6 +197,7 @@ def window_values(
     """
     events = to_event_rows(join, rows)
     waits = join.created_time is not None
+    # Rows are read once and grouped by key; a scan per label would take labels times rows.
     by_key: dict[tuple[Any, ...], list[EventRow]] = {}
     for event in events:
         key = tuple(event.values[name] for _, name in join.on)
@@ -256,5 +258,6 @@ def matching_rows(session: Session, output: WindowOutput, rows: pa.Table) -> set
     engine = session.engine
     numbered = rows.append_column(ROW, pa.array(np.arange(rows.num_rows), pa.int64()))
     condition = predicate(condition_sql, schema=rows.schema, dialect=engine.dialect)
+    # The engine evaluates conditions, because only SQL defines their meaning.
     relation = engine.filter(engine.from_arrow(numbered.to_reader()), condition)
     return set(engine.stream(relation).read_all().column(ROW).to_pylist())

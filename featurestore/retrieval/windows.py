@@ -89,6 +89,7 @@ def _group_by_matched_columns(
         column_pairs = _matched_columns(
             feature, window, labels=labels, join_key=keys_by_group[feature.group]
         )
+        # Aggregates of one group with equal matched columns share one sorted stream.
         grouped.setdefault((feature.group, column_pairs), []).append((feature, window))
     return grouped
 
@@ -140,6 +141,7 @@ def _matched_columns(
                 single_key_spec, join_key=_keys_of_group(single_key_spec, join_key)
             )
         except NoJoinKey:
+            # A key column that the labels lack identifies several events of the matched key.
             if len(spec.primary_key) == 1:
                 raise
     if not matched_pairs:
@@ -226,9 +228,11 @@ def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
 
 
 def _check_condition(condition: str, *, spec: FeatureGroupSpec) -> None:
+    # Any two instants would do: only a condition that reads the clock changes.
     if fix_clock(condition, now=datetime(2000, 1, 1, tzinfo=UTC)) != condition:
         raise InvalidSql(
             f"where={condition!r} reads the clock, so the same labels would get different values later.",
             hint="use over= and offset=, which count from the label's time",
         )
+    # Checked now, because the plan stores the text and compiles it for the engine later.
     predicate(condition, schema=spec.schema, dialect="duckdb")

@@ -151,7 +151,7 @@ def test_reader_state_resumes_with_same_transformations(duckdb_store: FeatureSto
     for one, other in zip(again.batches(epoch, start_step=step), expected, strict=True):
         assert all(np.array_equal(one[name], other[name]) for name in other)
     (Path(dataset.path) / fitted.path).unlink()
-    with pytest.raises(DatasetDamaged, match="SHA-256 of the transformations file .* differs"):
+    with pytest.raises(DatasetDamaged, match="SHA-256 of the transformations file"):
         dataset.resume(state)
 
 

@@ -222,6 +222,7 @@ class Timeline:
         return RowRangeWindow(entered, departed, rows=len(self._rows.key))
 
     def _label_ranges(self, over: int | None, offset: int) -> Window:
+        """Return the window as the range of labels that include each row."""
         rows = self._rows
         begin = self._starts.get(offset)
         if begin is None:

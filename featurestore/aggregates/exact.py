@@ -216,6 +216,7 @@ def _split_doubles(values: Doubles, top: int, bits: int) -> list[Integers] | Non
 
 
 def _from_scaled_squares(values: Doubles, *, bits: int) -> FixedPoint:
+    """Convert squares of doubles outside the moderate range, by integer arithmetic."""
     mantissas, exponents, unit = _decompose(values)
     shifts = 2 * (exponents - unit)
     sizes = np.abs(mantissas)

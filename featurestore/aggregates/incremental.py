@@ -257,6 +257,7 @@ class IncrementalGroup:
             state.segments = [*self._merge_expired(expired), *current]
 
     def _to_segment(self, events: Events) -> Segment:
+        """Convert settled events to a segment with totals and selected rows."""
         values, conditions = self._request.columns(events)
         summed: dict[Condition, list[Aggregate]] = {}
         for aggregate in self._request.aggregates:

@@ -300,6 +300,7 @@ def _check_int64(sums: Integers | list[int]) -> Integers:
 
 
 def _to_decimals(units: Integers | list[int], empty: Flags, scale: int) -> pa.Array:
+    """Convert unscaled integers to decimals with 38 digits, with null where ``empty``."""
     if isinstance(units, np.ndarray):
         # Arrow stores a decimal as 128 bits in two's complement; the high word of a 64-bit integer
         # is its sign.

@@ -212,6 +212,7 @@ def _warn(
     rows: int,
     values: Mapping[str, int],
 ) -> None:
+    """Warn about nearly empty groups, with the reasons from a sample of the labels."""
     nearly_empty = [group for group, count in values.items() if count < _MIN_COVERED * rows]
     dropped_all = not rows and plan.how == "inner" and plan.left_rows
     if dropped_all:

@@ -217,14 +217,14 @@ def format_table(table: pa.Table, *, limit: int, width: int = 20, more: bool = F
     widths = [max(3, len(name)) for name in names]
     rows = []
     for values in _to_row_tuples(table):
-        texts = []
+        cells = []
         for index, value in enumerate(values):
-            text = _truncate(format_cell(value), width)
-            widths[index] = max(widths[index], len(text))
-            texts.append(text)
-        rows.append(texts)
+            cell = _truncate(format_cell(value), width)
+            widths[index] = max(widths[index], len(cell))
+            cells.append(cell)
+        rows.append(cells)
     rule = "+" + "+".join("-" * each for each in widths) + "+"
-    body = [_format_line(texts, widths) for texts in rows]
+    body = [_format_line(cells, widths) for cells in rows]
     lines = [rule, _format_line(names, widths), rule, *body, rule]
     if more:
         unit = "row"

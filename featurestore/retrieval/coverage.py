@@ -215,6 +215,7 @@ def _measure_coverage(
     retrieved_rows: pa.Table,
     is_matched: Mask,
 ) -> GroupCoverage:
+    """Count the labels with and without values of one join, by reason."""
     has_value = np.zeros(len(is_matched), bool)
     nulls = {}
     for output in join.outputs:

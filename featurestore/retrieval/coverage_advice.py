@@ -58,6 +58,7 @@ def advise(
 
 
 def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
+    """Yield advice for labels whose key the group does not contain."""
     keyless_labels = unmatched.indices_for("no_such_key")
     if not len(keyless_labels):
         return
@@ -101,6 +102,7 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
 def _advise_on_first_rows(
     plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels
 ) -> Iterator[str]:
+    """Yield advice for labels whose time is before the first row of their key."""
     early_labels = unmatched.indices_for("before_first_row")
     if not len(early_labels):
         return
@@ -122,6 +124,7 @@ def _advise_on_first_rows(
 
 
 def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) -> Iterator[str]:
+    """Yield advice for labels whose matching row is older than the ttl or the window."""
     expired_labels = unmatched.indices_for("older_than_ttl")
     if not len(expired_labels) or unmatched.events is None:
         return

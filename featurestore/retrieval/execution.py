@@ -61,8 +61,8 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
     every_row = replace(plan, columns=tuple(schema.names), schema=schema, filters=(), samples=())
     relation = engine.retrieve(every_row, labels=labels_relation)
     # Filters apply to the output, in the order of the calls, so they come after the joins.
-    for text in plan.filters:
-        condition = usersql.predicate(text, schema=relation.schema, dialect=engine.dialect)
+    for filter_sql in plan.filters:
+        condition = usersql.predicate(filter_sql, schema=relation.schema, dialect=engine.dialect)
         relation = engine.filter(relation, condition)
     for sample in plan.samples:
         relation = sample_rows(engine, relation, sample)
@@ -77,7 +77,7 @@ def run_query(session: Session, query: QuerySource) -> Relation:
     """
     engine = session.engine
     names = [name for name, _ in query.tables]
-    text = usersql.query(query.sql, tables=names, dialect=engine.dialect)
+    engine_sql = usersql.query(query.sql, tables=names, dialect=engine.dialect)
     tables = {}
     for name, source in query.tables:
         schema = source.spec.schema
@@ -86,7 +86,7 @@ def run_query(session: Session, query: QuerySource) -> Relation:
         tables[name] = engine.read_table(
             source.path, version=source.delta_version, schema=schema, columns=columns
         )
-    return engine.user_sql(text, tables=tables, parameters={})
+    return engine.user_sql(engine_sql, tables=tables, parameters={})
 
 
 def sample_rows(engine: Engine, relation: Relation, sample: RowSample) -> Relation:
@@ -229,10 +229,10 @@ def compute_on_demand(
     columns = ["*"]
     fields = list(plan.left_schema)
     for output in plan.on_demand:
-        text, _ = usersql.column_expression(
+        feature_sql, _ = usersql.column_expression(
             output.feature.sql, schema=plan.left_schema, dialect=dialect
         )
-        columns.append(f"{text} AS {usersql.quote(output.name, dialect=dialect)}")
+        columns.append(f"{feature_sql} AS {usersql.quote(output.name, dialect=dialect)}")
         fields.append(pa.field(output.name, output.kind))
     query = f"SELECT {', '.join(columns)} FROM {_ROWS}"
     rows = engine.sql(query, tables={_ROWS: labels}, parameters={})

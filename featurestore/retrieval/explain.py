@@ -185,8 +185,8 @@ def _find_similar_keys(session: Session, source: Source, key: Mapping[str, Any])
     )
     fields = [source.spec.schema.field(name) for name in names]
     relation = Relation(engine.name, distinct_keys.native, pa.schema(fields))
-    texts = list(map(_format_key, engine.stream(relation).read_all().to_pylist()))
-    return tuple(difflib.get_close_matches(_format_key(key), texts, n=5, cutoff=0.3))
+    formatted_keys = list(map(_format_key, engine.stream(relation).read_all().to_pylist()))
+    return tuple(difflib.get_close_matches(_format_key(key), formatted_keys, n=5, cutoff=0.3))
 
 
 def _format_key(key: Mapping[str, Any]) -> str:
@@ -295,6 +295,7 @@ def _expiry_reason(
 
 
 def _losing_reason(best: _Candidate, candidate: _Candidate) -> str:
+    """Return the reason why a candidate ranks below the best one."""
     if candidate.event != best.event:
         return "an older event"
     if candidate.created != best.created:
@@ -344,6 +345,7 @@ class _FirstVersions:
         return row_hash in (self._hashes[version] or ())
 
     def _read_hashes(self, version: int) -> frozenset[str] | None:
+        """Return the hashes of the key's rows at a version; None if it cannot be read."""
         try:
             source = pinned_source(self._source.path, delta_version=version)
             rows = read_key_rows(self._session, source, self._key)

@@ -303,6 +303,7 @@ class _FeatureRequest:
 def _plan_without_labels(
     request: _FeatureRequest, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
+    """Plan a retrieval whose rows are those of the first requested group."""
     # The first requested feature determines the group whose rows are returned.
     source = pins.source(request.first_group)
     spec = source.spec
@@ -331,6 +332,7 @@ def _plan_without_labels(
 def _plan_with_labels(
     request: _FeatureRequest, labels: LabelSide, *, pins: Pins, options: RetrievalOptions
 ) -> FeaturePlan:
+    """Plan the aggregates, then the features, over the rows of the labels."""
     if not request.windows:
         return plan_with_labels(
             request.features, labels=labels, options=options, source=pins.source

@@ -91,6 +91,7 @@ def open_labels(
 
 
 def _from_frame(frame: FeatureFrame, types: TypesFor) -> LabelInput:
+    """Open a frame as labels; a frame with a plan becomes the left plan."""
     plan = frame.plan
     if plan is None:
         schema, engine = typed_schema(frame.schema, types), frame.session.engine
@@ -113,6 +114,7 @@ def _first_rows(session: Session, relation: Relation) -> pa.Table:
 
 
 def _from_memory(session: Session, table: pa.Table, *, library: str) -> LabelInput:
+    """Open an Arrow table as labels, numbered so that their order is preserved."""
     _check_names(table.schema)
     row_numbers = pa.array(np.arange(table.num_rows, dtype=np.int64))
     # Row numbers restore the order of the labels after a join.
@@ -229,8 +231,8 @@ def refuse_times_out_of_range(relation: Relation, *, engine: Engine) -> None:
         for field in rows.schema:
             template = _OUTSIDE_DAYS if pa.types.is_date(field.type) else _OUTSIDE
             conditions.append(template.format(field.name))
-        text = " or ".join(conditions)
-        rows = engine.filter(rows, predicate(text, schema=rows.schema, dialect=engine.dialect))
+        condition = " or ".join(conditions)
+        rows = engine.filter(rows, predicate(condition, schema=rows.schema, dialect=engine.dialect))
     error = engine.aggregate(rows, OutOfRangeFinder(columns))
     if error is not None:
         raise error

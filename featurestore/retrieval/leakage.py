@@ -179,6 +179,7 @@ class _LeakCheck:
         retrieved_rows: pa.Table,
         times: np.ndarray[Any, Any],
     ) -> None:
+        """Compare the retrieved values of a join with those of an independent search."""
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
@@ -213,6 +214,7 @@ class _LeakCheck:
         keys: list[tuple[Any, ...]],
         times: np.ndarray[Any, Any],
     ) -> None:
+        """Compare the retrieved values with rows that ``recompute`` returns for label times."""
         schema = join.source.spec.schema
         for time in _select_evenly_spaced(np.unique(times[times != NEVER])):
             group_rows = self.recompute[join.source.spec.name](from_micros(int(time)))
@@ -252,6 +254,7 @@ class _LeakCheck:
         *,
         why: str,
     ) -> None:
+        """Record a leak for each output whose values differ."""
         for output in join.outputs:
             retrieved = (
                 retrieved_rows.column(output.name).combine_chunks().take(pa.array(positions))
@@ -335,6 +338,7 @@ class _EligibleRows:
         return values
 
     def _find_best_row(self, key: tuple[Any, ...], time: int) -> int | None:
+        """Return the row with the highest rank that is eligible at a time, or None."""
         positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
         if time == NEVER:  # a label without time meets only rows that need none
             if self._event is not None:

@@ -230,6 +230,7 @@ def _plan(
 
 
 def _join(source: Source, features: Sequence[Feature], *, column_pairs: Pairs) -> Join:
+    """Build the join of a group's features."""
     spec = source.spec
     known_columns = set(spec.schema.names)
     missing_columns, outputs = [], []
@@ -383,6 +384,7 @@ def _join_kind(join: str) -> JoinKind:
 
 
 def _describe_joins(joins: Sequence[Join], *, options: RetrievalOptions) -> list[str]:
+    """Return notes about joins whose rules may surprise users."""
     notes = []
     for join in joins:
         spec = join.source.spec

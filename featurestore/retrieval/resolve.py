@@ -134,6 +134,7 @@ def find_spec(
 def _find_in_group(
     reference: FeatureReference, group: str, *, specs: Specs, pinned: Mapping[str, int]
 ) -> list[Feature]:
+    """Resolve a reference that names its group."""
     if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
             f"{str(reference)!r} has version {reference.version}, but versions= has {pinned[group]}.",
@@ -169,6 +170,7 @@ def _find_by_plain_name(
     specs: Specs,
     pinned: Mapping[str, int],
 ) -> Feature:
+    """Find the only group that has a feature, or else a key or time, of this name."""
     name = reference.feature
     as_feature, as_column = [], []
     for group in sorted(candidates):
@@ -431,6 +433,7 @@ def _joinable_columns(spec: FeatureGroupSpec) -> Sequence[str]:
 def _check_comparable(
     spec: FeatureGroupSpec, *, key: str, label_field: pa.Field, library: str | None
 ) -> None:
+    """Raise NoJoinKey if a label column cannot be compared with a key column."""
     key_type = spec.schema.field(key).type
     if not can_be_key(key_type):
         raise NoJoinKey(

@@ -211,6 +211,7 @@ def _rows(
 def _compare(
     rows: tuple[UInt64s, UInt64s, Any], other_rows: tuple[UInt64s, UInt64s, Any]
 ) -> SplitDiff:
+    """Compare the key hashes, row hash sums and row counts of two splits."""
     _, indexes, other_indexes = np.intersect1d(
         rows[0], other_rows[0], assume_unique=True, return_indices=True
     )
@@ -368,6 +369,7 @@ def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
 
 
 def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
+    """Count the later commits of a source that changed rows, or name the problem."""
     name, version, pinned_version = (
         source["featuregroup"],
         source["version"],
@@ -400,6 +402,7 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
 
 
 def _compare_statistics(session: Session, source: SourceDrift) -> SourceDrift:
+    """Add the statistics drift since the pinned version to a source."""
     try:
         before = _statistics(session, source, source.delta_version)
         now = _statistics(session, source, source.delta_version_now or 0)

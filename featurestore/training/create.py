@@ -340,6 +340,7 @@ class ExportProgress:
     def _poll_bytes(
         self, stop: threading.Event, directory: str, rows: int, bytes_per_row: float
     ) -> None:
+        """Report the estimated number of written rows until ``stop`` is set."""
         assert self._report is not None
         interval = _URI_POLL_INTERVAL if storage_for(directory).prefers_listing else _POLL_INTERVAL
         while not stop.wait(interval):
@@ -364,6 +365,7 @@ def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
 
 @contextmanager
 def _draw_bar() -> Iterator[Report]:
+    """Draw a progress bar on standard error, and yield the function that updates it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

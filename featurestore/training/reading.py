@@ -265,6 +265,7 @@ def _fill_inputs(
 
 
 def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:
+    """Convert label values to numpy, with codes from 0 for a transformed label."""
     if array.null_count:
         raise InvalidArgument(
             f"The label {name!r} has nulls.",

@@ -86,6 +86,7 @@ def recompute_problems(manifest: Manifest, *, session: Session | None) -> Iterat
 
 
 def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Manifest:
+    """Export the rows of the plan to a staging directory, and return the new manifest."""
     assert manifest.plan is not None
     plan = replay_plan(session, manifest.plan)
     frame = FeatureFrame.planned(session, plan)
@@ -104,6 +105,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
 
 
 def _request(manifest: Manifest) -> ExportRequest:
+    """Build the export request that a manifest records."""
     labels = []
     roles = {}
     for column in manifest.columns:
@@ -258,6 +260,7 @@ def _outputs(listed: Iterable[Mapping[str, Any]]) -> tuple[Output, ...]:
 
 
 def _source(session: Session, data: Mapping[str, Any]) -> Source:
+    """Pin the Delta version of a source, and check that the table is the same."""
     path = session.featuregroup_path(data["featuregroup"], data["version"])
     name = f"{data['featuregroup']}@v{data['version']}"
     if data.get("live"):
@@ -298,6 +301,7 @@ def _schema(
     joins: Sequence[Join],
     computed: Sequence[WindowOutput | OnDemandOutput],
 ) -> pa.Schema:
+    """Return the output schema of a plan."""
     types = {field.name: field.type for field in left_schema}
     for entry in data.get("left_renames", ()):
         types[entry["name"]] = left_schema.field(entry["column"]).type

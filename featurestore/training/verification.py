@@ -373,6 +373,7 @@ class _SplitScan:
 
 
 def _overlaps(digests: dict[str, UInt64s]) -> Iterator[Problem]:
+    """Yield a problem for each pair of splits that share rows."""
     names = list(digests)
     for index, name in enumerate(names):
         for other_name in names[index + 1 :]:

@@ -161,7 +161,7 @@ class _Writer:
     def __init__(self, sql: str, schema: pa.Schema, dialect: str) -> None:
         from sqlglot import exp
 
-        self._text = sql
+        self._sql = sql
         self._dialect = dialect
         self._schema = schema
         # DuckDB and Spark compare column names without case.
@@ -234,7 +234,7 @@ class _Writer:
         first, *fields = [part.name for part in node.parts]
         if first.lower() not in self._columns:
             raise InvalidSql(
-                f"{shorten_sql(self._text)} names a column that does not exist: {first!r}.",
+                f"{shorten_sql(self._sql)} names a column that does not exist: {first!r}.",
                 hint=f"the columns are {listing(self._columns.values(), limit=50)}; "
                 "string constants take single quotes",
             )
@@ -244,7 +244,7 @@ class _Writer:
             field = _field(arrow, name)
             if field is None:
                 raise InvalidSql(
-                    f"{shorten_sql(self._text)}: {'.'.join(names)} has no field {name!r}.",
+                    f"{shorten_sql(self._sql)}: {'.'.join(names)} has no field {name!r}.",
                     hint=f"{'.'.join(names)} is {arrow}",
                 )
             names.append(field.name)
@@ -255,19 +255,21 @@ class _Writer:
     def _write_literal(self, node: exp.Expr) -> TypedSql:
         if node.args["is_string"]:
             return self._write_string(node.name)
-        text = node.name
-        if re.fullmatch(r"\d+", text):
+        literal = node.name
+        if re.fullmatch(r"\d+", literal):
             # Constants of 64 bits without a sign are valid in comparisons with uint64 columns.
-            if int(text) >= 2**64:
-                raise InvalidSql(f"{shorten_sql(self._text)}: {text} has more than 64 bits.")
-            return TypedSql(text, "integer", constant=int(text))
+            if int(literal) >= 2**64:
+                raise InvalidSql(f"{shorten_sql(self._sql)}: {literal} has more than 64 bits.")
+            return TypedSql(literal, "integer", constant=int(literal))
         # Decimals of both engines have at most 38 digits.
-        if re.fullmatch(r"\d+\.\d*|\.\d+", text) and len(text) <= 38:
-            return TypedSql(text, "decimal", constant=Decimal(text))
-        if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", text) and math.isfinite(float(text)):
-            return TypedSql(f"CAST('{text}' AS DOUBLE)", "number", constant=Decimal(text))
+        if re.fullmatch(r"\d+\.\d*|\.\d+", literal) and len(literal) <= 38:
+            return TypedSql(literal, "decimal", constant=Decimal(literal))
+        if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", literal) and math.isfinite(
+            float(literal)
+        ):
+            return TypedSql(f"CAST('{literal}' AS DOUBLE)", "number", constant=Decimal(literal))
         raise InvalidSql(
-            f"{shorten_sql(self._text)}: {text} is not a number.", hint="write 10, 0.5 or 1e-3"
+            f"{shorten_sql(self._sql)}: {literal} is not a number.", hint="write 10, 0.5 or 1e-3"
         )
 
     def _write_string(self, value: str) -> TypedSql:
@@ -297,11 +299,11 @@ class _Writer:
         raise self._wrong_kinds_error("-", [operand])
 
     def _write_timestamp(self, value: datetime) -> TypedSql:
-        text = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
+        formatted_time = value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
         word = "TIMESTAMPTZ"
         if self._dialect == "spark":
             word = "TIMESTAMP"
-        return TypedSql(f"{word} '{text}'", "timestamp", constant=value)
+        return TypedSql(f"{word} '{formatted_time}'", "timestamp", constant=value)
 
     def _write_date(self, value: date) -> TypedSql:
         return TypedSql(f"DATE '{value.isoformat()}'", "date", constant=value)
@@ -312,13 +314,14 @@ class _Writer:
         condition = self.write(node)
         if condition.kind != "boolean":
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: the type of {node.sql(dialect=DIALECT)!r} is "
+                f"{shorten_sql(self._sql)}: the type of {node.sql(dialect=DIALECT)!r} is "
                 f"{condition.kind}, not boolean.",
                 hint="compare it with a value, for example speed > 10",
             )
         return condition.sql
 
     def _write_junction(self, node: exp.Expr) -> TypedSql:
+        """Write a chain of AND or OR."""
         word = type(node).__name__.upper()
         # Long AND chains are deep trees, so they are written without recursion.
         operands = []
@@ -369,7 +372,7 @@ class _Writer:
             raise self._wrong_kinds_error("like", [value, pattern])
         if "\\" in pattern.constant:
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: a backslash in a pattern is an escape character "
+                f"{shorten_sql(self._sql)}: a backslash in a pattern is an escape character "
                 "on some engines only.",
                 hint=REPLACEMENTS["regexp_matches"],
             )
@@ -400,12 +403,12 @@ class _Writer:
 
     def _write_case(self, conditions: Sequence[str], results: Sequence[TypedSql]) -> TypedSql:
         kind, values = self._convert_to_common_kind(results)
-        text = "CASE"
+        case_sql = "CASE"
         for condition, value in zip(conditions, values, strict=False):
-            text += f" WHEN {condition} THEN {value}"
+            case_sql += f" WHEN {condition} THEN {value}"
         if len(values) > len(conditions):
-            text += f" ELSE {values[-1]}"
-        return TypedSql(f"({text} END)", kind)
+            case_sql += f" ELSE {values[-1]}"
+        return TypedSql(f"({case_sql} END)", kind)
 
     # -- functions ------------------------------------------------------------------------
 
@@ -445,6 +448,7 @@ class _Writer:
         return self._write_function(name, functions, [self.write(time)])
 
     def _write_choice(self, name: str, arguments: list[TypedSql]) -> TypedSql:
+        """Write a function that returns one of its arguments."""
         if name == "nullif" and len(arguments) != 2:
             raise self._wrong_kinds_error(name, arguments)
         kind, values = self._convert_to_common_kind(arguments)
@@ -522,6 +526,7 @@ class _Writer:
         raise self._wrong_kinds_error("a comparison", operands)
 
     def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
+        """Convert numbers to types that all engines compare equally."""
         columns = {operand.kind for operand in operands if operand.constant is None}
         if columns == {"float"} and "number" not in kinds:
             # Like DuckDB: a constant is rounded to the nearest float32.
@@ -539,6 +544,7 @@ class _Writer:
         return list(map(self._convert_to_number, operands))
 
     def _to_comparable_times(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
+        """Convert dates, timestamps and string constants to the same kind."""
         is_date = "timestamp" not in kinds
         converted = []
         for operand in operands:
@@ -562,13 +568,14 @@ class _Writer:
         return converted
 
     def _constant_time(self, string: str, kind: Kind) -> TypedSql:
+        """Convert a string constant to a date or a timestamp in UTC."""
         try:
             if kind == "date":
                 return self._write_date(date.fromisoformat(string))
             value = datetime.fromisoformat(string)
         except ValueError as error:
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {string!r} is not a {kind}.",
+                f"{shorten_sql(self._sql)}: {string!r} is not a {kind}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
         # Times without a time zone are UTC everywhere in the store, whatever the session time zone
@@ -580,7 +587,7 @@ class _Writer:
             return self._write_timestamp(value)
         except OverflowError as error:
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {string!r} is outside of the years 1 to 9999."
+                f"{shorten_sql(self._sql)}: {string!r} is outside of the years 1 to 9999."
             ) from error
 
     def _write_cast(self, node: exp.Expr) -> TypedSql:
@@ -605,7 +612,7 @@ class _Writer:
         if cast is None:
             casts = listing([f"{source}::{target}" for source, target in CASTS])
             raise InvalidSql(
-                f"{shorten_sql(self._text)} casts {operand.kind} to {kind}, which differs between "
+                f"{shorten_sql(self._sql)} casts {operand.kind} to {kind}, which differs between "
                 "engines.",
                 hint=f"supported casts: {casts}",
             )
@@ -622,7 +629,7 @@ class _Writer:
                 value.append(ord(char) % 256)
         if not re.fullmatch(r"(?:\\x[0-9A-Fa-f]{2}|[\x20-\x5b\x5d-\x7e])*", string):
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {string!r} is not a binary constant.",
+                f"{shorten_sql(self._sql)}: {string!r} is not a binary constant.",
                 hint=r"'\xFF'::blob",
             )
         if self._dialect == "spark":
@@ -646,7 +653,7 @@ class _Writer:
                 return self._write_timestamp(value + step)
             except OverflowError as error:
                 raise InvalidSql(
-                    f"{shorten_sql(self._text)}: the result is outside of the years 1 to 9999."
+                    f"{shorten_sql(self._sql)}: the result is outside of the years 1 to 9999."
                 ) from error
         timestamp = self._apply_cast(time, "timestamp")
         # Arithmetic on microseconds is independent of the session time zone, which interval
@@ -666,7 +673,7 @@ class _Writer:
             amount = node.this.name
         if unit not in _INTERVALS or not re.fullmatch(r"-?\d{1,9}", amount):
             raise InvalidSql(
-                f"{shorten_sql(self._text)}: {node.sql(dialect=DIALECT)} has no fixed length.",
+                f"{shorten_sql(self._sql)}: {node.sql(dialect=DIALECT)} has no fixed length.",
                 hint=f"interval 3 days; available units: {listing(map(str.lower, _INTERVALS))}",
             )
         return int(amount) * _INTERVALS[unit]
@@ -682,7 +689,7 @@ class _Writer:
             dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
             hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the integer quotient"
         return InvalidSql(
-            f"{shorten_sql(self._text)} contains {sql!r}, which is not supported in a condition on one row.",
+            f"{shorten_sql(self._sql)} contains {sql!r}, which is not supported in a condition on one row.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
@@ -692,7 +699,7 @@ class _Writer:
         if name.lower() in CLOCK:
             hint = "call fix_clock() first"
         return InvalidSql(
-            f"{shorten_sql(self._text)} uses {name.lower()}, which was not verified to be equal on "
+            f"{shorten_sql(self._sql)} uses {name.lower()}, which was not verified to be equal on "
             "every engine.",
             hint=REPLACEMENTS.get(name.lower(), hint),
         )
@@ -706,7 +713,7 @@ class _Writer:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"{name} takes {' or '.join(signatures)}"
         return InvalidSql(
-            f"{shorten_sql(self._text)}: {name} does not support the types {kinds}.", hint=hint
+            f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
         )
 
 

@@ -125,13 +125,14 @@ def merge_method(name: str, sql: str) -> Merge | None:
 
 @lru_cache(maxsize=64)
 def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
+    """Build the query that ``metrics_query`` returns."""
     from sqlglot import exp
 
     columns = []
-    for name, text in metrics:
-        expression = _parse_metric(name, text)
+    for name, metric_sql in metrics:
+        expression = _parse_metric(name, metric_sql)
         columns.append(exp.alias_(exp.cast(expression, "double"), name, quoted=True))
-        if merge_method(name, text) == "mean":
+        if merge_method(name, metric_sql) == "mean":
             # A node can have one parent only, so each use of the argument is a copy.
             value = exp.cast(expression.this.copy(), "double")
             square = exp.Mul(this=value.copy(), expression=value.copy())
@@ -144,6 +145,7 @@ def _build_query(metrics: tuple[tuple[str, str], ...], dialect: str) -> str:
 
 
 def _parse_metric(name: str, sql: str) -> exp.Condition:
+    """Parse the expression of a metric."""
     from sqlglot import errors, exp, parse
 
     try:

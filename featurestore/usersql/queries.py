@@ -228,6 +228,7 @@ def find_nondeterminism(sql: str, schemas: Iterable[pa.Schema]) -> str | None:
 
 
 def _check_nodes(tree: exp.Expr, sql: str) -> None:
+    """Reject syntax that is not on the list of allowed nodes."""
     for node in tree.walk():
         name = type(node).__name__
         # Keywords such as CURRENT_DATE are parsed to nodes without a call.
@@ -277,6 +278,7 @@ def _check_portable(tree: exp.Expr, sql: str, dialect: str) -> None:
 
 
 def _check_functions(tree: exp.Expr, sql: str, dialect: str) -> None:
+    """Reject functions that are not on the list of the dialect."""
     from sqlglot import exp
 
     allowed = frozenset(SPARK_QUERY_FUNCTIONS)
@@ -304,7 +306,7 @@ class _Scopes:
     """Resolves table names: a name that is not a visible WITH clause is a table that is read."""
 
     def __init__(self, sql: str) -> None:
-        self._text = sql
+        self._sql = sql
         self.read: dict[str, None] = {}
 
     def check(self, node: exp.Expr, visible: frozenset[str]) -> None:
@@ -355,12 +357,13 @@ class _Scopes:
 
     def _unknown_table(self, name: str, *, hint: str | None = None) -> InvalidSql:
         return InvalidSql(
-            f"{shorten_sql(self._text)} reads the unknown table {name!r}.",
+            f"{shorten_sql(self._sql)} reads the unknown table {name!r}.",
             hint=hint or "a query names its tables without schema, database or file",
         )
 
 
 def _transpile(sql: str, dialect: str) -> str:
+    """Translate a validated query to another dialect."""
     from sqlglot.errors import ErrorLevel, SqlglotError
 
     # Parsed with sqlglot's function definitions, without which functions cannot be translated.

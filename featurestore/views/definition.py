@@ -152,6 +152,7 @@ def _group_steps(features: Features) -> list[Mapping[str, Any]]:
 
 
 def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
+    """Resolve the features of a step and pin their group versions."""
     unknown = [name for name in step if name not in _STEP_KEYS]
     join = step.get("join", "left")
     if unknown or "features" not in step or join not in JOINS:

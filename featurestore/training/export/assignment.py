@@ -204,6 +204,7 @@ def _cumulative_fractions(rule: FractionSplit) -> list[float]:
 
 
 def _groups_by_time(batch: pa.RecordBatch, split: TimeSplit) -> Int64s:
+    """Return the number of the time range of each row, or ``UNCOVERED``."""
     column = batch.column(batch.schema.get_field_index(split.column))
     present = pc.is_valid(column).to_numpy(zero_copy_only=False)
     times = pc.cast(pc.cast(column, pa.timestamp("us", tz="UTC")), pa.int64())

@@ -343,8 +343,8 @@ def _to_sortable_list(hashes: Sequence[int]) -> list[int]:
 
 def _none_if_empty(ranges: Ranges) -> Ranges | None:
     """Return the ranges, or None if any range is empty."""
-    for start, following in pairwise(ranges.starts):
-        if start >= following:
+    for start, next_start in pairwise(ranges.starts):
+        if start >= next_start:
             return None
     return ranges
 

@@ -154,6 +154,7 @@ def _columns(
 def _splits(
     request: ExportRequest, plan: ShardPlan, summaries: Sequence[ShardSummary]
 ) -> tuple[ManifestSplit, ...]:
+    """Build the manifest entries of the splits, with their null and label counts."""
     splits = []
     summaries_of_splits = summaries_by_split(plan, summaries)
     for name, rows, split_summaries in zip(
@@ -177,6 +178,7 @@ def _splits(
 
 
 def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
+    """Build the manifest entries of the shards of a split, with their first rows."""
     shards = []
     first_row = 0
     for summary in summaries:

@@ -299,6 +299,7 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
 def _planned_data(
     frame: FeatureFrame, plan: FeaturePlan, reads: Sequence[SourceRead]
 ) -> ExportData:
+    """Convert a frame with a plan to ``ExportData``, with the key and roles of the plan."""
     time = plan.time or _event_time_column(plan)
     key = plan.keys
     # Rows of one entity differ in time, so the time is part of the key.

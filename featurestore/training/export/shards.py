@@ -295,6 +295,7 @@ class ShardCounts:
         self._hash_sum = (self._hash_sum + int(hashes.sum(dtype=np.uint64))) % 2**64
 
     def _count_label(self, name: str, array: Any) -> None:
+        """Count the label values of an array, unless the label has too many values."""
         counts = self._labels[name]
         if counts is None:
             return
@@ -338,10 +339,10 @@ def sort_equal_hashes(
     Rows with the last hash of a batch are buffered if the next batch begins with the same hash.
     """
     waiting: list[pa.RecordBatch] = []
-    for batch, following in _pair_with_next(batches):
+    for batch, next_batch in _pair_with_next(batches):
         hashes = row_hashes(batch)
         # Equal hashes may continue in the next batch, and their order depends on all of these rows.
-        if following is None or row_hashes(following)[0] != hashes[-1]:
+        if next_batch is None or row_hashes(next_batch)[0] != hashes[-1]:
             yield _concatenate_sorted([*waiting, batch], columns)
             waiting = []
             continue
@@ -464,8 +465,8 @@ def _label_counts(pairs: Sequence[tuple[Any, int]] | None) -> dict[str, int] | N
         return None
     counts: dict[str, int] = {}
     for value, rows in pairs:
-        text = format_label_value(value)
-        counts[text] = counts.get(text, 0) + rows
+        label = format_label_value(value)
+        counts[label] = counts.get(label, 0) + rows
     if len(counts) > MAX_LABEL_VALUES:
         return None
     return counts

@@ -161,6 +161,7 @@ class ShardStatistics:
         return result
 
     def _merge(self, split: int) -> None:
+        """Merge the waiting states of a split that are next in shard order."""
         # A state waits until all earlier shards of its split are merged.
         while self._next[split] in self._waiting:
             state = self._waiting.pop(self._next[split])

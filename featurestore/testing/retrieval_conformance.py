@@ -893,7 +893,7 @@ class ResultConformance(RetrievalFixtures):
         retrieval.group(
             "w", {"k": [1], "t": [hours_after_t0(0)], "x": [1]}, primary_key=("k",), event_time="t"
         )
-        with pytest.raises(ColumnConflict, match="the left side's column 'x'"):
+        with pytest.raises(ColumnConflict, match="the left column 'x'"):
             retrieval.plan(["w.x"], make_labels(k=[1], at=[hours_after_t0(1)], x=[5]))
         rows = retrieval.check(["w.x as w_x"], make_labels(k=[1], at=[hours_after_t0(1)], x=[5]))
         assert (rows[0]["x"], rows[0]["w_x"]) == (5, 1)

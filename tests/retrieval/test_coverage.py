@@ -68,7 +68,7 @@ def test_coverage_counts_each_reason(store: FeatureStore) -> None:
     for says in (
         "g@v1: 2 of 9 labels have a value; 2 no such key, 2 before its first row, 1 not known yet",
         "'A' in the labels is 'a' in the group",
-        "is label_time='t' the time when the values are needed?",
+        "is label_time='t' the time at which the values are needed?",
         "created_time_filter=False",
         "ttl='6h', and the newest of these values is 1d old",
     ):

@@ -187,7 +187,7 @@ def test_get_features_without_labels_returns_first_group(filled: FeatureStore) -
     assert sorted(
         filled.get_feature("planes.seats", dataframe_type="arrow")["seats"].to_pylist()
     ) == [100, 200]
-    with pytest.raises(InvalidArgument, match="include_keys is for retrieval without labels"):
+    with pytest.raises(InvalidArgument, match="include_keys= is for retrieval without labels"):
         filled.get_features(WANTED, labels=labels(), include_keys=True)
 
 

@@ -178,7 +178,7 @@ def test_equal_feature_names_require_alias() -> None:
 
 
 def test_label_conflicts_are_case_insensitive() -> None:
-    with pytest.raises(ColumnConflict, match="the left side's column 'Temp'"):
+    with pytest.raises(ColumnConflict, match="the left column 'Temp'"):
         plan("weather.temp", labels=LABELS.append(pa.field("Temp", pa.int64())))
 
 

@@ -199,5 +199,5 @@ def test_frame_brackets_select_columns_and_show_prints(
     assert "a l..." in capsys.readouterr().out
     frame.show()
     assert "a long word of mo..." in capsys.readouterr().out
-    with pytest.raises(AttributeError, match=r"frame\['word'\] is the frame of that column"):
+    with pytest.raises(AttributeError, match=r"frame\['word'\] selects the column"):
         frame.word  # noqa: B018

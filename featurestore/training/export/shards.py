@@ -41,7 +41,7 @@ from featurestore.training.export.split_statistics import ShardCounting, ShardSt
 MAX_LABEL_VALUES = 1000
 # Number of first rows in which labels with many values usually exceed the limit.
 _SAMPLED_LABELS = 8 * MAX_LABEL_VALUES
-_CHANGED = "the source changed during the export; run the export again"
+_CHANGED = "the source changed while it was read; run the export again"
 
 
 @dataclass(frozen=True)

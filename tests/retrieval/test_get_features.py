@@ -271,7 +271,7 @@ def test_as_of_reads_groups_at_that_time(duckdb_store: FeatureStore) -> None:
     assert temperature(as_of={"weather@v1": 2}) == 99.0
     with pytest.raises(VersionNotFound):
         temperature(as_of={"weather": 77})
-    with pytest.raises(InvalidArgument, match="as_of pins 'planes'"):
+    with pytest.raises(InvalidArgument, match="as_of= pins 'planes'"):
         temperature(as_of={"planes": 1})
     with pytest.raises(FeatureGroupNotFound):
         temperature(as_of={"nothing": 1})

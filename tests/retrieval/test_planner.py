@@ -128,7 +128,7 @@ def test_unknown_group_or_version_lists_existing() -> None:
         FeatureGroupNotFound, match=r"Available: 'matrix', 'planes', 'routes', 'weather'"
     ):
         resolve("wether.temp", specs=SPECS)
-    with pytest.raises(FeatureGroupNotFound, match="it has '1', '2'"):
+    with pytest.raises(FeatureGroupNotFound, match="Available: '1', '2'"):
         resolve("planes@v7.seats", specs=SPECS)
     with pytest.raises(FeatureGroupNotFound):
         resolve("seats", specs=SPECS, versions={"planes": 9})

@@ -326,8 +326,8 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
         ({"features": "amonut"}, "Unknown columns in features: 'amonut'(.|\n)*did you mean features='amount'"),
         ({"exclude": ["id"]}, "Unknown columns in exclude: 'id'"),
         ({"features": "home", "exclude": "home"}, "features= and exclude= both contain 'home'"),
-        ({"weight": "played_at"}, "weights are numbers"),
-        ({"weight": ["home", "away"]}, "is not one column"),
+        ({"weight": "played_at"}, "weights must be numbers"),
+        ({"weight": ["home", "away"]}, "is not a single column"),
     ],
 )
 def test_roles_conflicting_arguments_raise_without_writing(

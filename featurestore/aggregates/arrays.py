@@ -279,7 +279,7 @@ def normalize_floats(column: pa.Array) -> pa.Array:
         return column
     # Adding 0.0 turns -0.0 into 0.0.
     doubles = column.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0
-    # NaN has many bit patterns; all of them become one.
+    # NaN has many bit patterns, which are replaced by a single one.
     doubles[np.isnan(doubles)] = np.nan
     nulls = to_flags(column.is_null())
     return pa.array(doubles, mask=nulls).cast(column.type)

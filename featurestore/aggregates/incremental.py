@@ -201,8 +201,7 @@ class IncrementalGroup:
         for segment in segments:
             if segment.is_outside(window, first):
                 continue
-            # A window bound lies inside the segment, so each label includes a different part of its
-            # rows.
+            # A window bound is inside the segment, so labels include different parts of its rows.
             if not segment.is_inside(window, first, last):
                 assert segment.rows is not None
                 needed_tables.append(segment.rows)

@@ -111,7 +111,7 @@ def _find_time_changes(table: pa.Table) -> list[int]:
     positions, start = [], 0
     while table.num_rows - start >= BLOCK_ROWS:
         nearest = int(np.searchsorted(changes, start + BLOCK_ROWS, side="right")) - 1
-        # There is no change within the block size, so the block extends to the next change.
+        # Without a change within the block size, the block extends to the next change.
         if nearest < 0 or changes[nearest] <= start:
             nearest += 1
         if nearest == len(changes):

@@ -129,7 +129,8 @@ def coverage(
     """
     if plan is None or not has_joins(plan):
         raise InvalidArgument(
-            "coverage() requires a frame that get_features returned, with features joined to labels.",
+            "coverage() requires a frame that get_features returned, with features joined to "
+            "labels.",
             hint="get_features([...], labels=...).coverage()",
         )
     if sample < 1:

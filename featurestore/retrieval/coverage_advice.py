@@ -63,8 +63,7 @@ def _advise_on_keys(session: Session, join: Join, unmatched: UnmatchedLabels) ->
     if not len(keyless_labels):
         return
     for label_column, key in join.on:
-        # A key with a time matches only equal times, whatever the spelling, so this reason comes
-        # first.
+        # A key with a time matches only equal times, so this reason comes before spelling.
         if key == join.event_time:
             entity_columns = [name for _, name in join.on if name != key]
             yield (
@@ -133,7 +132,7 @@ def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) ->
         - to_microseconds(unmatched.events)[expired_labels]
     )
     youngest = from_micros(int(ages.min())) - from_micros(0)
-    # A plain ttl comes from the group; another one stands for the longest window.
+    # A ttl that differs from the group's represents the longest window.
     if join.ttl is not None and join.ttl != join.source.spec.ttl:
         yield (
             f"before the window: the longest window begins {_format_age(join.ttl + _MICROSECOND)} before the "

@@ -377,7 +377,8 @@ def query_frame(session: Session, query: str, *, as_of: AsOfArgument | None = No
     parameter_names = usersql.parameters(checked)
     if parameter_names:
         raise InvalidSql(
-            f"{shorten_sql(query)} has the parameters {listing(parameter_names)}, which have no values.",
+            f"{shorten_sql(query)} has the parameters {listing(parameter_names)}, which have no "
+            "values.",
             hint="use constants instead of parameters",
         )
     registered = RegisteredSpecs(session)

@@ -197,7 +197,8 @@ class FeatureFrame:
 
     def native(self) -> Any:
         """Return the native frame of the engine: a DuckDB relation or a Spark DataFrame."""
-        # The native frame does not reference external rows, so they are kept until the process ends.
+        # The native frame does not reference external rows; they are retained until the process
+        # ends.
         keep_rows(self._plan)
         return self.relation.native
 
@@ -473,7 +474,7 @@ class FeatureFrame:
         >>> print(frame.coverage())
         weather@v1: 0 of 2 labels have a value; 1 no such key, 1 before its first row
           no such key: 'jfk' in the labels is 'JFK' in the group; use the same spelling ...
-          before its first row: these labels are from 2013-01-01 05:00:00 to 2013-01-01 05:00:00, ...
+          before its first row: these labels are from 2013-01-01 05:00:00 to 2013-01-01 ...
 
         Args:
             sample: The maximum number of labels to check; more labels are sampled.

@@ -137,7 +137,8 @@ def _find_in_group(
     """Resolve a reference that names its group."""
     if reference.version is not None and pinned.get(group, reference.version) != reference.version:
         raise InvalidArgument(
-            f"{str(reference)!r} has version {reference.version}, but versions= has {pinned[group]}.",
+            f"{str(reference)!r} has version {reference.version}, but versions= has "
+            f"{pinned[group]}.",
             hint="specify the version once",
         )
     version = reference.version
@@ -188,7 +189,7 @@ def _find_by_plain_name(
         candidates = [f"{spec.name}.{name}" for spec in matching_specs]
         raise AmbiguousFeature(
             f"{name!r} is in {len(matching_specs)} feature groups: {listing(candidates, limit=30)}.",
-            hint=f"request one of them, for example {candidates[0]!r}",
+            hint=f"request one reference, for example {candidates[0]!r}",
         )
     return Feature(matching_specs[0], name, reference.name)
 

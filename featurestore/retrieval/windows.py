@@ -231,7 +231,8 @@ def _check_condition(condition: str, *, spec: FeatureGroupSpec) -> None:
     # Any two instants would do: only a condition that reads the clock changes.
     if fix_clock(condition, now=datetime(2000, 1, 1, tzinfo=UTC)) != condition:
         raise InvalidSql(
-            f"where={condition!r} reads the clock, so the same labels would get different values later.",
+            f"where={condition!r} reads the clock, so the same labels would get different values "
+            "later.",
             hint="use over= and offset=, which count from the label's time",
         )
     # Checked now, because the plan stores the text and compiles it for the engine later.

@@ -122,7 +122,7 @@ def diff(
     # Without the key in both datasets, a changed row counts as one removed and one added row.
     key = list(manifest.key) if set(manifest.key) <= set(shared) else shared
     splits = {}
-    # Splits of both datasets: a split that one of them lacks counts as added or removed rows.
+    # Splits of both datasets: a split of only one dataset counts as added or removed rows.
     names = [split.name for split in (*manifest.splits, *other_manifest.splits)]
     for name in dict.fromkeys(names):
         rows = _rows(directory, manifest, name, key=key, columns=shared)

@@ -138,13 +138,15 @@ def _compare_shards(manifest: Manifest, recomputed: Manifest) -> Iterator[Proble
         if split.rows != recomputed_split.rows:
             yield Problem(
                 split.name,
-                f"recomputation returned {recomputed_split.rows:,} rows, the manifest has {split.rows:,}",
+                f"recomputation returned {recomputed_split.rows:,} rows, the manifest has "
+                f"{split.rows:,}",
             )
         for shard, recomputed_shard in zip(split.shards, recomputed_split.shards, strict=True):
             if shard.sha256 != recomputed_shard.sha256:
                 yield Problem(
                     shard.path,
-                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest has {shard.sha256}",
+                    f"recomputed bytes have SHA-256 {recomputed_shard.sha256}, the manifest has "
+                    f"{shard.sha256}",
                 )
 
 
@@ -265,7 +267,8 @@ def _source(session: Session, data: Mapping[str, Any]) -> Source:
     name = f"{data['featuregroup']}@v{data['version']}"
     if data.get("live"):
         raise VersionNotFound(
-            f"Feature group {name} is external and was read from its source; no snapshot was stored."
+            f"Feature group {name} is external and was read from its source; no snapshot was "
+            "stored."
         )
     try:
         source = pinned_source(path, delta_version=data["delta_version"])

@@ -578,8 +578,7 @@ class _Writer:
                 f"{shorten_sql(self._sql)}: {string!r} is not a {kind}.",
                 hint="write '2024-01-31' or '2024-01-31 12:00:00+00:00'",
             ) from error
-        # Times without a time zone are UTC everywhere in the store, whatever the session time zone
-        # is.
+        # Times without a time zone are UTC everywhere in the store, not in the session time zone.
         if value.tzinfo is None:
             value = value.replace(tzinfo=UTC)
         try:
@@ -689,7 +688,8 @@ class _Writer:
             dividend, divisor = _parenthesize(node.this), _parenthesize(node.args["expression"])
             hint = f"({dividend} - {dividend} % {divisor}) / {divisor} is the integer quotient"
         return InvalidSql(
-            f"{shorten_sql(self._sql)} contains {sql!r}, which is not supported in a condition on one row.",
+            f"{shorten_sql(self._sql)} contains {sql!r}, which is not supported in a condition on "
+            "one row.",
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 

@@ -81,8 +81,10 @@ def define(
         label_group = _resolve_label_group(labels, specs)
     if label_time is not None and not isinstance(label_time, str):
         raise InvalidArgument(
-            f"label_time={label_time!r} is one time for all rows; a feature view stores a column name.",
-            hint="label_time='the time column', or pass the time to view.get_features(label_time=...)",
+            f"label_time={label_time!r} is one time for all rows, but a feature view stores a "
+            "column name.",
+            hint="label_time='the time column', or pass the time to "
+            "view.get_features(label_time=...)",
         )
     # Checked now against the pinned types, because a view is immutable.
     transformation_records = chains_to_json(transformations, _feature_types(steps))

@@ -104,7 +104,7 @@ def test_ambiguous_name_lists_qualified_candidates() -> None:
     with pytest.raises(AmbiguousFeature) as refused:
         resolve("temp", specs=SPECS, versions={"planes": 1})
     assert "'planes.temp', 'weather.temp'" in str(refused.value)
-    assert "Hint: request one of them, for example 'planes.temp'" in str(refused.value)
+    assert "Hint: request one reference, for example 'planes.temp'" in str(refused.value)
 
 
 def test_plain_name_prefers_features_over_keys() -> None:

@@ -323,7 +323,10 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
         ({"features": ["won"]}, "features= contains 'won', which is the label"),
         ({"exclude": "won"}, "exclude= contains 'won', which is the label"),
         ({"weight": "won"}, "'won' is in both label= and weight="),
-        ({"features": "amonut"}, "Unknown columns in features: 'amonut'(.|\n)*did you mean features='amount'"),
+        (
+            {"features": "amonut"},
+            "Unknown columns in features: 'amonut'(.|\n)*did you mean features='amount'",
+        ),
         ({"exclude": ["id"]}, "Unknown columns in exclude: 'id'"),
         ({"features": "home", "exclude": "home"}, "features= and exclude= both contain 'home'"),
         ({"weight": "played_at"}, "weights must be numbers"),

@@ -100,7 +100,7 @@ def build_split_rule(
     """
     split_columns, stratify_columns = to_column_names(split_by), to_column_names(stratify)
     if split_columns and stratify_columns:
-        raise InvalidSplit("split_by and stratify cannot be combined.", hint="pass one of them")
+        raise InvalidSplit("split_by and stratify cannot be combined.", hint="pass only one")
     if isinstance(splits, TimeSplit) and (split_columns or stratify_columns):
         raise InvalidSplit(
             "TimeSplit does not support split_by or stratify.",
@@ -181,7 +181,7 @@ def split_thresholds(rule: FractionSplit) -> UInt64s:
     >>> split_thresholds(FractionSplit((("train", 0.5), ("test", 0.5)))).tolist() == [2**63]
     True
     """
-    # 1.0 * 2**64 is no 64-bit number, and rounding may reach it for fractions close to 1.
+    # 2**64 exceeds 64 bits, and rounding may reach it for fractions close to 1.
     starts = [min(round(end * 2**64), 2**64 - 1) for end in _cumulative_fractions(rule)]
     return np.array(starts, dtype=np.uint64)
 

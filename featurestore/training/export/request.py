@@ -125,7 +125,7 @@ def check_request(
         name=options.name,
         schema=schema,
         labels=labels,
-        # All columns identify a row if there is no key; equal rows are interchangeable.
+        # Without a key, all columns identify a row; equal rows are interchangeable.
         key=keys or tuple(schema.names),
         roles=roles,
         rule=rule,
@@ -150,9 +150,7 @@ def _check_numbers(options: TrainingDatasetRequest) -> None:
         if value is not None and not (_is_integer(value) and value >= 1):
             raise InvalidArgument(f"{argument}={value!r} is not a positive integer.")
     if options.shards is not None and options.rows_per_shard is not None:
-        raise InvalidArgument(
-            "shards and rows_per_shard cannot be combined.", hint="pass one of them"
-        )
+        raise InvalidArgument("shards and rows_per_shard cannot be combined.", hint="pass only one")
     if not (_is_integer(options.seed) and 0 <= options.seed < 2**64):
         raise InvalidArgument(
             f"seed={options.seed!r} is not a seed.",

@@ -81,6 +81,7 @@ def _aggregate_in_halves(
     middle = keys // 2
     halves = []
     for low, high in ((0, middle), (middle, keys)):
+        # Rows and labels are sorted by key, so each half is a slice without a copy.
         row_range = slice(*np.searchsorted(rows.key, [low, high]))
         label_range = slice(*np.searchsorted(labels.key, [low, high]))
         half_columns = [each[row_range] for each in columns]

@@ -106,6 +106,7 @@ def _advise_on_first_rows(
     if not len(early_labels):
         return
     times = label_times(plan, unmatched.labels)[early_labels]
+    # Labels without a time have no bounds.
     known_times = times[times != NEVER]
     if not len(known_times):
         yield "before its first row: the labels have no time; pass their time column as label_time="

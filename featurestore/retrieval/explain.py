@@ -319,6 +319,7 @@ class _FirstVersions:
         self._versions: list[int] = []
         if source.spec.external is None:  # the source knows no versions of its rows
             commits = read_history(source.path, before=source.delta_version + 1)
+            # Only a commit that added rows can be the first to contain one.
             self._versions = [commit.version for commit in reversed(commits) if commit.rows_in]
 
     def with_first_version(self, row: ExplainedRow) -> ExplainedRow:

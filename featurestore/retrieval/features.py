@@ -206,6 +206,7 @@ def _add_on_demand(plan: FeaturePlan, request: _FeatureRequest) -> FeaturePlan:
 
 def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     """Warn about labels in memory with times before 1980, which match no row of a group."""
+    # Only labels in memory are checked; others would have to be read.
     if labels.peek is None or not labels.ordered or plan.left_time is None:
         return
     times = labels.peek().column(plan.left_time)

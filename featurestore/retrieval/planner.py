@@ -48,6 +48,7 @@ class LabelSide:
         """Return a code hint that converts a column of numbers or strings to times."""
         kind = self.schema.field(column).type
         values: list[float | None] = []
+        # The first rows are only read to infer the unit of an epoch.
         if can_be_epoch(kind) and self.peek is not None:
             values = self.peek().column(column).to_pylist()
         return conversion_hint(column, kind, values, library=self.library)
@@ -207,6 +208,7 @@ def _plan(
         left_columns.append(output.name)
         if output.name != output.column:
             left_renames.append(output)
+    # Features follow in the requested order, which may differ from the order of the joins.
     for feature in features:
         fields.append(feature.spec.schema.field(feature.column).with_name(feature.name))
     schema = pa.schema(fields)
@@ -366,6 +368,8 @@ def _fixed_time(label_time: LabelTime, *, time_columns: Sequence[str]) -> dateti
     try:
         return parse_moment(label_time, argument="label_time")
     except InvalidArgument as error:
+        # A misspelled column name is a string that is not a time, so the error lists the time
+        # columns.
         raise LabelTimeRequired(
             f"label_time={label_time!r} is neither a column of the left side nor a time. "
             f"Time columns: {listing(time_columns)}.",

@@ -83,6 +83,7 @@ def resolve(
         number = check_version(version, argument=f"versions[{group!r}]")
         find_spec(group, version=number, specs=specs)
     matches: list[Feature] = []
+    # A server limits the duration of a request, which may contain many references.
     for text in iterate_within_limit(reference_texts):
         reference = parse_reference(text)
         if reference.group is None:
@@ -256,6 +257,7 @@ def join_keys_by_group(
         joinable_columns = _joinable_columns(spec)
         shared = {column: key for column, key in columns.items() if key in joinable_columns}
         group_keys: Keys | None = shared or None
+        # The entry of a version takes precedence over the entry of its group.
         for name in (spec.name, f"{spec.name}@v{spec.version}"):
             group_keys = by_group.get(name, group_keys)
         keys_by_group.setdefault((spec.name, spec.version), group_keys)
@@ -398,6 +400,7 @@ def _columns_by_key(
     joinable_columns = _joinable_columns(spec)
     if isinstance(join_key, Mapping):
         columns_by_key: dict[str, Any] = dict(zip(join_key.values(), join_key.keys(), strict=True))
+        # Two label columns for one key column would silently lose one of them.
         if len(columns_by_key) != len(join_key) or not set(columns_by_key) <= set(joinable_columns):
             raise NoJoinKey(
                 f"join_key={dict(join_key)!r} does not match feature group {spec.name!r}, "

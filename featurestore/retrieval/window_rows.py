@@ -124,6 +124,7 @@ def explain_window(
     matching_numbers = matching_rows(session, output, table)
     counted_rows = [row for row in window_rows if row.values[ROW] in matching_numbers]
     rows_with_value = [row for row in counted_rows if row.values[output.column] is not None]
+    # Each step of the retrieval excludes rows for one reason, so the counts add up.
     reasons = Counter(
         _exclusion_reason(join, row, timestamp) for row in rows if row not in known_rows
     )
@@ -133,6 +134,7 @@ def explain_window(
     values_counted, shown_rows = [], []
     for row in rows_with_value:
         values_counted.append(row.values[output.column])
+        # The row number is internal and not a column of the group.
         shown_rows.append({name: value for name, value in row.values.items() if name != ROW})
     left_out = {reason: count for reason, count in reasons.items() if count}
     return WindowExplanation(
@@ -151,6 +153,7 @@ def explain_window(
 def _parse_key(source: Source, key: Any) -> dict[str, Any]:
     spec = source.spec
     key_values = key
+    # A plain value is the value of the first key column.
     if not isinstance(key, Mapping) and spec.primary_key:
         key_values = {spec.primary_key[0]: key}
     unknown = [name for name in key_values if name not in spec.schema.names]
@@ -174,6 +177,7 @@ def _exclusion_reason(join: WindowJoin, row: EventRow, timestamp: datetime) -> s
         return "in the future"
     if _has_created_time(join) and (row.created is None or row.created > timestamp):
         return "not known yet"
+    # A row that is available but not visible has a later version that is available, too.
     return "replaced by a later version of the same event"
 
 

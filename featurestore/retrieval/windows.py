@@ -172,6 +172,7 @@ def window_join(
     return WindowJoin(
         source=source,
         on=column_pairs,
+        # The remaining key columns identify several events at the same time.
         members=tuple(name for name in spec.primary_key if name not in matched_keys),
         outputs=tuple(_window_output(feature, window) for feature, window in windows),
         event_time=spec.event_time,
@@ -219,6 +220,7 @@ def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
     if window.fill_value is None:
         return None
     try:
+        # For the store, a fill value has the output type: 0 for a double is 0.0.
         return pa.scalar(window.fill_value, kind).as_py()
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgument(

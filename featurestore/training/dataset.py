@@ -371,6 +371,7 @@ class TrainingDataset(ModelInputs):
             from featurestore.training.export.split_statistics import count_split_statistics
 
             return count_split_statistics(self, split)
+        # Paths in a manifest must not lead outside of the dataset.
         path = files.resolve_inside(self.path, entry["path"])
         if files.sha256(path) != entry["sha256"]:
             raise DatasetDamaged(
@@ -460,6 +461,8 @@ class TrainingDataset(ModelInputs):
         from featurestore.training.transformations import read_by_hash
 
         transform = None
+        # A state identifies the transformations by hash, since they may be a later fit than the
+        # dataset's.
         if state.get("transformed") is not None:
             transform = read_by_hash(self.path, self.manifest, state["transformed"])
         return resume(

@@ -34,6 +34,7 @@ class ModelInputs:
         """
         from featurestore.training.transformations import read_registered
 
+        # This is a base class of TrainingDataset, so importing it here would be circular.
         dataset = cast("TrainingDataset", self)
         return read_registered(dataset.path, dataset.manifest)
 

@@ -102,6 +102,8 @@ def fit_columns(
         statistics_by_name[column.name] = _round_extremes(
             statistics.get(column.name), narrow=column.narrow
         )
+        # Chains that need no value counts are fitted from the stored statistics, without reading
+        # rows.
         chains[column.name] = fit_without_rows(column, statistics_by_name[column.name])
     counts: Mapping[str, ColumnState] = {}
     missing = [name for name, chain in chains.items() if chain is None]

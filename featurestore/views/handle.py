@@ -282,6 +282,7 @@ class FeatureView:
     def __eq__(self, view: object) -> bool:
         if not isinstance(view, FeatureView):
             return NotImplemented
+        # Two connections to the same location read the same view.
         identity = (self._session.location, self.name, self.version)
         return identity == (view._session.location, view.name, view.version)
 

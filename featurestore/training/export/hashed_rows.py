@@ -151,6 +151,7 @@ class HashedRows:
         if rows.function is not None:
             functions.append(replace(rows.function, with_columns=bool(columns)))
             if columns:
+                # Batches of an engine may have other physical types than the request.
                 fields = [self.request.schema.field(name) for name in narrow.schema.names]
                 functions.append(partial(cast_batch, schema=pa.schema([*fields, *HASH_COLUMNS])))
         if function is not None:
@@ -212,6 +213,7 @@ def hash_rows(
         rows = engine.hold(hashed_relation)
         if rows is not hashed_relation and not rows.single_use:
             return HashedRows(rows, None, request)
+    # A stream would be consumed by the first pass.
     if is_pinned_group and not relation.single_use:
         return hashed
     return HashedRows(engine.stage(rows, directory), None, request)
@@ -248,6 +250,7 @@ def hash_rows_in_engine(
     hashed = engine.with_row_hash(relation, request.key, seed=request.seed, name=HASH)
     if hashed is None:
         return None
+    # The group is the split here, which a separate hash determines if there is split_by.
     if not rule.split_columns:
         return _add_range_numbers(engine, hashed, HASH, ranges, name=GROUP)
     split = engine.with_row_hash(hashed, rule.split_columns, seed=request.seed, name=_SPLIT_HASH)

@@ -127,6 +127,7 @@ def library_versions(names: tuple[str, ...]) -> Mapping[str, str]:
         try:
             versions[name] = installed_version(name)
         except PackageNotFoundError:
+            # petastorm is an optional dependency.
             continue
     return versions
 
@@ -193,6 +194,7 @@ def _shards(summaries: Sequence[ShardSummary]) -> tuple[ManifestShard, ...]:
                 sidecars=tuple(map(manifest_file, shard.sidecars)),
             )
         )
+        # Readers address rows by their number within the split.
         first_row += shard.rows
     return tuple(shards)
 
@@ -329,6 +331,7 @@ def infer_record_schema(session: Session, df: object) -> dict[str, Any]:
     roles: dict[str, Role] = dict.fromkeys(schema.names, "feature")
     nulls = {profile.name: profile.nulls for profile in profiles if profile.nulls}
     split = ManifestSplit("all", rows=profiles[0].rows, bytes=0, shards=(), nulls=nulls)
+    # This manifest is not written; only its columns and layout determine the result.
     manifest = Manifest(
         name="dataframe",
         version=1,

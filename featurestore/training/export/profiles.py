@@ -69,6 +69,7 @@ class RunningProfile:
             self._widen_range(profile.minimum, profile.maximum)
 
     def _update_lengths(self, lengths: Any) -> None:
+        # An array of nulls has no maximum and no sum.
         self.longest = max(self.longest, pc.max(lengths).as_py() or 0)
         self.total_length += pc.sum(lengths).as_py() or 0
 

@@ -159,6 +159,7 @@ def _check_numbers(options: TrainingDatasetRequest) -> None:
 
 
 def _is_integer(value: object) -> bool:
+    # bool is a subclass of int.
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -274,6 +275,7 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
     """
     if not isinstance(data, FeatureFrame) or data.plan is None:
         return data, []
+    # Several joins of one external group share a snapshot, so they read the same rows.
     snapshots: dict[LiveSource, Source] = {}
     for live in find_live_sources(data.plan):
         if get_external_rows(live.spec).snapshots == "training":

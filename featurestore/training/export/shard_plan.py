@@ -166,6 +166,7 @@ def plan_shards(
         )
     else:
         uncovered = counts.rows(UNCOVERED)
+    # All splits of one export are counted in the same pass, with the split as the group.
     splits = range(len(request.rule.names))
     split_rows = tuple(counts.rows(split) for split in splits)
     layout, shard_counts = _plan_layout(request, counts.profiles, split_rows, shard_counts)

@@ -292,6 +292,7 @@ class ShardCounts:
         if self._first_hash is None:
             self._first_hash = int(hashes[0])
         self._last_hash = int(hashes[-1])
+        # The addition of uint64 wraps modulo 2**64, as the hash sum requires.
         self._hash_sum = (self._hash_sum + int(hashes.sum(dtype=np.uint64))) % 2**64
 
     def _count_label(self, name: str, array: Any) -> None:
@@ -385,6 +386,7 @@ def _concatenate_sorted(
     batches: Sequence[pa.RecordBatch], columns: Sequence[str]
 ) -> pa.RecordBatch:
     """Concatenate hash-sorted batches; sort rows with equal hashes by canonical bytes."""
+    # A single batch, so that positions are indices of all rows.
     batch = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
     hashes = row_hashes(batch)
     same = hashes[1:] == hashes[:-1]

@@ -154,6 +154,7 @@ class ShardStatistics:
         """Return the state of each split, or None if duplicates make a sample too small."""
         result = []
         for split, accumulator in enumerate(self.counting.accumulators):
+            # A split without rows has no state.
             state = accumulator.finish(self._states.get(split) or accumulator.start())
             if is_sample_short(accumulator, state):
                 return None
@@ -323,6 +324,8 @@ def fit_transformations(
 
     def count_values(names: Sequence[str]) -> dict[str, ColumnState]:
         counts = ValueCounts(tuple(names))
+        # Only the split to fit on is counted, so that no other split influences the
+        # transformations.
         accumulator = SplitAccumulator(assignment, {split: counts})
         states = rows.aggregate(engine, accumulator, columns=names, threads=accumulator.threads)
         return states.get(split) or counts.finish(counts.start())

@@ -311,7 +311,7 @@ def test_a_single_time_column_is_the_label_time() -> None:
 
 def test_several_time_columns_need_label_time() -> None:
     labels = LABELS.append(pa.field("landed", pa.timestamp("us", tz="UTC")))
-    with pytest.raises(LabelTimeRequired, match="one of 'at', 'landed'"):
+    with pytest.raises(LabelTimeRequired, match="candidates: 'at', 'landed'"):
         plan("weather.temp", labels=labels)
     assert plan("weather.temp", labels=labels, label_time="landed").left_time == "landed"
     assert plan("planes.seats", labels=labels).left_time is None

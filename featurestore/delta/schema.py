@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pat
 
-from featurestore.arrow.types import feature_schema
-from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
-from featurestore.errors import SchemaMismatch, UnsupportedTable, listing
-from featurestore.model.arguments import warn_caller
-from featurestore.model.times import NaiveTimeWarning
+from featurestore.errors import UnsupportedTable, listing
 
 # Reader features that do not change the rows of listed files, or that are checked separately:
 # deletion vectors for each file, and column mapping by its mode.
@@ -125,55 +120,6 @@ class UnknownTypeError(ValueError):
         self.column = column
         self.kind = kind if isinstance(kind, str) else json.dumps(kind)
         super().__init__(f"{column}: {self.kind}")
-
-
-def requested_schema(
-    path: str, table_schema: pa.Schema, schema: pa.Schema | None, columns: Sequence[str] | None
-) -> pa.Schema:
-    """Return the feature types of the columns to read from a table.
-
-    ``table_schema`` is the schema of the table version, ``schema`` has feature types to restore,
-    and ``columns`` selects columns; the types of other columns are not checked. A warning is issued
-    for times without a time zone, which are read as UTC.
-
-    Raises:
-        SchemaMismatch: A requested column does not exist.
-        UnsupportedType: Columns have unsupported types; the message lists the columns.
-    """
-    selected = table_schema if schema is None else schema
-    if columns is not None:
-        missing_columns = [column for column in columns if column not in selected.names]
-        if missing_columns:
-            raise SchemaMismatch(
-                f"{path} has no columns {listing(missing_columns)}; it has {listing(selected.names, limit=50)}."
-            )
-        selected = pa.schema([selected.field(column) for column in columns])
-    feature_types = selected
-    if schema is None:
-        feature_types = feature_schema(selected)
-        refuse_untyped(feature_types, subject=f"The table {path}", hint=_cast_hint)
-    _warn_about_naive_times(path, table_schema, feature_types)
-    return feature_types
-
-
-def _cast_hint(columns: pa.Schema) -> str:
-    return f"omit them with columns=, or cast them where the table is written: {format_sql_casts(columns)}"
-
-
-def _warn_about_naive_times(path: str, table_schema: pa.Schema, feature_types: pa.Schema) -> None:
-    naive = [
-        field.name
-        for field in table_schema
-        if pat.is_timestamp(field.type)
-        and field.type.tz is None
-        and field.name in feature_types.names
-    ]
-    if naive:
-        noun = "Columns" if len(naive) > 1 else "Column"
-        warn_caller(
-            f"{noun} {listing(naive)} of {path} have no time zone and are read as UTC",
-            NaiveTimeWarning,
-        )
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.delta.datafile import DataFile
-from featurestore.delta.maintenance import check_files
-from featurestore.delta.schema import requested_schema
-from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.scan import plan_scan
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files as storage
@@ -286,10 +285,8 @@ def read_table(
     columns: Sequence[str] | None,
 ) -> Relation:
     """Return the rows of a table version in feature types; columns added later are null."""
-    snapshot = read_snapshot(path, version)
-    check_files(snapshot)
-    target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    return relation(database.bind(_version_query(snapshot, target_schema)), target_schema)
+    scan = plan_scan(path, version=version, schema=schema, columns=columns)
+    return relation(database.bind(_version_query(scan.snapshot, scan.schema)), scan.schema)
 
 
 def _version_query(snapshot: Snapshot, target: pa.Schema) -> str:
@@ -308,13 +305,12 @@ def read_positions(
 
     The table must not have columns named in ``RESERVED_NAMES``.
     """
-    snapshot = read_snapshot(path, version)
-    check_files(snapshot)
-    target_schema = requested_schema(snapshot.path, snapshot.schema, schema, columns)
-    schema_with_position = pa.schema([pa.field(POSITION, pa.int64()), *target_schema])
+    scan = plan_scan(path, version=version, schema=schema, columns=columns)
+    snapshot = scan.snapshot
+    schema_with_position = pa.schema([pa.field(POSITION, pa.int64()), *scan.schema])
     if not snapshot.files:
         return relation(database.bind(sqltext.empty(schema_with_position)), schema_with_position)
-    stored_schema = _select_fields(snapshot.schema, set(target_schema.names))
+    stored_schema = _select_fields(snapshot.schema, set(scan.schema.names))
     source = _scan_files(
         snapshot, snapshot.files, stored_schema, more=[f"{_POSITION} AS {POSITION}"]
     )

@@ -18,9 +18,8 @@ from pyarrow import parquet
 
 from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.delta.datafile import DataFile
-from featurestore.delta.maintenance import check_files
-from featurestore.delta.schema import requested_schema
-from featurestore.delta.snapshot import Snapshot, read_snapshot
+from featurestore.delta.scan import plan_scan
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
 from featurestore.plugins.engine import Relation
 from featurestore.storage import files
@@ -53,10 +52,9 @@ def read_table(
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    snapshot = read_snapshot(path, version)
-    check_files(snapshot)
     # The schema comes from the log, since Spark omits columns that have no type.
-    wanted = requested_schema(snapshot.path, snapshot.schema, schema, columns)
+    table_scan = plan_scan(path, version=version, schema=schema, columns=columns)
+    snapshot = table_scan.snapshot
     try:
         if is_plain(snapshot):
             frame = plain_frame(session, snapshot, snapshot.files)
@@ -70,8 +68,8 @@ def read_table(
             )
         raise store_error from error
     # Columns that the version lacks are null.
-    read = relation(cast_to(frame, spark_schema(wanted)), wanted)
-    return staged.with_table_files(read, snapshot)
+    rows = relation(cast_to(frame, spark_schema(table_scan.schema)), table_scan.schema)
+    return staged.with_table_files(rows, snapshot)
 
 
 def is_plain(snapshot: Snapshot) -> bool:

@@ -503,7 +503,7 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
     actual_table = engine.stream(engine.read_table(path)).read_all()
     assert actual_table["at"].cast(pa.int64()).to_pylist() == micros.to_pylist()
     partitioned = new_table(engine, tmp_path / "by", schema=table.schema, partition_by=("at",))
-    with pytest.raises(InvalidArgument, match="years are 1 to 9999"):
+    with pytest.raises(InvalidArgument, match="years must be 1 to 9999"):
         write(engine, partitioned, table)
 
 

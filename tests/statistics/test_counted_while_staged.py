@@ -90,7 +90,9 @@ def test_failing_stream_leaves_no_thread(tmp_path: Path) -> None:
         reader = pa.RecordBatchReader.from_batches(rows(0, 1).schema, batches())
         with pytest.raises(OSError, match="the source went away"):
             store.create_featuregroup(reader, "g", primary_key="id")
-    assert not [each for each in threading.enumerate() if each.name.startswith("beside")]
+    assert not [
+        each for each in threading.enumerate() if each.name.startswith("featurestore-aggregate")
+    ]
 
 
 def test_failed_statistics_are_retried_after_commit(

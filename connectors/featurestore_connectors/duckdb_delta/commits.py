@@ -158,7 +158,7 @@ def retry_commits(
     raise WriteConflict(
         f"Other writers changed {path} {ATTEMPTS} times while this write was computed; "
         "it was not committed.",
-        hint="repeat the write, or let the writers take turns",
+        hint="repeat the write, or run the writers one at a time",
     )
 
 
@@ -329,7 +329,7 @@ def _publish_commit(
         raise StorageError(
             f"The commit {commit_file} could not be written: {error}; the table is unchanged.",
             hint=refusal_hint(error)
-            or "is the disk full, the folder read-only, or the file system without hard links?",
+            or "check free space, permissions, and that the file system supports hard links",
         ) from error
 
 

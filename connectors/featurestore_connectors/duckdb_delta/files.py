@@ -101,7 +101,7 @@ def _make_folder(folder: str) -> None:
                 raise StorageError(f"{folder} cannot be created: {error}.") from error
         except OSError as error:
             raise StorageError(
-                f"{folder} cannot be created: {error}.", hint="is the disk full or read-only?"
+                f"{folder} cannot be created: {error}.", hint="check free space and permissions"
             ) from error
 
 
@@ -155,7 +155,7 @@ def _partition_value(text: str | None, column: pa.Field) -> str | None:
     if text == "":
         raise InvalidArgument(
             f"Partition column {column.name!r} has an empty string, which Delta reads as null.",
-            hint="replace '' by another string or by null",
+            hint="replace '' with another string or null",
         )
     if not pat.is_timestamp(column.type):
         return text
@@ -163,7 +163,7 @@ def _partition_value(text: str | None, column: pa.Field) -> str | None:
         time = datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError as error:
         raise InvalidArgument(
-            f"Column {column.name!r} cannot partition by the time {text}: years are 1 to 9999."
+            f"Partition column {column.name!r} has the time {text}; years must be 1 to 9999."
         ) from error
     return time.isoformat(sep=" ", timespec="microseconds")
 

@@ -212,9 +212,7 @@ class LateMaterialization(MappedStream):
         for batch in batches_of(self._database, relation):
             row_ids = _row_ids(batch)
             if row_ids[0] <= last or (np.diff(row_ids) <= 0).any():
-                raise EngineError(
-                    "DuckDB returned the rows of a table in an order other than its files."
-                )
+                raise EngineError("DuckDB did not return the rows of a table in file order.")
             last = int(row_ids[-1])
             yield batch
 

@@ -179,7 +179,7 @@ def sql(
     try:
         native = database.bind(query, natives, parameters=parameters)
     except InvalidSql as error:
-        hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
+        hint = f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
         raise InvalidSql(error.message, hint=hint) from error
     adopted = adopt(database, native)
     if adopted is None:
@@ -245,7 +245,7 @@ class UserSql:
         try:
             return self._bind_query(query, tables, dict(parameters))
         except InvalidSql as error:
-            hint = f"the tables are {listing(tables)}, the parameters {listing(parameters)}"
+            hint = f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
             raise InvalidSql(error.message, hint=hint) from error
 
     def close(self) -> None:
@@ -260,7 +260,8 @@ class UserSql:
             statements = cursor.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 raise InvalidSql(
-                    "The query is not one SELECT.", hint="a query reads tables and changes nothing"
+                    "The query is not a single SELECT statement.",
+                    hint="write one SELECT; queries cannot change tables",
                 )
             for name, table in tables.items():
                 cursor.register(name, table.schema.empty_table())

@@ -62,7 +62,7 @@ def upsert(
 ) -> int | None:
     """Replace rows by key with the rows of ``source``, and remove rows with keys of ``deletes``."""
     if not write.key:
-        raise InvalidArgument("An upsert needs its key columns.")
+        raise InvalidArgument("An upsert needs key columns.")
     _check_unique(database, _source_query(state, source, write), write.key)
 
     def attempt(state: Snapshot) -> int:

@@ -156,7 +156,8 @@ class Database:
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 raise InvalidSql(
-                    "The query is not one SELECT.", hint="a query reads tables and changes nothing"
+                    "The query is not a single SELECT statement.",
+                    hint="write one SELECT; queries cannot change tables",
                 )
             bound = self._bind_tables(query, tables or {}, dict(parameters or {}))
             if not parameters:

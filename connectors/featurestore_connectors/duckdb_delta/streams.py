@@ -389,7 +389,7 @@ class ConcurrentAggregate(Generic[State, Result]):
     def __init__(self, stream: SingleUseStream, accumulator: Accumulator[State, Result]) -> None:
         self._once, self._accumulator = stream, accumulator
         self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="beside")
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="featurestore-aggregate")
 
     def __enter__(self) -> Self:
         self._state = self._pool.submit(_accumulate_queue, self._accumulator, self._queue)

@@ -45,7 +45,7 @@ def create(
         kind = schema.field(column).type
         if pat.is_binary(kind) or pat.is_floating(kind):
             raise InvalidArgument(
-                f"Column {column!r} of type {kind} cannot partition a table.",
+                f"Cannot partition a table by column {column!r} of type {kind}.",
                 hint="partition by a column of integers, strings, dates or booleans",
             )
     if len(partition_by) >= len(schema.names):
@@ -84,10 +84,10 @@ def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.
     present = set(schema.names)
     unknown = [name for name in relation.schema.names if name not in present]
     if unknown:
-        known_columns = listing(state.schema.names, limit=50)
         raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {known_columns}.",
-            hint="schema_change='add' lets new nullable columns in",
+            f"Unknown columns {listing(unknown)}. "
+            f"Available: {listing(state.schema.names, limit=50)}.",
+            hint="schema_change='add' adds new nullable columns",
         )
     return schema
 

@@ -100,7 +100,7 @@ def test_python_parquet_rows_equal_spark(
     assert rows_of(few) is None
     assert len(engine.aggregate(few, AllRows(few.schema))) == 7
     Path(rows_of(read).files[0][0]).write_bytes(b"none of Parquet")  # type: ignore[union-attr]
-    with pytest.raises(TableDamaged, match="no readable Parquet file"):
+    with pytest.raises(TableDamaged, match="not a readable Parquet file"):
         engine.aggregate(read, AllRows(read.schema))
 
 

@@ -83,7 +83,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
+    with pytest.raises(UnsupportedLocation, match=r"does not support.*\nHint: "):
         featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
     with pytest.raises(UnsupportedLocation, match=r"need a directory.*\nHint: store=featurestore"):
         experiments.get_runs("some", store=store)

@@ -39,7 +39,7 @@ def use_location(session: Any, path: str) -> None:
         return
     if location.scheme != "s3":
         raise UnsupportedLocation(
-            f"The Spark engine does not reach {location.text} yet.", hint="engine='duckdb'"
+            f"The Spark engine does not support {location.text}.", hint="engine='duckdb'"
         )
     if not has_class(session, jars.S3A_FILE_SYSTEM):
         raise ConfigurationError(
@@ -81,8 +81,8 @@ def _use_cluster(session: Any, location: Location) -> None:
     """Set the ``storage_options=`` of an HDFS cluster in Hadoop's configuration."""
     if not has_class(session, _FILE_SYSTEM_OF_HDFS):
         raise ConfigurationError(
-            "The active SparkSession cannot reach HDFS: its Spark came without Hadoop's client.",
-            hint="pip install 'featurestore[spark]', or a Spark that is built with Hadoop",
+            "The active SparkSession cannot reach HDFS: its Spark has no Hadoop client.",
+            hint="pip install 'featurestore[spark]', or use a Spark distribution with Hadoop",
         )
     configuration = session.sparkContext._jsc.hadoopConfiguration()
     options = options_of(location.text)
@@ -99,7 +99,7 @@ def _use_cluster(session: Any, location: Location) -> None:
 def _check_settings(configuration: Any, location: Location, options: Mapping[str, str]) -> None:
     if any(configuration.get(key) != value for key, value in options.items()):
         raise ConfigurationError(
-            f"The running Spark reaches {location.bucket!r} with other settings or credentials, "
-            "which its executors keep.",
+            f"The running Spark application already uses {location.bucket!r} with other settings or "
+            "credentials, which its executors keep.",
             hint="stop it (spark.stop()), then connect again",
         )

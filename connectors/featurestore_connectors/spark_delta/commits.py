@@ -141,7 +141,8 @@ class CommitSession:
             except (PySparkException, Py4JError) as error:
                 own_version = self._find_own_commit(first_version + 1)
                 if own_version is not None:
-                    warn_published(f"Version {own_version} of {self._path}", to_store_error(error))
+                    subject = f"Delta version {own_version} of {self._path}"
+                    warn_published(subject, to_store_error(error))
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
@@ -170,7 +171,7 @@ class CommitSession:
 
     def _failure(self, error: BaseException) -> Exception:
         if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
-            text = f"Rows are outside the range that is replaced in {self._path}."
+            text = f"Rows are outside the replaced range of {self._path}."
             return RowsOutsideWindow(text)
         return to_store_error(error)
 
@@ -196,8 +197,8 @@ def wait(attempt: int) -> None:
 def conflict_error(path: str) -> WriteConflict:
     """Return the error for a write that had a conflict in every attempt."""
     return WriteConflict(
-        f"Other writers of {path} won {ATTEMPTS} times in a row; this write was not committed.",
-        hint="write again later",
+        f"Other writers changed {path} {ATTEMPTS} times in a row; this write was not committed.",
+        hint="repeat the write, or run the writers one at a time",
     )
 
 

@@ -30,7 +30,7 @@ _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 SUPPORTED = (17, 21)
 _HINT = (
-    "install one (Debian: apt-get install openjdk-17-jre-headless; "
+    "install Java 17 (Debian: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) or set JAVA_HOME"
 )
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -56,16 +56,16 @@ def check_java() -> int:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MissingJava(
-            f"The Spark engine needs Java 17 or 21, and {path} does not run: {error}.", hint=_HINT
+            f"The Spark engine needs Java 17 or 21, but {path} does not run: {error}.", hint=_HINT
         ) from error
     version = parse_version(process.stderr + process.stdout)
     if version is None or process.returncode != 0:
         raise MissingJava(
-            f"The Spark engine needs Java 17 or 21, and {path} does not run.", hint=_HINT
+            f"The Spark engine needs Java 17 or 21, but {path} does not run.", hint=_HINT
         )
     if version not in SUPPORTED:
         raise MissingJava(
-            f"The Spark engine needs Java 17 or 21, and {path} is Java {version}.", hint=_HINT
+            f"The Spark engine needs Java 17 or 21, but {path} is Java {version}.", hint=_HINT
         )
     return version
 
@@ -88,14 +88,14 @@ def _java_path() -> str:
         path = os.path.join(home, "bin", "java")
         if not os.access(path, os.X_OK):
             raise MissingJava(
-                f"The Spark engine needs Java 17 or 21, and JAVA_HOME={home!r} has no bin/java.",
+                f"The Spark engine needs Java 17 or 21, but JAVA_HOME={home!r} has no bin/java.",
                 hint=_HINT,
             )
         return path
     executable = shutil.which("java")
     if executable is None:
         raise MissingJava(
-            "The Spark engine needs Java 17 or 21, and there is no java on the PATH.", hint=_HINT
+            "The Spark engine needs Java 17 or 21, but there is no java on the PATH.", hint=_HINT
         )
     return executable
 

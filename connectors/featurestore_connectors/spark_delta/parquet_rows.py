@@ -114,6 +114,6 @@ def _translate_read_errors(path: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        raise damaged_file(path, f"is no readable Parquet file: {error}") from error
+        raise damaged_file(path, f"is not a readable Parquet file: {error}") from error
     except OSError as error:
         raise unreadable_data_file_error(path, error) from error

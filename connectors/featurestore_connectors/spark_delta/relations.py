@@ -57,7 +57,7 @@ def adopt(frame: object) -> Relation | None:
     if ".connect" in module:
         raise UnsupportedDataframe(
             "A Spark Connect DataFrame cannot be used: its session is in another process.",
-            hint="pass frame.toArrow(), or work with a SparkSession that is not remote",
+            hint="pass frame.toArrow(), or use a SparkSession in this process",
         )
     return relation(frame)
 
@@ -85,7 +85,7 @@ def filter_rows(source: Relation, predicate: str) -> Relation:
     try:
         return relation(source.native.where(predicate), source.schema)
     except PySparkException as error:
-        raise InvalidSql(f"The filter {predicate!r} cannot be used: {first_line(error)}") from error
+        raise InvalidSql(f"Spark rejects the filter {predicate!r}: {first_line(error)}") from error
 
 
 def within(source: Relation, window: TimeRange) -> Relation:
@@ -112,7 +112,7 @@ def run_sql(
         try:
             native = session.sql(convert_parameters(query), args=dict(parameters))
         except PySparkException as error:
-            raise InvalidSql(f"The query cannot be run: {first_line(error)}") from error
+            raise InvalidSql(f"Spark rejects the query: {first_line(error)}") from error
         finally:
             for name in tables:
                 session.catalog.dropTempView(name)

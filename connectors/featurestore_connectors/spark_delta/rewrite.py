@@ -225,7 +225,7 @@ def delete(
             if is_conflict(error):
                 raise
             raise InvalidSql(
-                f"The predicate {predicate!r} cannot be used: {first_line(error)}"
+                f"Spark rejects the predicate {predicate!r}: {first_line(error)}"
             ) from error
 
     with CommitSession(session, path, commit_metadata, durable=durable) as commit:

@@ -103,8 +103,8 @@ def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema)
                 writer.write_table(table, row_group_size=max(1, len(table)))
     except OSError as error:
         raise StorageError(
-            f"Cannot park the stream in {os.path.dirname(path)!r}: {error}",
-            hint="free space, or choose another TMPDIR",
+            f"Cannot write the stream to {os.path.dirname(path)!r}: {error}",
+            hint="free disk space, or set TMPDIR to another directory",
         ) from error
 
 

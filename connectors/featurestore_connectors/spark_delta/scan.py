@@ -113,7 +113,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     for path in paths:
         if not files.exists(path):
             raise StorageError(
-                f"{path} does not exist.", hint="give Parquet files or folders that hold some"
+                f"{path} does not exist.", hint="pass Parquet files, or folders with Parquet files"
             )
     first, int96_columns = _first_schema(paths)
     if schema is None:
@@ -134,7 +134,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     if nanosecond_columns and session.conf.get(_NANOSECONDS, "false") != "true":
         raise ConfigurationError(
             f"{paths[0]} has times in nanoseconds (as pandas writes them), "
-            "which this Spark session does not read.",
+            "which this Spark session cannot read.",
             hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
         )
     is_recursive = any(_has_plain_folders(path) for path in paths)
@@ -168,7 +168,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
     try:
         metadata = parquet.read_metadata(files.open_ranges(first))
     except pa.ArrowInvalid as error:
-        raise TableDamaged(f"The file {first!r} is no readable Parquet file: {error}") from error
+        raise TableDamaged(f"The file {first!r} is not a readable Parquet file: {error}") from error
     except OSError as error:
         raise StorageError(f"The file {first!r} cannot be read: {error}") from error
     int96_columns = set()

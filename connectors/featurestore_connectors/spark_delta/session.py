@@ -77,14 +77,13 @@ def check_session(session: Any) -> None:
         raise ConfigurationError(
             "The active SparkSession is not configured for Delta tables.",
             hint=f"build it with {needed} and the package {delta_package()}, "
-            "or start Python without it",
+            "or start Python without a SparkSession",
         )
     _check_delta_classes(session)
     zone = session.conf.get("spark.sql.session.timeZone", "")
     if zone not in _UTC_NAMES:
         raise ConfigurationError(
-            f"The active SparkSession works in the time zone {zone!r}; "
-            "the times of the store are UTC.",
+            f"The time zone of the active SparkSession is {zone!r}; the store needs UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
     if is_local(session) and "PYSPARK_PYTHON" not in os.environ:
@@ -112,7 +111,7 @@ def check_log_store(session: Any, path: str) -> None:
     if _configured_log_store(configuration, scheme) == name and has_class(session, name):
         return
     raise ConfigurationError(
-        "The active SparkSession would write Delta commits over those of other processes, "
+        "The active SparkSession could overwrite Delta commits of other processes, "
         "which then lose rows.",
         hint=session_hint({_log_store_setting(scheme): name, "spark.jars": str(JVM_JAR)}),
     )
@@ -122,7 +121,8 @@ def session_hint(settings: Mapping[str, str]) -> str:
     """Return a hint that shows how to build a session with missing settings."""
     settings_text = ", ".join(f"{key}={value}" for key, value in settings.items())
     return (
-        f"build it with {settings_text}, or by featurestore_connectors.spark_delta.configure_session"
+        f"build it with {settings_text}, or use "
+        "featurestore_connectors.spark_delta.configure_session"
         "(SparkSession.builder, location=...).getOrCreate()"
     )
 
@@ -242,8 +242,8 @@ def staging_directory(session: Any) -> str:
     if is_local(session):
         return tempfile.gettempdir()
     raise ConfigurationError(
-        "Data of this process must be shipped to the executors, but no shared folder is configured.",
-        hint=f"set {STAGING} to a directory that the driver and all executors see",
+        "Data must be sent to the executors, but no shared folder is configured.",
+        hint=f"set {STAGING} to a directory that the driver and all executors can access",
     )
 
 

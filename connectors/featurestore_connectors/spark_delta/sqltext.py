@@ -157,7 +157,7 @@ def _spark_type(kind: pa.DataType) -> Any:
     }
     if kind not in primitive_types:
         raise UnsupportedType(
-            f"Spark cannot hold {kind}.", hint="convert the column before writing"
+            f"Spark does not support the type {kind}.", hint="convert the column before writing"
         )
     return primitive_types[kind]()
 
@@ -203,7 +203,7 @@ def _arrow_schema(frame: Any) -> pa.Schema:
             unsupported.append(f"{field.name}: {field.dataType.simpleString()}")
     if unsupported:
         raise UnsupportedType(
-            f"These columns have types that a feature group cannot hold: {'; '.join(unsupported)}.",
+            f"These columns have types that cannot be stored: {'; '.join(unsupported)}.",
             hint="convert or drop them before writing",
         )
     return pa.schema(fields)

@@ -82,7 +82,7 @@ def create_table(
         created = _publish_commit(target, commit, durable=durable)
     except OSError as error:
         raise StorageError(
-            f"The table {path} cannot be created: {error}", hint="is the disk full or read-only?"
+            f"The table {path} cannot be created: {error}", hint="check free space and permissions"
         ) from error
     if not created:
         raise FileExistsError(path)
@@ -190,8 +190,8 @@ def _check_columns(relation: Relation, known_names: Sequence[str]) -> None:
     unknown = [name for name in relation.schema.names if name.lower() not in columns]
     if unknown:
         raise SchemaMismatch(
-            f"The table has no columns {listing(unknown)}; it has {listing(known_names, limit=50)}.",
-            hint="schema_change='add' lets new nullable columns in",
+            f"Unknown columns {listing(unknown)}. Available: {listing(known_names, limit=50)}.",
+            hint="schema_change='add' adds new nullable columns",
         )
 
 
@@ -404,7 +404,7 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
         except OSError as error:
             raise StorageError(
                 f"The properties of {path} cannot be set: {error}",
-                hint="is the disk full or read-only?",
+                hint="check free space and permissions",
             ) from error
         wait(attempt)
     raise conflict_error(path)

@@ -79,7 +79,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TableDamaged(
-            f"The Delta log of {path} has an incomplete entry of the file {log_path}.",
+            f"The Delta log of {path} has an incomplete entry for the file {log_path}.",
             hint="restore the folder from a copy",
         ) from error
 
@@ -96,7 +96,7 @@ def file_path(path: str, log_path: str) -> str:
     path = make_absolute(path)
     if not isinstance(log_path, str) or "\0" in unquote(log_path):
         raise TableDamaged(
-            f"The Delta log of {path} has the invalid path {log_path!r} of a file.",
+            f"The Delta log of {path} has the invalid file path {log_path!r}.",
             hint="restore the folder from a copy",
         )
     decoded_path = log_path

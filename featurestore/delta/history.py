@@ -100,10 +100,13 @@ def commit_at(path: str, version: int) -> LogCommit:
     """Return one commit."""
     commits = read_history(path, limit=1, before=version + 1)
     if not commits or commits[0].version != version:
-        raise VersionNotFound(
-            f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
-        )
+        raise _commit_not_found_error(path, version)
     return commits[0]
+
+
+def _commit_not_found_error(path: str, version: int) -> VersionNotFound:
+    latest = log.latest_version(path)
+    return VersionNotFound(f"{path} has no commit {version}; the latest commit is {latest}.")
 
 
 def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
@@ -188,9 +191,7 @@ def added_files(path: str, version: int) -> tuple[str, ...]:
     """Return the absolute paths of the data files that a commit added."""
     commit = log.commit_path(path, version)
     if not files.exists(commit):
-        raise VersionNotFound(
-            f"{path} has no commit {version}; the last one is {log.latest_version(path)}."
-        )
+        raise _commit_not_found_error(path, version)
     added = log.actions_of_kind(log.read_commit(commit), "add")
     return tuple(file_path(path, add["path"]) for add in added)
 

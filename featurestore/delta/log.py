@@ -356,7 +356,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
     if error.errno is None:
-        return damaged_file(file, "cannot be read: it has another format")
+        return damaged_file(file, "cannot be read: its format is not supported")
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
 
 

@@ -204,8 +204,8 @@ def vacuumed_file_error(file: str, *, version: int | None = None) -> VersionVacu
             next_one,
         )
     return VersionVacuumed(
-        f"{version_name} of {path} cannot be read any more: a vacuum removed its data files. "
-        f"Versions that can be read: {_ranges(readable)}.",
+        f"{version_name} of {path} can no longer be read: a vacuum removed its data files. "
+        f"Readable versions: {_ranges(readable)}.",
         hint=f"as_of={next_one}; a longer retain= of vacuum keeps more versions",
     )
 

@@ -75,8 +75,8 @@ def _requested_schema(
         missing_columns = [column for column in columns if column not in selected.names]
         if missing_columns:
             raise SchemaMismatch(
-                f"{snapshot.path} has no columns {listing(missing_columns)}; it has "
-                f"{listing(selected.names, limit=50)}."
+                f"Unknown columns {listing(missing_columns)} of {snapshot.path}. "
+                f"Available: {listing(selected.names, limit=50)}."
             )
         selected = pa.schema([selected.field(column) for column in columns])
     if schema is not None:

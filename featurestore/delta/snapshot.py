@@ -238,7 +238,7 @@ def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileS
         try:
             return replay, start, replay.apply_checkpoint(files)
         except TableDamaged as error:
-            _log.warning("a damaged checkpoint is skipped: %s", error.message)
+            _log.warning("skipping a damaged checkpoint: %s", error.message)
             damaged, before = damaged or error, start - 1
     if not log.has_commit(path, 0):
         if damaged is not None:
@@ -253,7 +253,7 @@ def _version_not_found_error(
     path: str, version: int, latest: int, *, earliest: int = 0
 ) -> VersionNotFound:
     return VersionNotFound(
-        f"{path} has no Delta version {version}; it has {earliest} to {latest}.",
+        f"Unknown Delta version {version} of {path}. Available: {earliest} to {latest}.",
         hint=f"as_of={latest}",
     )
 

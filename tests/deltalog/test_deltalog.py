@@ -166,7 +166,7 @@ def test_added_files_returns_files_of_one_commit(tmp_path: Path) -> None:
     for version in range(3):
         (file,) = added_files(path, version)
         assert os.path.exists(file)
-    with pytest.raises(VersionNotFound, match="the last one is 2"):
+    with pytest.raises(VersionNotFound, match="the latest commit is 2"):
         added_files(path, 3)
 
 

@@ -271,14 +271,14 @@ def test_vacuumed_version_error_lists_readable_versions(store: FeatureStore) -> 
         before.native()  # opened before the vacuum, read after it
     store.delete_from_featuregroup("g", "n = 9")
     store.vacuum_featuregroup("g", retain="0s")
-    words = r"cannot be read any more: a vacuum .*can be read: 0 to 3, 6\.\nHint: as_of="
+    words = r"can no longer be read: a vacuum .*Readable versions: 0 to 3, 6\.\nHint: as_of="
     with pytest.raises(VersionVacuumed, match=rf"Delta version 5 .*{words}6"):
         store.get_featuregroup("g", as_of=5).to_arrow()
     store.vacuum_featuregroup("g", retain="0s")
     with store.session.registry.transaction() as connection:
         training_datasets.remove(connection, "d", 1)
     store.vacuum_featuregroup("g", retain="0s")
-    with pytest.raises(VersionVacuumed, match=r"can be read: 0, 6\."):
+    with pytest.raises(VersionVacuumed, match=r"Readable versions: 0, 6\."):
         before.to_arrow()
     with pytest.raises(VersionVacuumed, match=r"(?s)Delta version 1 .*as_of=6"):
         store.get_features(["g.n"], as_of={"g": 1}).to_arrow()
@@ -301,7 +301,7 @@ def test_verify_recompute_reports_vacuumed_source(duckdb_store: FeatureStore) ->
         os.remove(file.path)  # as a vacuum of another program does, which knows of no pins
     report = dataset.verify(recompute=True)
     (problem,) = report.problems
-    assert "a vacuum removed its data files. Versions that can be read: 0, 5." in str(problem)
+    assert "a vacuum removed its data files. Readable versions: 0, 5." in str(problem)
 
 
 def test_missing_file_of_latest_version_raises_table_damaged(duckdb_store: FeatureStore) -> None:

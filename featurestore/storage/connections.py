@@ -99,7 +99,7 @@ def _connect(root: str) -> ObjectStore:
     if plugin is None:
         raise UnsupportedLocation(
             f"No storage for {scheme}:// is installed. Available: {listing(supported_schemes())}.",
-            hint="install the package that has it",
+            hint="install the package that provides it",
         )
     store: ObjectStore = load_plugin(plugin)(root, options)
     return store
@@ -158,7 +158,7 @@ def check_location(location: str) -> Iterator[CheckResult]:
     except FeatureStoreError as error:
         yield CheckResult("reach", False, error.message, error.hint)
         return
-    yield CheckResult("reach", True, f"{store.root} answers, and lists")
+    yield CheckResult("reach", True, f"{store.root} is reachable and can be listed")
     probe = f"{folder}/.probe-{uuid.uuid4().hex}".lstrip("/")
     try:
         store.put_new(probe, b"first")
@@ -179,14 +179,14 @@ def _check_conditional_put(store: ObjectStore, probe: str) -> CheckResult:
     try:
         store.put_new(probe, b"second")
     except FileExistsError:
-        return CheckResult("conditional put", True, "a name is taken once only")
+        return CheckResult("conditional put", True, "existing objects are not overwritten")
     except StorageError as error:
         return CheckResult("conditional put", False, error.message, error.hint)
     return CheckResult(
         "conditional put",
         False,
         "the server overwrites objects despite If-None-Match: writers would lose commits",
-        "use a server that knows If-None-Match: S3 itself, MinIO, Ceph, versitygw",
+        "use a server that supports If-None-Match: S3 itself, MinIO, Ceph, versitygw",
     )
 
 
@@ -200,7 +200,7 @@ def _check_clock(store: ObjectStore, probe: str) -> CheckResult:
             "read", False, "the object just written does not exist", "try another server"
         )
     skew = time.time() - probe_object.modified.timestamp()
-    detail = f"this machine and the server differ by {abs(skew):.0f} s"
+    detail = f"the clocks of this machine and the server differ by {abs(skew):.0f} s"
     if abs(skew) > _MAX_SKEW_SECONDS:
         return CheckResult("clock", False, detail, "set this machine's clock (NTP)")
     return CheckResult("clock", True, detail)

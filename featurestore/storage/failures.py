@@ -28,8 +28,8 @@ _STATUS = re.compile(r"status code: (?P<status>\d{3})[ \w]*")
 _CODE = re.compile(r"<Code>(?P<code>\w{1,60})</Code>")
 _HINTS = {
     "401": "check the credentials: the environment, ~/.aws/credentials or storage_options=",
-    "403": "check the credentials and what they allow: read, write, list and delete",
-    "404": "check the name of the bucket; it has to be there",
+    "403": "check the credentials and their permissions: read, write, list and delete",
+    "404": "check the name of the bucket; it must exist",
     "301": "check the region: storage_options={'region': ...} or $AWS_REGION",
 }
 
@@ -78,7 +78,8 @@ def warn_published(subject: str, error: BaseException) -> None:
     text = str(error).splitlines()
     reason = text[0] if text else type(error).__name__
     warn_caller(
-        f"{subject} landed, and then: {reason} Recovery does what is left; do not repeat the write.",
+        f"{subject} became visible, but a later step failed: {reason} Recovery completes the "
+        "remaining steps; do not repeat the write.",
         PublicationWarning,
     )
 
@@ -156,11 +157,11 @@ def to_storage_error(action: str, uri: str, error: BaseException) -> StorageErro
     """Return the error to raise for a request that failed permanently."""
     status = _status_code(error)
     if status is None:
-        reason = f"the server cannot be reached or did not answer ({type(error).__name__})"
+        reason = f"the server cannot be reached or did not respond ({type(error).__name__})"
         hint = "check the endpoint and the network: featurestore doctor"
     else:
         code = _error_code(error)
-        reason = f"the server answered {status}"
+        reason = f"the server returned status {status}"
         if code is not None:
             reason = f"{reason} ({code})"
         hint = _HINTS.get(status, "try again; nothing is lost")

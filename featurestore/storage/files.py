@@ -52,14 +52,14 @@ def local_directory(location: str | os.PathLike[str]) -> str:
         text = text[len("file://") :]
     if "://" in text or text.startswith(("dbfs:", "hdfs:")):
         raise UnsupportedLocation(
-            f"location={text!r} is not a directory of this machine.",
-            hint="a local or shared POSIX path, also one where another file system is mounted",
+            f"location={text!r} is not a local directory.",
+            hint="a local or shared POSIX path, such as the mount point of another file system",
         )
     path = os.path.abspath(os.path.expanduser(text))
     if "\\" in path:
         raise UnsupportedLocation(
-            f"location={text!r} has a backslash, which engines take for a separator.",
-            hint="choose a directory without one",
+            f"location={text!r} has a backslash, which engines interpret as a separator.",
+            hint="choose a path without backslashes",
         )
     return path
 
@@ -153,7 +153,7 @@ def sync(paths: Iterable[str]) -> None:
 
 def rename(source: str, target: str) -> None:
     """Rename a file atomically within one file system and replace an existing target."""
-    require_local(source, "New names for files", "copy the object by hand")
+    require_local(source, "Renames", "copy the object by hand")
     os.replace(source, target)
 
 
@@ -318,8 +318,8 @@ def resolve_inside(directory: str, relative: str) -> str:
         path = os.path.join(path, name)
         if storage.is_link(path):
             raise StorageError(
-                f"{path!r} is a symbolic link; the files of a store are not.",
-                hint="copy the file to where the link is",
+                f"{path!r} is a symbolic link, which a store must not contain.",
+                hint="replace the link with a copy of the file",
             )
     return path
 
@@ -428,7 +428,8 @@ def copy_consistently(paths: Iterable[str], directory: str) -> None:
         if before == [_size_and_mtime(path) for path in sources]:
             return
     raise StorageError(
-        f"{sources[0]!r} changes all the time and cannot be copied.", hint="try again"
+        f"{sources[0]!r} changed during each of {_COPY_ATTEMPTS} attempts to copy it.",
+        hint="try again",
     )
 
 

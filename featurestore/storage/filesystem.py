@@ -70,7 +70,7 @@ class _ReadOnlyFileSystem:
     def open(self, path: str, mode: str = "rb", **_: object) -> _SharedFile:
         with self._guard():
             if mode != "rb":
-                raise StorageError(f"{path!r} can only be read here.")
+                raise StorageError(f"{path!r} cannot be written: this file system is read-only.")
             return _SharedFile(path, self._find(path).size, self._guard)
 
     def glob(self, path: str, **_: object) -> list[str]:

@@ -66,7 +66,7 @@ def resolve_secret(reference: SecretReference, *, location: str, name: str, uri:
         raise ConfigurationError(
             f"The store at {location} uses the secret {reference} for {name!r}, which was not "
             "registered with it on this machine.",
-            hint=f"if you trust the store, register {name!r} once more here",
+            hint=f"if you trust the store, register {name!r} again on this machine",
         )
     if reference.kind == "env":
         value = os.environ.get(reference.name, "")
@@ -85,5 +85,5 @@ def _read_file(reference: SecretReference) -> str:
     except (StorageError, OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"The secret {reference} cannot be read: {type(error).__name__}.",
-            hint=f"is {reference.name} there, readable for you, and a text?",
+            hint=f"check that {reference.name} exists, is readable, and is UTF-8 text",
         ) from error

@@ -122,7 +122,7 @@ class LocalStorage:
                 if os.preadv(file.fileno(), [buffer], position) != len(buffer):
                     raise StorageError(
                         f"Cannot read {path!r} from byte {position} to {position + len(buffer)}: "
-                        "the file is shorter."
+                        "the file is truncated."
                     )
                 position += len(buffer)
 
@@ -216,7 +216,7 @@ class LocalStorage:
             except OSError as error:
                 raise StorageError(
                     f"Cannot remove {path!r}: {_error_reason(error)}.",
-                    hint="directories of a store are not symbolic links; check permissions",
+                    hint="check permissions, and that no directory of the store is a symbolic link",
                 ) from error
         return True
 

@@ -53,15 +53,15 @@ class Location:
         scheme = _SCHEME_ALIASES.get(scheme, scheme)
         if match is None or not is_supported(scheme):
             raise UnsupportedLocation(
-                f"location={_strip_password(text)!r} is not a location that the store supports.",
-                hint="a directory of this machine, also one where another file system is mounted, "
+                f"location={_strip_password(text)!r} is not a supported location.",
+                hint="a local directory, such as the mount point of another file system, "
                 "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
-                "credentials go into the environment or storage_options=",
+                "set credentials in the environment or in storage_options=",
             )
         prefix = (match["prefix"] or "").strip("/")
         if prefix and not is_relative_path(prefix):
             raise UnsupportedLocation(
-                f"location={text!r} has a part that is empty, '.', '..' or has a backslash.",
+                f"location={text!r} has a part that is empty, '.' or '..', or contains a backslash.",
                 hint=_EXAMPLES.get(scheme, f"{scheme}://bucket/prefix"),
             )
         return cls(f"{scheme}://{match['host']}/{prefix}".rstrip("/"))
@@ -140,8 +140,8 @@ def check_name(name: str) -> str:
     """
     if not is_relative_path(name):
         raise InvalidArgument(
-            f"{name!r} is not the name of an object.",
-            hint="parts separated by '/'; a part is not empty, '.' or '..'",
+            f"{name!r} is not a valid object name.",
+            hint="separate the parts by '/'; a part must not be empty, '.' or '..'",
         )
     return name
 
@@ -176,7 +176,7 @@ def require_local(path: str, action: str, hint: str) -> None:
         UnsupportedLocation: The path is a URI.
     """
     if is_uri(path):
-        raise UnsupportedLocation(f"{action} below {path} are not possible yet.", hint=hint)
+        raise UnsupportedLocation(f"{action} require a local directory, not {path}.", hint=hint)
 
 
 def _strip_password(text: str) -> str:

@@ -41,7 +41,7 @@ def read_manifest(directory: str) -> Manifest:
     if not files.exists(path):
         raise TrainingDatasetNotFound(
             f"{directory!r} is not a training dataset: it has no {MANIFEST_FILE}.",
-            hint="give the directory of one version, such as <location>/trainingdatasets/<name>/v1",
+            hint="pass the directory of one version, such as <location>/trainingdatasets/<name>/v1",
         )
     return Manifest.from_bytes(files.read_bytes(path), path=path)
 
@@ -57,8 +57,8 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
         files.write_atomically(path, manifest.to_bytes())
     elif not files.write_new(path, manifest.to_bytes()):
         raise WriteConflict(
-            f"{directory!r} has a manifest already: another export published this version.",
-            hint="export again; leave version= out to make the next one",
+            f"{directory!r} already has a manifest: another export published this version.",
+            hint="export again without version= to create the next version",
         )
 
 

@@ -115,7 +115,7 @@ class ObjectStorage:
                 # The response to an earlier request in this call may have been lost.
                 if self._has_content(name, data):
                     return
-                raise FileExistsError(f"There is {uri!r} already.") from None
+                raise FileExistsError(f"{uri!r} already exists.") from None
             except failures.request_errors() as error:
                 # The object may already exist; then the next attempt finds its own bytes.
                 if attempt == failures.ATTEMPTS or not failures.is_transient(error):
@@ -220,7 +220,7 @@ class ObjectStorage:
         except FileNotFoundError as error:
             raise StorageError(
                 f"Cannot write {uri!r}: the bucket does not exist.",
-                hint="make the bucket, or check its name",
+                hint="create the bucket, or check its name",
             ) from error
 
     def _has_content(self, name: str, data: bytes) -> bool:
@@ -295,7 +295,7 @@ def _translate_range_panic(uri: str) -> Iterator[None]:
 
 
 def _object_too_short_error(uri: str) -> StorageError:
-    return StorageError(f"Cannot read {uri!r}: it ends before the requested bytes.")
+    return StorageError(f"Cannot read {uri!r}: the object ends before the requested bytes.")
 
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ def is_durable(durability: str) -> bool:
     """
     if durability not in DURABILITIES:
         raise InvalidArgument(
-            f"durability={durability!r} is not known.", hint=f"one of {listing(DURABILITIES)}"
+            f"durability={durability!r} is invalid.", hint=f"one of {listing(DURABILITIES)}"
         )
     return durability == "full"
 

@@ -61,8 +61,8 @@ class RemoteStorage:
                 f"The location {directory!r} cannot be written: {error.message}", hint=error.hint
             ) from error
         raise LocationNotWritable(
-            f"The server of {directory!r} overwrites objects despite If-None-Match: two writers "
-            "would lose one another's commits.",
+            f"The server of {directory!r} overwrites objects despite If-None-Match: "
+            "concurrent writers would lose commits.",
             hint="use a server with conditional puts: S3 itself, MinIO, Ceph, versitygw",
         )
 

@@ -153,8 +153,8 @@ def check_options(
         if key not in _S3 and key not in _CLIENT:
             known_options = (*_S3, *_CLIENT)
             raise ConfigurationError(
-                f"{argument}= has {name!r}, which is not known.",
-                hint=did_you_mean(key, known_options) or f"there are {', '.join(known_options)}",
+                f"Unknown option {name!r} in {argument}=.",
+                hint=did_you_mean(key, known_options) or f"available: {', '.join(known_options)}",
             )
         checked_options[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return checked_options
@@ -185,7 +185,9 @@ def _read_profile(name: str, keys: tuple[str, ...]) -> dict[str, str]:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, UnicodeDecodeError):
         # The cause is not chained: its message contains the line, which may contain a secret.
-        raise ConfigurationError(f"The file {path} is not a settings file of AWS.") from None
+        raise ConfigurationError(
+            f"The file {path} is not a valid AWS configuration file."
+        ) from None
     if not parser.has_section(section):
         return {}
     return {key: parser.get(section, key) for key in keys if parser.has_option(section, key)}

@@ -85,7 +85,7 @@ class ShardCache:
     def _copy_paths(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
         """Return the files of a shard with the paths of their copies, the shard itself last."""
         if not _SHA256.fullmatch(shard.sha256):
-            raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256.")
+            raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256 digest.")
         target = os.path.join(self.folder, shard.sha256)
         copies = []
         for sidecar in shard.sidecars:
@@ -169,7 +169,7 @@ def open_cache(folder: str | os.PathLike[str] | None, max_bytes: int) -> ShardCa
     if folder is None:
         return None
     if max_bytes < 1:
-        raise InvalidArgument(f"cache_bytes={max_bytes!r}: a cache needs room.", hint="20 * 10**9")
+        raise InvalidArgument(f"cache_bytes={max_bytes!r} must be positive.", hint="20 * 10**9")
     return ShardCache(files.local_directory(folder), max_bytes)
 
 
@@ -209,7 +209,7 @@ def write_verified(chunks: Iterator[bytes], target: str, *, sha256: str) -> None
                 raise DatasetDamaged(
                     f"The content for {target!r} differs from the manifest: {size:,} bytes with "
                     f"SHA-256 {digest.hexdigest()}, not {sha256}.",
-                    hint="TrainingDataset.open(path).verify() at its source lists the damage",
+                    hint="TrainingDataset.open(path).verify() at the source lists the damage",
                 )
             os.replace(temporary, target)
     finally:

@@ -201,7 +201,7 @@ def test_failed_sync_after_commit_is_a_warning(
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", failing)
-    with pytest.warns(PublicationWarning, match="landed, and then"):
+    with pytest.warns(PublicationWarning, match="became visible, but"):
         assert write(engine, path, rows_with_ids(1)) == 1
     assert ids(engine, path) == [1]
 

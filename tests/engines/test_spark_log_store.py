@@ -147,7 +147,7 @@ def test_error_after_commit_is_a_warning(
 
     monkeypatch.setattr(tables, "_save_rows", save_and_break)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
-    with pytest.warns(PublicationWarning, match="Version 1 of .* landed, and then: .*lost"):
+    with pytest.warns(PublicationWarning, match="Delta version 1 of .* became visible, but .*lost"):
         assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) == 1
     assert engine.count(engine.read_table(path)) == 1
 

@@ -69,7 +69,7 @@ class LockedRegistry:
 def test_insert_with_failed_registration_is_committed(store: FeatureStore) -> None:
     group = store.create_featuregroup(pa.table({"n": [1]}), "g")
     locked = LockedRegistry(store, 2)
-    with pytest.warns(PublicationWarning, match="Delta version 2 .* landed, and then"):
+    with pytest.warns(PublicationWarning, match="Delta version 2 .* became visible, but"):
         commit = group.insert(locked.rows())
     locked.release()
     assert (commit.delta_version, commit.rows, commit.rows_in) == (2, 2, 1)
@@ -83,7 +83,7 @@ def test_insert_with_failed_registration_is_committed(store: FeatureStore) -> No
 
 def test_create_with_failed_registration_completes_on_next_write(store: FeatureStore) -> None:
     locked = LockedRegistry(store, 1)
-    with pytest.warns(PublicationWarning, match="landed, and then"):
+    with pytest.warns(PublicationWarning, match="became visible, but"):
         store.create_featuregroup(locked.rows(), "g")
     locked.release()
     group = store.create_featuregroup(pa.table({"n": [5]}), "g")
@@ -100,7 +100,7 @@ def test_insert_with_failing_statistics_file_succeeds(store: FeatureStore) -> No
         file.unlink()
     folder.rmdir()
     folder.write_text("no folder")
-    with pytest.warns(PublicationWarning, match="landed, and then"):
+    with pytest.warns(PublicationWarning, match="became visible, but"):
         commit = new_group.insert(pa.table({"n": [2]}), mode="overwrite")
     assert commit.delta_version == new_group.delta_version == 2
     assert group.delta_version == 1

@@ -188,7 +188,7 @@ def test_export_failed_sync_after_manifest_warns(
         sync_directory(directory)
 
     monkeypatch.setattr(local, "_sync_directory", failing)
-    with pytest.warns(PublicationWarning, match="landed, and then"):
+    with pytest.warns(PublicationWarning, match="became visible, but"):
         made = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
     assert made.verify().ok
     assert [each.version for each in duckdb_store.get_training_datasets()] == [1]

@@ -97,11 +97,14 @@ def spec_of(state: Snapshot) -> FeatureGroupSpec:
     known_fields = [each for each in spec.schema if each.name in table_fields]
     spec_names = set(spec.schema.names)
     foreign_fields = [
+        # Other writers may add a column of a type that features do not support. It stays in the
+        # definition, so that the other columns can be read.
         pa.field(name, feature_type(table_field.type) or table_field.type)
         for name, table_field in table_fields.items()
         if name not in spec_names
     ]
     created = spec.created_time
+    # The table may lack the column: another writer dropped it, or a later commit adds it.
     if created not in table_fields:
         created = None
     return replace(spec, schema=pa.schema([*known_fields, *foreign_fields]), created_time=created)
@@ -152,6 +155,8 @@ def _convert_parsing_errors(state: Snapshot, name: str) -> Iterator[None]:
         AttributeError,
         RecursionError,
     ) as error:
+        # Any Delta writer can change properties: the JSON may be nested too deeply, and its fields
+        # may have any type.
         raise TableDamaged(
             f"The property {name!r} of the Delta table {state.path} cannot be read at version "
             f"{state.version}: {type(error).__name__}: {error}.",
@@ -164,6 +169,7 @@ def history(path: str, *, limit: int | None = None, before: int | None = None) -
 
     Commit 0 (the empty table) is omitted. With None, the result is not limited.
     """
+    # Commits before ``before`` can be older than the last ``limit`` ones, so all are listed.
     back = None
     if limit is not None and before is None:
         back = limit
@@ -217,6 +223,7 @@ def latest_data_version(path: str, version: int) -> int:
     """Return the last version up to ``version`` that changed rows, or 0."""
     for number in range(version, 0, -1):
         actions = _read_actions(path, number)
+        # A commit that was removed from the log may have changed rows.
         if actions is None or log.changes_data(actions):
             return number
     return 0
@@ -229,12 +236,15 @@ def is_unique_at(path: str, version: int) -> bool:
         actions = _read_actions(path, number)
         note = log.parse_user_metadata(actions or [])
         claim, base, base_unique = note.get("unique"), note.get("base"), note.get("base_unique")
+        # Writes of other programs record no claim. Their rows are not known to be unique.
         if claim not in ("kept", "kept_after"):
             return claim is True
         before = latest_data_version(path, number - 1)
+        # The writer knew all earlier rows: no commit between its base and this one changed any.
         alone = isinstance(base, int) and before <= base
         if claim == "kept_after" and not alone:
             return False
+        # The recorded value ends the search, so that a check does not read the log back to its start.
         if alone and isinstance(base_unique, bool):
             return base_unique
         number = before
@@ -273,6 +283,8 @@ def next_offsets(state: Snapshot, offsets: Offsets) -> Offsets | None:
         StreamOvertaken: The second table already contains records of this write.
     """
     next_numbers = {}
+    # A process may have been killed between its commits to the two tables. The repeated write must
+    # not duplicate rows here.
     repeated = bool(offsets)
     for app, (_, number) in offsets.items():
         current = state.transactions.get(app)

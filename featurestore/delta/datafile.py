@@ -36,6 +36,8 @@ _TRUNCATED_MICROS = 999
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _INT64 = np.iinfo(np.int64)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
+# delta-rs, Spark and this library write the row count first. It is read without parsing the
+# statistics, which may have thousands of columns.
 _LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')
 
 
@@ -64,6 +66,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
         TableDamaged: The action is incomplete.
     """
     log_path = add["path"]
+    # A file that is read without its deletion vector would return deleted rows.
     check_no_deletion_vector(path, log_path, add)
     try:
         return DataFile(
@@ -76,6 +79,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
             statistics=add.get("stats"),
         )
     except FeatureStoreError:
+        # UnsupportedTable is also a ValueError, and would be reported as an incomplete entry.
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TableDamaged(
@@ -94,6 +98,7 @@ def file_path(path: str, log_path: str) -> str:
         TableDamaged: The path is invalid.
     """
     path = make_absolute(path)
+    # Functions of ``os`` raise ValueError instead of OSError for a path with a NUL byte.
     if not isinstance(log_path, str) or "\0" in unquote(log_path):
         raise TableDamaged(
             f"The Delta log of {path} has the invalid file path {log_path!r}.",
@@ -105,10 +110,12 @@ def file_path(path: str, log_path: str) -> str:
         if url.scheme != "file":
             raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
         decoded_path = url.path
+    # Decode before the check below: "%2E%2E" is ".." as well.
     decoded_path = unquote(decoded_path)
     joined_path = os.path.join(path, decoded_path)
     if not decoded_path.startswith("/") and ".." not in decoded_path:
         return joined_path
+    # The log is untrusted: a path that leaves the table could name any file of the machine.
     # normpath would change a URI, so for URIs all paths that are not normalized are rejected.
     joined_path = os.path.normpath(joined_path)
     if not joined_path.startswith(os.path.join(path, "")):
@@ -124,6 +131,7 @@ def commit_order_key(file: DataFile) -> tuple[int, str]:
 
 def rows_of(path: str, add: Mapping[str, Any]) -> int:
     """Return the number of rows of an added file, from the log or from the Parquet footer."""
+    # Statistics are optional in the Delta protocol.
     rows = rows_in_statistics(add.get("stats"))
     if rows is None:
         rows = _read_footer_rows(file_path(path, add["path"]))
@@ -196,6 +204,7 @@ class ColumnBounds:
     def may_contain(self, first: int, last: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the files that may contain a value in ``[first, last]``."""
         overlaps: npt.NDArray[np.bool_] = (self.low <= last) & (self.high >= first)
+        # A file without statistics may contain any value.
         return overlaps | ~self.is_known
 
     def maximum(self) -> int | None:
@@ -256,6 +265,7 @@ def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int
             value = int(text)
         except ValueError:
             return None
+    # Partition values are exact: they are strings that no writer truncates.
     bound = _parse_bound(value, kind, slack=0)
     if bound is None:
         return None
@@ -282,6 +292,7 @@ def ordinal(value: Any) -> int | None:
 def _parse_bound(value: Any, kind: pa.DataType, *, slack: int) -> int | None:
     """Convert a bound in the log to an ordinal, shifted by ``slack`` if it may be truncated."""
     if pat.is_integer(kind):
+        # Integers in JSON have any size, and bounds are stored as int64.
         if not isinstance(value, int) or not _INT64.min <= value <= _INT64.max:
             return None
         return ordinal(value)

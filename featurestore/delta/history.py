@@ -33,6 +33,7 @@ _COPIED_ROW_METRICS = (
 _CACHED_TIMES = 1 << 16
 # The end of the year 9999 in milliseconds since 1970.
 _LAST_TIME = 253_402_300_799_999
+# Monotonic times by file state, so that a new table at the same path has its own times.
 _TIMES: OrderedDict[FileState, int] = OrderedDict()
 
 
@@ -87,6 +88,8 @@ def _read_history(path: str, *, limit: int | None, before: int | None) -> tuple[
     count = last + 1 if limit is None else limit
     page = _read_commits_backward(path, last, count)
     row_counts = _RowCounter(path, page)
+    # A commit records only added and removed files, so row counts are computed backward from the
+    # newest version.
     rows = read_snapshot(path, last).rows
     commits = []
     for version, actions in page:
@@ -121,6 +124,7 @@ def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
     try:
         return check_count(as_of, argument=argument)
     except OutOfRange:
+        # A number that is out of range has a more precise message of its own.
         raise
     except InvalidArgument as error:
         raise InvalidArgument(
@@ -145,8 +149,10 @@ def version_at(path: str, timestamp: datetime) -> int:
 def _version_at(path: str, timestamp: datetime) -> int:
     millis = to_micros(timestamp) // 1000
     listed = log.list_log(path)
+    # Versions before the first checkpoint cannot be replayed if commit 0 was removed.
     first = bisect.bisect_left(listed.commits, listed.earliest)
     versions = listed.commits[first:]
+    # Monotonic times allow a binary search, which reads few commits of a long log.
     position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
     if position == 0:
         first_time = last_time = "never"
@@ -168,6 +174,7 @@ def commit_time(path: str, version: int) -> int:
     number = version
     while number >= stop:
         file = log.commit_path(path, number)
+        # Other writers remove old commits after a checkpoint.
         if not files.exists(file):
             break
         state, actions = log.read_commit_file(file)
@@ -176,6 +183,7 @@ def commit_time(path: str, version: int) -> int:
             break
         commits.append((state, _recorded_time(actions, state)))
         base, base_time = _parse_base_version(log.parse_user_metadata(actions), number)
+        # The writer recorded the time of its base, so no commit before the base has to be read.
         if base >= stop:
             floor, stop = base_time, base + 1
         number -= 1
@@ -235,6 +243,7 @@ def _read_commits_backward(path: str, last: int, count: int) -> list[tuple[int, 
     commits: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
+        # In any other case the log is damaged, and reading the commit raises the error.
         if not files.exists(file) and _was_removed_after_checkpoint(path, version):
             break
         commits.append((version, log.read_commit(file)))
@@ -252,6 +261,7 @@ def _log_commit(
     path: str, version: int, actions: Actions, rows_in: int, rows_out: int, rows: int
 ) -> LogCommit:
     info, user_metadata = log.commit_info(actions), log.parse_user_metadata(actions)
+    # A commit without data change, such as a compaction, only copies rows.
     copied = min(rows_in, rows_out)
     if log.changes_data(actions):
         copied = _count_copied_rows(info)
@@ -270,6 +280,7 @@ def _log_commit(
 def _count_copied_rows(info: Mapping[str, Any]) -> int:
     metrics = info.get("operationMetrics")
     for key in _COPIED_ROW_METRICS:
+        # Spark writes metrics as strings, delta-rs as numbers.
         if isinstance(metrics, Mapping) and str(metrics.get(key, "")).isdigit():
             return int(metrics[key])
     return 0
@@ -277,6 +288,8 @@ def _count_copied_rows(info: Mapping[str, Any]) -> int:
 
 def _recorded_time(actions: Actions, state: FileState) -> int:
     info = log.commit_info(actions)
+    # With the table feature inCommitTimestamp, this field is the commit time (Delta protocol). The
+    # commit info is optional; without it, the commit time is that of the file.
     for name in ("inCommitTimestamp", "timestamp"):
         stated = info.get(name)
         if isinstance(stated, int) and _is_time(stated):
@@ -294,6 +307,7 @@ def _parse_base_version(user_metadata: Mapping[str, Any], version: int) -> tuple
     base, base_time = user_metadata.get("base"), user_metadata.get("base_time")
     if not isinstance(base, int) or not isinstance(base_time, int):
         return -1, 0
+    # The user metadata is untrusted: an invalid base would skip commits.
     if not 0 <= base < version or not _is_time(base_time):
         return -1, 0
     return base, base_time

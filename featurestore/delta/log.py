@@ -32,6 +32,7 @@ _CHECKPOINT_NAME = re.compile(
     r"(?P<version>\d{20})\.checkpoint\."
     r"(?:parquet|(?P<part>\d{10})\.(?P<parts>\d{10})\.parquet|(?P<unique>[\w-]+)\.(?:parquet|json))"
 )
+# The payloads that this package reads. Other actions are ignored in any form.
 _KINDS_OF_OBJECTS = ("add", "remove", "metaData", "protocol", "txn", "commitInfo", "sidecar")
 # The last known version of each table in this process. Only the versions after it are checked,
 # without listing the log.
@@ -111,11 +112,13 @@ def commits_to_list(path: str, version: int, count: int) -> int:
 
 def is_delta_table(path: str) -> bool:
     """Return True if ``path`` is a Delta table."""
+    # A known table in an object store needs only one listing of its new commits.
     if storage_for(path).prefers_listing and path in _LAST_VERSIONS and latest_version(path) >= 0:
         return True
     if files.exists(commit_path(path, 0)):
         return True
     names = files.list_directory(os.path.join(path, LOG_FOLDER))
+    # A log whose first commits were removed starts with a checkpoint.
     return any(_commit_version(name) is not None or ".checkpoint." in name for name in names)
 
 
@@ -132,6 +135,7 @@ def list_log(path: str) -> LogFiles:
     """
     folder = os.path.join(path, LOG_FOLDER)
     names = files.list_directory(folder)
+    # An empty log is a table that is being created; a missing log is damage.
     if not names and not files.is_directory(folder):
         raise damaged_file(folder, "is missing")
     commits = []
@@ -147,6 +151,8 @@ def list_log(path: str) -> LogFiles:
 
 def find_checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...]]:
     """Return the last complete checkpoint up to a version and its files, or (-1, ())."""
+    # _last_checkpoint is only a hint (Delta protocol): it may be missing, outdated, or newer than
+    # the version. Checkpoints with several parts or unique names are found by the listing.
     last = _read_last_checkpoint(path)
     if 0 <= last <= version:
         file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
@@ -172,6 +178,8 @@ def latest_version(path: str) -> int:
     if last_version is None or not files.exists(commit_path(path, last_version)):
         log_files = list_log(path)
         last_version = log_files.latest
+        # The last version has only a checkpoint. It is not remembered, since the next call would
+        # look for its commit file.
         if not log_files.commits or log_files.commits[-1] < last_version:
             return last_version
     # If only one commit is missing, the log is damaged; this is not the end of the log.
@@ -186,6 +194,8 @@ def latest_version(path: str) -> int:
 def _list_latest_version(path: str, last_version: int | None) -> int:
     """Return the last version in an object store, by listing the log from the last known version."""
     if last_version is not None:
+        # The number without suffix sorts before its commit file, so the listing starts with the
+        # last known commit. If that is missing, another table replaced this one.
         before = f"{last_version:0{_VERSION_DIGITS}d}"
         names = files.list_directory(os.path.join(path, LOG_FOLDER), after=before)
         commits = set(map(_commit_version, names))
@@ -220,6 +230,7 @@ def _commit_version(name: str) -> int | None:
     digits = name[:_VERSION_DIGITS]
     if len(name) != _COMMIT_NAME_LENGTH or name[_VERSION_DIGITS:] != ".json":
         return None
+    # isdigit also accepts digits of other scripts.
     return int(digits) if digits.isascii() and digits.isdigit() else None
 
 
@@ -237,6 +248,7 @@ def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[
         else:
             multipart_files.setdefault((version, match["parts"]), []).append(file)
     for (version, count), present in multipart_files.items():
+        # A killed writer may leave some parts of a checkpoint, which must not be used.
         if len(present) == int(count):
             checkpoints.setdefault(version, tuple(present))
     return checkpoints
@@ -338,6 +350,7 @@ def changes_data(actions: Actions) -> bool:
     """Return True if a commit changes rows; compactions and property changes do not."""
     for kind in ("add", "remove"):
         for action in actions_of_kind(actions, kind):
+            # The field is required; without it, a change is the safe assumption.
             if action.get("dataChange", True):
                 return True
     return False
@@ -355,6 +368,7 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     """Return the error for an unreadable table file; a missing or invalid file is damage."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
+    # pyarrow raises OSError without an error number for content that it cannot decode.
     if error.errno is None:
         return damaged_file(file, "cannot be read: its format is not supported")
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
@@ -362,11 +376,13 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
 
 def record_deletion(path: str) -> None:
     """Write a deletion record next to a table, if the storage is writable."""
+    # A user id in a container may have no entry in the user database.
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = "unknown"
     user_and_host = f"{user} on {socket.gethostname()}, process {os.getpid()}"
+    # The record only improves a later error message, so a deletion does not fail without it.
     with suppress(StorageError):
         files.write_json(
             path + _DELETION_SUFFIX,
@@ -376,6 +392,7 @@ def record_deletion(path: str) -> None:
 
 def deletion_error(path: str) -> FeatureGroupNotFound | None:
     """Return the error for a deleted table, or None without a deletion record."""
+    # A new table may have been created at the same path.
     if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
         return None
     try:

@@ -33,6 +33,9 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.location import make_absolute
 
 _SHOWN_RANGES = 10
+# Tiers end at 16 KiB, 128 KiB, ... 64 MiB. Eight files of a tier become about one file of the next
+# tier, so a row is rewritten once per tier, and a table with any number of commits has a few dozen
+# small files.
 _FILES_PER_TIER = 8
 _TIERS = tuple((1 << 14) * _FILES_PER_TIER**number for number in range(5))
 # Newer files without a commit may belong to a running write.
@@ -47,6 +50,7 @@ def find_merge_size_limit(snapshot: Snapshot) -> int | None:
     for file in snapshot.files:
         tier = _tier_of(file.bytes)
         if tier < len(_TIERS):
+            # Files of different partitions cannot be merged.
             counts[(tuple(file.partition.values()), tier)] += 1
     full_tiers = [tier for (_, tier), count in counts.items() if count >= _FILES_PER_TIER]
     if not full_tiers:
@@ -110,6 +114,7 @@ def _find_needed_files(
     try:
         first = version_at(path, retain)
     except VersionNotFound:
+        # The table is younger than ``retain``, so all of its versions are retained.
         first = 0
     needed = _files_added_between(path, first, latest)
     for version in {first, *keep_versions}:
@@ -158,6 +163,8 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
     """
     checked_files = snapshot.files if data_files is None else list(data_files)
     listed_sizes: Mapping[str, int] = {}
+    # In an object store, one listing replaces a request per file. It is empty for a local
+    # directory.
     if len(checked_files) > 1:
         listed_sizes = files.list_sizes(snapshot.path)
     for file in checked_files:
@@ -189,6 +196,7 @@ def vacuumed_file_error(file: str, *, version: int | None = None) -> VersionVacu
         return None
     try:
         latest = read_snapshot(path)
+        # No vacuum removes files of the latest version, so its missing file is damage.
         if any(readable_version.path == file for readable_version in latest.files):
             return None
         readable = readable_versions(path)
@@ -224,6 +232,8 @@ def readable_versions(path: str) -> list[int]:
     """Return the table versions for which all data files exist, in ascending order."""
     listed = log.list_log(path)
     missing = set()
+    # The missing files are updated commit by commit, so that each file is checked once and not once
+    # per version.
     for file in read_snapshot(path, listed.earliest).files:
         if not files.exists(file.path):
             missing.add(file.log_path)

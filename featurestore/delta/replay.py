@@ -25,6 +25,7 @@ from featurestore.delta.log import (
 from featurestore.storage import files
 
 _SIDECARS = "_sidecars"
+# Checkpoints may also contain parsed statistics and tags, which are not read.
 _ADD_FIELDS = (
     "path",
     "partitionValues",
@@ -97,6 +98,7 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     for metadata in _actions_of_kind(actions, "metaData"):
         checkpoint.metadata = {
             **metadata,
+            # pyarrow returns a map as a list of pairs, or None.
             "configuration": dict(metadata.get("configuration") or []),
         }
     checkpoint.transactions += _actions_of_kind(actions, "txn")
@@ -157,6 +159,7 @@ class Replay:
             self.adds.pop(payload["path"], None)
             self.removed.add(payload["path"])
         for payload in log.actions_of_kind(actions, "add"):
+            # Adds come after removes, since the file remains in such a commit.
             self.adds[payload["path"]] = payload
             # If a file is added again, the new action replaces the earlier one.
             self.removed.add(payload["path"])
@@ -175,6 +178,8 @@ class Replay:
         """Apply a checkpoint, and return the states of its files."""
         names = list(files)
         try:
+            # Read the states before the content: a file that is replaced in between makes the
+            # cached snapshot outdated instead of wrong.
             sources = [FileState.from_path(file) for file in names]
         except OSError as error:
             raise unreadable_file(str(error.filename), error) from error

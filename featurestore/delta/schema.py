@@ -21,6 +21,7 @@ from featurestore.errors import UnsupportedTable, listing
 
 # Reader features that do not change the rows of listed files, or that are checked separately:
 # deletion vectors for each file, and column mapping by its mode.
+# An unknown feature may change how files are read, so everything not listed is refused.
 _SUPPORTED_FEATURES = frozenset(
     {
         "columnMapping",
@@ -160,6 +161,7 @@ def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str])
     unknown = sorted(set(protocol.reader_features) - _SUPPORTED_FEATURES)
     if unknown:
         raise unsupported_feature_error(path, f"the table features {listing(unknown)}")
+    # Reader version 2 allows column mapping without listing it as a feature.
     mode = properties.get(_COLUMN_MAPPING, "none")
     if mode != "none":
         raise unsupported_feature_error(path, f"column mapping ({_COLUMN_MAPPING}={mode!r})")
@@ -177,6 +179,8 @@ def check_writable(path: str, protocol: Protocol) -> None:
     Raises:
         UnsupportedTable: The table is not supported; the message names the required versions.
     """
+    # Higher writer versions may require constraints, generated columns or change data. A commit
+    # that ignores them would damage the table.
     if protocol.reader > _WRITTEN_READER or protocol.writer > _WRITTEN_WRITER:
         raise UnsupportedTable(
             f"The Delta table at {path} needs reader version {protocol.reader} and writer version "

@@ -143,6 +143,7 @@ def _read_cached(path: str, version: int | None) -> Snapshot:
     if not 0 <= requested_version <= latest:
         raise _version_not_found_error(path, requested_version, latest)
     base = _CACHE.find_base(path, requested_version)
+    # Replaying from a cached version makes a read after a write independent of the log length.
     if base is None:
         cached_snapshot = _replay_log(path, requested_version)
     else:
@@ -184,6 +185,7 @@ class _SnapshotCache:
             cached = self._snapshots.get((path, version))
             if cached is not None:
                 self._snapshots.move_to_end((path, version))
+        # Not under the lock: in an object store, each file state is a request.
         if cached is None or not cached.is_current():
             return None
         return cached
@@ -240,6 +242,7 @@ def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileS
         except TableDamaged as error:
             _log.warning("skipping a damaged checkpoint: %s", error.message)
             damaged, before = damaged or error, start - 1
+    # Without a usable checkpoint, only a log that starts at commit 0 can be replayed.
     if not log.has_commit(path, 0):
         if damaged is not None:
             raise damaged
@@ -285,6 +288,8 @@ def _snapshot_with_new_metadata(before: Snapshot, replay: Replay, version: int) 
 def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     """Build the snapshot after commits that changed only files and transactions."""
     added_files = replay.data_files()
+    # The mask also updates parsed bounds, so that the statistics of unchanged files are not parsed
+    # again for each version.
     is_retained = np.ones(len(before.files), dtype=np.bool_)
     removed_files = []
     if replay.removed:
@@ -295,6 +300,7 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
     files = before.files
     if removed_files:
         files = tuple(before.files[position] for position in np.flatnonzero(is_retained))
+    # Clocks of writers may differ, so a new file can have an earlier time than an old one.
     in_order = (
         not files
         or not added_files
@@ -314,9 +320,11 @@ def _next_snapshot(before: Snapshot, replay: Replay, version: int) -> Snapshot:
         rows=before.rows + rows_in - rows_out,
         bytes=before.bytes + bytes_in - bytes_out,
         transactions=replay.transactions,
+        # A dict of its own; ``replace`` would share the dict of the earlier snapshot.
         _bounds={},
     )
     if in_order:
+        # Copied, since other threads may add bounds to the cached snapshot.
         for column, bounds in list(before._bounds.items()):
             after._bounds[column] = bounds.select(is_retained).concat(
                 _read_bounds(after, added_files, column)
@@ -350,6 +358,7 @@ def _build_snapshot(
         configuration = metadata.get("configuration") or {}
         if not isinstance(configuration, Mapping):
             raise ValueError("the properties are not an object")
+        # The log is untrusted: values may not be strings.
         properties = {str(name): str(value) for name, value in configuration.items()}
         check_readable(path, table_protocol, properties)
         rows, size = _total_size(files)
@@ -372,6 +381,7 @@ def _build_snapshot(
             path, f"the type {error.kind} (column {error.column!r})"
         ) from error
     except (KeyError, TypeError, ValueError) as error:
+        # UnsupportedTable is also a ValueError.
         if isinstance(error, UnsupportedTable):
             raise
         raise TableDamaged(

@@ -42,11 +42,14 @@ class OverwrittenFile:
         files.make_directory(os.path.dirname(path))
         with translate_write_errors(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        # Also closes the file if the object is collected without a call of ``close``.
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
     def write(self, data: bytes) -> None:
         """Overwrite the content with one system call."""
         with translate_write_errors(self._path):
+            # Always the same size, so that a reader never sees the end of a longer, earlier
+            # content.
             os.pwrite(self._descriptor, data.ljust(self._size), 0)
 
     def sync(self) -> None:
@@ -76,4 +79,5 @@ def read_last_lines(path: str, count: int) -> list[str]:
     if not os.path.exists(path):
         return []
     data = read_from(path, max(0, os.path.getsize(path) - (1 << 16)))
+    # The data may start within a character, and the last element is empty after a final line break.
     return data.decode("utf-8", "replace").split("\n")[-count - 1 :]

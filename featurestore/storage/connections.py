@@ -48,6 +48,7 @@ def use_options(location: str, options: Mapping[str, str] | None) -> None:
     root = root_of(location)
     if options is not None and dict(options) != _options.get(root, {}):
         _options[root] = dict(options)
+        # The next access connects again: a connection keeps the options with which it was opened.
         _connections.pop(root, None)
 
 
@@ -82,6 +83,7 @@ def object_store_for(path: str) -> tuple[ObjectStore, str]:
     The object name is "" if the URI is the bucket itself.
     """
     root = root_of(path)
+    # Two threads may connect at the same time. Both connections work, and one of them is reused.
     connection = _connections.get(root)
     if connection is None:
         connection = _connections[root] = _connect(root)
@@ -92,6 +94,7 @@ def _connect(root: str) -> ObjectStore:
     """Connect to a bucket or file system with its options."""
     scheme, options = scheme_of(root), _options.get(root, {})
     if scheme in OBJECT_STORES:
+        # Imported here, since obstore is an optional dependency.
         from featurestore.storage.objects import ObjectStorage
 
         return ObjectStorage(root, options)
@@ -129,6 +132,7 @@ def options_of_connections() -> dict[str, dict[str, str]]:
     options_by_root = {}
     for root in connected_roots():
         options = dict(options_of(root))
+        # The other machine may have neither the environment nor the AWS files of this one.
         if scheme_of(root) == "s3":
             s3_settings = settings.s3_settings(options)
             options = {**s3_settings.store, **s3_settings.client}
@@ -154,6 +158,7 @@ def check_location(location: str) -> Iterator[CheckResult]:
     """
     try:
         store, folder = object_store_for(location)
+        # An empty folder is listed without an error, so this checks access and not content.
         next(iter(store.list(folder)), None)
     except FeatureStoreError as error:
         yield CheckResult("reach", False, error.message, error.hint)
@@ -170,6 +175,7 @@ def check_location(location: str) -> Iterator[CheckResult]:
         yield _check_conditional_put(store, probe)
         yield _check_clock(store, probe)
     finally:
+        # A refused removal is reported by the check below.
         with suppress(StorageError):
             store.remove(probe)
     yield _check_removal(store, probe)
@@ -177,6 +183,7 @@ def check_location(location: str) -> Iterator[CheckResult]:
 
 def _check_conditional_put(store: ObjectStore, probe: str) -> CheckResult:
     try:
+        # Commits rely on this: of two writers that put the same name, exactly one must fail.
         store.put_new(probe, b"second")
     except FileExistsError:
         return CheckResult("conditional put", True, "existing objects are not overwritten")

@@ -40,6 +40,7 @@ def translate_write_errors(path: str) -> Iterator[None]:
     try:
         yield
     except StorageError:
+        # StorageError is also an OSError, and already has its reason.
         raise
     except OSError as error:
         raise StorageError(
@@ -75,6 +76,7 @@ def warn_after_publication(subject: str) -> Iterator[None]:
 
 def warn_published(subject: str, error: BaseException) -> None:
     """Warn that ``subject`` was published but a later step failed."""
+    # The first line only, without the hint, which may advise to repeat the write.
     text = str(error).splitlines()
     reason = text[0] if text else type(error).__name__
     warn_caller(
@@ -120,8 +122,11 @@ def with_retries(
         try:
             return call()
         except FileNotFoundError as error:
+            # A missing bucket is also reported as not found, but it is an error of the
+            # configuration and not a missing object.
             if _error_code(error) == "NoSuchBucket":
                 raise to_storage_error(action, uri, error) from None
+            # The cause is not chained, since its text may contain key names and signatures.
             raise FileNotFoundError(f"{uri!r} does not exist.") from None
         except StorageError:
             raise
@@ -141,6 +146,7 @@ def request_errors() -> tuple[type[Exception], ...]:
 
 def wait_before_retry(attempt: int) -> None:
     """Wait before a retry, longer after each attempt."""
+    # Random, so that clients that failed together do not retry together.
     longest = min(_FIRST_PAUSE * 2 ** (attempt - 1), _LONGEST_PAUSE)
     time.sleep(random.uniform(0.5, 1) * longest)
 
@@ -148,6 +154,7 @@ def wait_before_retry(attempt: int) -> None:
 def is_transient(error: BaseException) -> bool:
     """Return True if a retry of the failed request may succeed."""
     status = _status_code(error)
+    # Without a status there was no response: the connection failed or timed out.
     if status is None:
         return not isinstance(error, PermissionError)
     return status.startswith("5") or status in _TRANSIENT_STATUSES

@@ -50,6 +50,7 @@ def local_directory(location: str | os.PathLike[str]) -> str:
     text = os.fspath(location)
     if text.startswith("file://"):
         text = text[len("file://") :]
+    # As a local path, a URI would create a directory such as ``s3:`` in the working directory.
     if "://" in text or text.startswith(("dbfs:", "hdfs:")):
         raise UnsupportedLocation(
             f"location={text!r} is not a local directory.",
@@ -139,6 +140,7 @@ def upload(moves: Sequence[tuple[str, str]]) -> None:
         source, target = move
         storage_for(target).upload(source, target)
 
+    # Concurrent, since closing one file on HDFS can take half a second.
     with ThreadPoolExecutor(min(_PARALLEL_UPLOADS, max(len(moves), 1))) as pool:
         list(pool.map(copy, moves))
 
@@ -188,6 +190,7 @@ def _relative_parts(path: str, below: str) -> list[str]:
     """Return the parts of a path relative to a directory; refuse paths outside it."""
     root = os.path.join(below, "")
     names = path[len(root) :].split("/") if path.startswith(root) else []
+    # The last check before a removal. It does not depend on the caller having checked the path.
     if not names or any(name in ("", ".", "..") for name in names):
         raise StorageError(f"Refused to remove {path!r}: it is not below {below!r}.")
     return names
@@ -209,6 +212,7 @@ def read_text(path: str) -> str:
         OSError: The unchanged system error, so that callers can distinguish reasons.
         UnicodeDecodeError: The file is not UTF-8.
     """
+    # TextIOWrapper translates line breaks as ``open`` does.
     content = io.BytesIO(storage_for(path).read(path))
     return io.TextIOWrapper(content, encoding="utf-8").read()
 
@@ -316,6 +320,7 @@ def resolve_inside(directory: str, relative: str) -> str:
     path = directory
     for name in relative.split("/"):
         path = os.path.join(path, name)
+        # Every part is checked: a link at any level could lead out of the directory.
         if storage.is_link(path):
             raise StorageError(
                 f"{path!r} is a symbolic link, which a store must not contain.",
@@ -421,6 +426,8 @@ def copy_consistently(paths: Iterable[str], directory: str) -> None:
     """
     sources = list(paths)
     for _ in range(_COPY_ATTEMPTS):
+        # Another process may write between two copies. A set is consistent only if no file changed
+        # while all of them were copied.
         before = [_size_and_mtime(path) for path in sources]
         for path in sources:
             with translate_read_errors(path), suppress(FileNotFoundError):

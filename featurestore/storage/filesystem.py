@@ -64,6 +64,7 @@ class _ReadOnlyFileSystem:
     def __init__(self, guard: Guard) -> None:
         super().__init__()
         self._guard = guard
+        # Data files are never overwritten, so sizes and times stay valid.
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -141,6 +142,7 @@ class _SharedFile:
         with self._guard():
             store, name = object_store_for(self._path)
             (data,) = store.ranges(name, [(start, length)])
+        # A seek applies to one read; the next read continues at the end, in any thread.
         self._thread.__dict__.pop("position", None)
         self._end = start + length
         return data
@@ -179,6 +181,7 @@ class LocalMirror:
             if name in self._sizes and not os.path.exists(files.resolve_inside(self.folder, name))
         ]
         with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+            # ``list`` raises the first error of the workers.
             list(pool.map(self._fetch, missing_names))
 
     def close(self) -> None:

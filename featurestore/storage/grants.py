@@ -37,6 +37,7 @@ def find_grant(kind: str, location: str, name: str) -> dict[str, Any] | None:
 
 def _path(kind: str, location: str, name: str) -> str:
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    # Resolved, so that a store has the same grants through a symbolic link.
     key = hashlib.sha256(f"{files.resolve(location)}\0{name}".encode()).hexdigest()
     return os.path.join(state, "featurestore", kind, f"{key}.json")
 
@@ -62,6 +63,7 @@ def resolve_secret(reference: SecretReference, *, location: str, name: str, uri:
         contains the reference, never the secret.
     """
     grant = find_grant(_SECRETS, location, name)
+    # Otherwise a store could send a registered secret to an address of its own choice.
     if grant is None or (grant.get("uri"), grant.get("secret")) != (uri, str(reference)):
         raise ConfigurationError(
             f"The store at {location} uses the secret {reference} for {name!r}, which was not "

@@ -41,6 +41,7 @@ class LocalStorage:
     def ensure_writable(self, directory: str) -> None:
         try:
             os.makedirs(directory, exist_ok=True)
+            # Only a write shows that a directory is writable, for example on a read-only mount.
             probe = os.path.join(directory, f".probe-{uuid.uuid4().hex}")
             with open(probe, "wb"):
                 pass
@@ -57,6 +58,8 @@ class LocalStorage:
             os.makedirs(path, exist_ok=True)
 
     def write_atomically(self, path: str, data: bytes) -> None:
+        # The file is visible after the rename, so a failed sync of its directory must not be
+        # reported as a failed write.
         self._write(path, data, durable=True)
         with warn_after_publication(f"The file {path!r}"):
             _sync_directory(os.path.dirname(path))
@@ -71,6 +74,8 @@ class LocalStorage:
             with translate_write_errors(path):
                 _write_file(temporary, data, durable=True)
                 try:
+                    # A link fails if the name exists. A rename would replace the file of another
+                    # writer.
                     os.link(temporary, path)
                 except OSError:
                     # The path already exists, or the file system does not support hard links.
@@ -94,6 +99,8 @@ class LocalStorage:
                     make_directory(folder)
                     file = resources.enter_context(open(temporary, "wb", buffering=0))
                 yield _EarlyWriteback(file)
+                # The content is synced before the rename: after a power failure, the name must not
+                # refer to an incomplete file.
                 with translate_write_errors(path):
                     os.fsync(file.fileno())
             with translate_write_errors(path):
@@ -201,6 +208,8 @@ class LocalStorage:
         return datetime.now(UTC)
 
     def remove(self, path: str, names: Sequence[str], *, below: str) -> bool:
+        # Every directory is opened relative to its parent. A link that another process creates in
+        # the meantime cannot redirect the removal.
         with ExitStack() as handles:
             try:
                 parent = _open_directory(below, None, handles)
@@ -301,6 +310,7 @@ def make_directory(path: str, *, durable: bool = True) -> None:
         missing = os.path.dirname(missing)
     with translate_write_errors(path):
         os.makedirs(path, exist_ok=True)
+    # The entry of a new directory is in its parent, which has to be synced as well.
     if durable:
         for folder in reversed(created):
             sync_path(os.path.dirname(folder))
@@ -313,6 +323,7 @@ def sync(paths: Iterable[str]) -> None:
     """
     files = list(paths)
     folders = sorted({os.path.dirname(path) for path in files})
+    # Files first: a synced directory entry must not refer to content that is not on disk.
     for batch in (files, folders):
         if len(batch) == 1:
             sync_path(batch[0])
@@ -346,6 +357,7 @@ def _sync_directory(directory: str) -> None:
 
 def _remove_tree(name: str, parent: int) -> None:
     """Remove a directory and as many of its files as possible; raise OSError if any remain."""
+    # The first pass removes what it can; the second raises the error of what remains.
     shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
     with suppress(FileNotFoundError):  # already removed, or another process is removing it
         shutil.rmtree(name, dir_fd=parent)

@@ -16,6 +16,7 @@ from featurestore.model.paths import is_relative_path
 from featurestore.plugins import find_plugin, plugin_names
 
 _SEPARATOR = "://"
+# No "@" in the host: credentials must not be part of a location, which is stored and shown.
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
 # Alternative schemes that other tools use for the same storage.
 _SCHEME_ALIASES = {
@@ -50,9 +51,11 @@ class Location:
         """
         match = _URI.fullmatch(text)
         scheme = match["scheme"] if match is not None else ""
+        # One scheme per storage, so that a location has one spelling.
         scheme = _SCHEME_ALIASES.get(scheme, scheme)
         if match is None or not is_supported(scheme):
             raise UnsupportedLocation(
+                # The text may be a URI with a password.
                 f"location={_strip_password(text)!r} is not a supported location.",
                 hint="a local directory, such as the mount point of another file system, "
                 "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "

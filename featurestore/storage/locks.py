@@ -50,6 +50,7 @@ def is_locked(path: str) -> bool:
         # A shared lock, so that concurrent checks do not see each other's lock.
         fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
+        # POSIX allows both errors for a lock that another process holds.
         return True
     finally:
         os.close(handle)
@@ -82,6 +83,7 @@ def machine_id(directory: str) -> str:
     container restart, and change with a reboot.
     """
     try:
+        # The boot id changes with a reboot, which also ends all locks.
         kernel = _BOOT.read_text(encoding="ascii").strip()
     except OSError:
         kernel = host_name()

@@ -53,6 +53,8 @@ def write_manifest(directory: str, manifest: Manifest) -> None:
         WriteConflict: Another export has already published its manifest at the URI.
     """
     path = manifest_path(directory)
+    # A local directory has one registry, which gives a version to one export. At a URI, exports of
+    # several registries can have the same version, so the first manifest wins.
     if not storage_for(path).needs_claims:
         files.write_atomically(path, manifest.to_bytes())
     elif not files.write_new(path, manifest.to_bytes()):
@@ -78,6 +80,7 @@ def read_annotations(directory: str, manifest: Manifest) -> Annotations:
     """
     path = os.path.join(directory, ANNOTATIONS_FILE)
     if not files.exists(path):
+        # Without a change after the export, the manifest has the current values.
         return Annotations(manifest.description, manifest.tags)
     try:
         data = JsonObject.from_value(files.read_json(path))

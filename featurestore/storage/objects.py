@@ -63,6 +63,7 @@ class ObjectStorage:
         from obstore import get_ranges
 
         uri = self._uri(name)
+        # obstore refuses empty ranges.
         starts = [start for start, length in ranges if length > 0]
         lengths = [length for _, length in ranges if length > 0]
 
@@ -77,6 +78,7 @@ class ObjectStorage:
                 )
 
         fetched = [bytes(content) for content in with_retries("read", uri, call)] if starts else []
+        # A server may return fewer bytes than requested if the object is shorter.
         if [len(content) for content in fetched] != lengths:
             raise _object_too_short_error(uri)
         remaining = iter(fetched)
@@ -90,6 +92,8 @@ class ObjectStorage:
 
         def call() -> None:
             with _translate_range_panic(uri):
+                # Streamed into the caller's buffers: a response of its own would need the memory
+                # twice.
                 response = get(self._store, name, options={"range": (start, end)})
                 if not fill(buffers, response.stream(min_chunk_size=1)):
                     raise _object_too_short_error(uri)
@@ -159,6 +163,7 @@ class ObjectStorage:
         return _to_stored_object(metadata)
 
     def remove(self, name: str) -> bool:
+        # S3 does not report whether a deleted object existed.
         exists = self.find(name) is not None
         if exists:
             self._delete([name])
@@ -169,6 +174,7 @@ class ObjectStorage:
         names: list[str] = []
         for child in self.list(check_name(folder)):
             names.append(child.name)
+            # S3 deletes at most 1,000 objects per request.
             if len(names) == _LIST_PAGE:
                 self._delete(names)
                 removed += len(names)
@@ -186,6 +192,7 @@ class ObjectStorage:
         last = after
         for attempt in range(1, failures.ATTEMPTS + 1):
             try:
+                # After a failed page, the listing continues after the last object that was yielded.
                 for child in self._list(folder, last):
                     yield child
                     last = child.name
@@ -205,10 +212,12 @@ class ObjectStorage:
         from obstore import put
 
         uri = self._uri(name)
+        # One request for small objects; an upload in parts needs at least three.
         is_multipart = file.seek(0, os.SEEK_END) > _PART_BYTES
         store = self._part_store if is_multipart else self._store
 
         def call() -> object:
+            # A retry sends the file from its start.
             file.seek(0)
             return put(store, name, file, chunk_size=_PART_BYTES, use_multipart=is_multipart)
 
@@ -278,6 +287,7 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
 
 def _to_stored_object(metadata: Mapping[str, Any]) -> StoredObject:
     modified = metadata["last_modified"]
+    # Entity tags are optional; the time is the last resort to detect a replaced object.
     tag = metadata["e_tag"] or metadata["version"] or str(modified)
     return StoredObject(metadata["path"], metadata["size"], modified, tag)
 

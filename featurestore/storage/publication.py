@@ -57,9 +57,12 @@ class Publication:
         """
         storage = storage_for(target)
         if not storage.is_local:
+            # Set before the request: if its response is lost, the file may exist, and the files of
+            # the write must remain.
             self._published = True
             self._published = storage.write_new(target, data)
             return self._published
+        # In the directory of the target, since a hard link cannot cross file systems.
         temporary = os.path.join(os.path.dirname(target), f".{uuid.uuid4().hex}.tmp")
         try:
             with open(temporary, "xb") as file:
@@ -80,6 +83,8 @@ class Publication:
         storage = storage_for(target)
         if not storage.is_local:
             return self.publish(target, storage.read(source))
+        # The files must be on disk before a commit refers to them, or a power failure would damage
+        # the table.
         self._sync_files()
         # This is set before the call, because an interrupt may arrive after the name was created
         # but before the call returns.
@@ -110,6 +115,7 @@ class Publication:
     ) -> None:
         if not self._published:
             for path in self._files:
+                # A file that cannot be removed is an orphan, which a vacuum removes later.
                 with suppress(OSError):
                     storage_for(path).remove_file(path)
 

@@ -48,6 +48,8 @@ class RemoteStorage:
         store, folder = object_store_for(directory)
         probe = _probe_name(folder)
         try:
+            # The second put must be refused. Otherwise concurrent commits would overwrite each
+            # other.
             store.put_new(probe, b"first")
             try:
                 store.put_new(probe, b"second")
@@ -100,6 +102,8 @@ class RemoteStorage:
         try:
             yield temporary
         finally:
+            # Also after an exception, since the file is the log of a run, which explains the
+            # failure.
             try:
                 self.upload(temporary, path)
             except StorageError as error:
@@ -130,6 +134,7 @@ class RemoteStorage:
         def fetch(position: int) -> bytes:
             return store.ranges(name, [(position, min(_CHUNK_BYTES, size - position))])[0]
 
+        # At most _PARALLEL_FETCHES chunks are in memory, and they are yielded in order.
         pending: deque[Future[bytes]] = deque()
         with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
             for position in range(start, size, _CHUNK_BYTES):
@@ -228,6 +233,7 @@ class RemoteStorage:
     def last_write_time(self, path: str) -> datetime | None:
         store, name = object_store_for(path)
         file = store.find(name)
+        # The path may be an object or a folder of objects.
         times = [stored_object.modified for stored_object in store.list(name)]
         if file is not None:
             times.append(file.modified)
@@ -236,6 +242,8 @@ class RemoteStorage:
     def current_time(self, location: str) -> datetime:
         """Return the time that the server assigns to a new object."""
         store, folder = object_store_for(location)
+        # Clocks of clients differ, so the time comes from an object that the server has just
+        # stamped.
         probe = _probe_name(folder)
         store.put(probe, b"time")
         try:
@@ -287,6 +295,7 @@ class _Listing:
         return sorted(name for name in names if name > after and "/" not in name)
 
 
+# A context variable, so that other threads, which may be writing, see the current state.
 _listing: ContextVar[_Listing | None] = ContextVar("listing", default=None)
 
 

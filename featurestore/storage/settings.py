@@ -86,12 +86,14 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
         if value:
             client[key] = value
     if store.get("aws_endpoint_url", "").startswith("http://"):
+        # obstore refuses plain HTTP by default.
         client.setdefault("allow_http", "true")
     return Settings(store, client)
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
     """Merge the settings into one mapping for delta-rs."""
+    # delta-rs must not overwrite commits of other writers, either.
     return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
 
 
@@ -156,6 +158,7 @@ def check_options(
                 f"Unknown option {name!r} in {argument}=.",
                 hint=did_you_mean(key, known_options) or f"available: {', '.join(known_options)}",
             )
+        # Clients expect "true" and "false", not Python's "True" and "False".
         checked_options[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return checked_options
 
@@ -164,6 +167,7 @@ def _read_environment(key: str) -> str | None:
     aliases = [alias.upper() for alias, name in _ALIASES.items() if name == key]
     names = [key.upper(), *aliases]
     if key == "aws_endpoint_url":
+        # The AWS tools prefer the endpoint of the service to the general one.
         names.insert(0, "AWS_ENDPOINT_URL_S3")
     for name in names:
         if os.environ.get(name):
@@ -180,6 +184,7 @@ def _read_profile(name: str, keys: tuple[str, ...]) -> dict[str, str]:
         path = os.environ.get("AWS_CONFIG_FILE")
         section = profile if profile == "default" else f"profile {profile}"
     path = path or os.path.join(os.path.expanduser("~"), ".aws", name)
+    # RawConfigParser does not interpret "%", which may be part of a value.
     parser = configparser.RawConfigParser()
     try:
         parser.read(path, encoding="utf-8")

@@ -84,6 +84,7 @@ class ShardCache:
 
     def _copy_paths(self, shard: ManifestShard) -> list[tuple[ManifestFile, str]]:
         """Return the files of a shard with the paths of their copies, the shard itself last."""
+        # Manifests are untrusted, and this text becomes a file name.
         if not _SHA256.fullmatch(shard.sha256):
             raise DatasetDamaged(f"{shard.sha256!r} of {shard.path!r} is not a SHA-256 digest.")
         target = os.path.join(self.folder, shard.sha256)
@@ -93,6 +94,7 @@ class ShardCache:
             if not re.fullmatch(r"\.[A-Za-z0-9]+", suffix):
                 raise DatasetDamaged(f"{sidecar.path!r} is not a sidecar of {shard.path!r}.")
             copies.append((sidecar, target + suffix))
+        # The shard is fetched last, so that its sidecars exist when a reader opens and locks it.
         return [*copies, (ManifestFile(shard.path, shard.bytes, shard.sha256), target)]
 
     def _fetch(
@@ -105,6 +107,7 @@ class ShardCache:
                     source = files.resolve_inside(directory, file.path)
                     write_verified(files.read_chunks(source), path, sha256=file.sha256)
                     was_fetched = True
+            # The modification time of a copy is the time of its last use.
             with suppress(FileNotFoundError):
                 os.utime(copies[-1][1])
         if was_fetched:
@@ -115,6 +118,8 @@ class ShardCache:
         """Lock a shard, so that only one process or thread on this machine fetches it."""
         locks = os.path.join(self.folder, _LOCKS)
         files.make_directory(locks)
+        # Lock files are never removed: a process could hold the lock of a removed file while
+        # another one locks a new file. 256 files serve all shards.
         with translate_write_errors(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
@@ -143,6 +148,7 @@ class ShardCache:
         handle = _open_existing(os.path.join(self.folder, name[:_SHA256_DIGITS]))
         try:
             if handle is not None:
+                # Readers hold a shared lock until they have opened the copy.
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             files.remove(os.path.join(self.folder, name), below=self.folder)
         except BlockingIOError:
@@ -205,6 +211,7 @@ def write_verified(chunks: Iterator[bytes], target: str, *, sha256: str) -> None
                     digest.update(chunk)
                     size += len(chunk)
                     file.write(chunk)
+            # Verified under the temporary name, so that no process opens a damaged copy.
             if digest.hexdigest() != sha256:
                 raise DatasetDamaged(
                     f"The content for {target!r} differs from the manifest: {size:,} bytes with "
@@ -300,6 +307,7 @@ class ShardFile:
         self._digest.update(view)
         count = 0
         with translate_write_errors(self._final):
+            # An unbuffered file may write fewer bytes than it gets.
             while count < len(view):
                 count += self._file.write(view[count:])
         self.size += len(view)

@@ -34,6 +34,7 @@ class BatchFile:
                 sink = pa.output_stream(self._path, compression=None, buffer_size=_BUFFER_BYTES)
             self._sink = resources.enter_context(sink)
             self._writer = pa.ipc.new_file(self._sink, schema)
+            # An error in the constructor closes and removes the file; from here on, ``close`` does.
             self._resources = resources.pop_all()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -59,6 +60,8 @@ class BatchFile:
             self._writer.close()
             self._sink.flush()
             reader = pa.ipc.open_file(open_file(self._path))
+        # An open file remains readable without a name, and leaves nothing behind if the process is
+        # killed.
         self._unlink()
         return reader
 

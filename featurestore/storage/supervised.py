@@ -35,6 +35,8 @@ class SupervisedProcess:
         directory: str,
     ) -> None:
         files.make_directory(directory)
+        # Isolated mode: modules of the working directory or of PYTHONPATH must not replace those of
+        # the standard library.
         command_line = [sys.executable, "-I", supervisor.__file__, *command]
         with open_log(log) as output:
             self._process = subprocess.Popen(
@@ -46,6 +48,8 @@ class SupervisedProcess:
                 cwd=directory,
                 start_new_session=True,  # Ctrl-C ends the caller, which then ends its workers
             )
+        # The pipe stays open. The supervisor ends the command when the system closes it, even if
+        # this process is killed.
         self._send(len(standard_input).to_bytes(8, "big") + standard_input)
 
     def _send(self, data: bytes) -> None:

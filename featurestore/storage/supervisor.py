@@ -39,6 +39,7 @@ def main(command: list[str]) -> int:
         process.communicate(command_input)
     except BrokenPipeError:
         process.wait()
+    # Processes that the command left behind must not outlive it.
     kill_descendants(process.pid)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
@@ -74,6 +75,7 @@ def kill_descendants(group: int) -> None:
 
 
 def _kill_after_caller(group: int) -> None:
+    # Returns when the caller closes the pipe or ends; no more input is sent.
     os.read(0, 1)
     kill_descendants(group)
     os._exit(_KILLED)
@@ -95,6 +97,7 @@ def _list_descendants(root: int) -> list[int]:
     ended = set()
     for entry in _PROC.glob("[0-9]*/stat"):
         try:
+            # The name of a process is in parentheses and may itself contain spaces and parentheses.
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # the process has ended meanwhile

@@ -104,6 +104,8 @@ def create(
         {"metaData": dict(metadata)},
     ]
     with Publication(durable=durable) as publication:
+        # The first check also finds a table whose commit 0 was removed. The publication decides
+        # between processes that create the table at the same time.
         if is_delta_table(path) or not _publish_commit(path, 0, actions, publication):
             raise FileExistsError(f"A Delta table exists at {path}.")
 
@@ -132,6 +134,8 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
             with warn_after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version, durable=publication.durable)
             return version
+        # Another writer took this version. If its commit does not conflict, the same actions are
+        # valid for the next version, and no file is written again.
         _check_conflicts(change, read_commit(commit_path(state.path, version)))
 
 
@@ -154,6 +158,7 @@ def retry_commits(
             # A vacuum may have removed files of this snapshot; retry if there is a later version.
             if latest_version(path) == latest.version:
                 raise
+        # Random, so that writers that lost the same race do not meet again.
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**number, 1.0))
     raise WriteConflict(
         f"Other writers changed {path} {ATTEMPTS} times while this write was computed; "
@@ -232,6 +237,8 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
         "numCopiedRows": change.copied_rows,
         "numOutputBytes": sum(file.bytes for file in change.adds),
     }
+    # Other writers may skip conflict checks for blind appends, so the flag must be false for a
+    # commit that depends on existing rows (Delta protocol).
     blind = not change.reads and not change.removes and change.metadata is None
     yield _commit_info(
         change.operation,
@@ -257,6 +264,7 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     return {
+        # Paths in the log are percent-encoded (Delta protocol).
         "path": quote(file.path.removeprefix(os.path.join(state.path, "")), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
         "size": file.bytes,
@@ -274,6 +282,7 @@ def _remove_action(
         "deletionTimestamp": now,
         "dataChange": data_change,
         "size": file.bytes,
+        # The history counts removed rows with this number, without opening the removed file.
         "stats": json.dumps({"numRecords": file.rows}),
     }
 
@@ -287,6 +296,7 @@ def _commit_info(
     read: int | None = None,
     blind: bool = False,
 ) -> dict[str, Any]:
+    # Delta defines parameters and metrics as maps of strings, so other values are JSON in a string.
     texts = {}
     for key, value in parameters.items():
         texts[key] = value if isinstance(value, str) else json.dumps(value)
@@ -339,6 +349,8 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
         app, number = change.transaction
         for action in winner:
             txn = action.get("txn")
+            # The other process may have done the same write, for example after this one was
+            # considered dead.
             if txn is not None and txn["appId"] == app and txn["version"] >= number:
                 raise RepeatedError
     check_concurrent_transactions(log.actions_of_kind(winner, "txn"), change.offsets)
@@ -353,6 +365,7 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
     for action in winner:
         if not action.keys().isdisjoint(conflicting_actions):
             raise LostRaceError
+    # The concurrent commit may have added files in the types of the old schema.
     if change.metadata is not None:
         raise LostRaceError
 
@@ -362,6 +375,7 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     interval = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
     entry_count = len(state.files) + len(state.transactions)
     interval = max(interval, 1, entry_count // _ENTRIES_PER_COMMIT)
+    # A lower version than that of the last checkpoint means that the table was created again.
     last_checkpoint = _LAST_CHECKPOINTS.get(state.path, 0)
     if last_checkpoint <= version < last_checkpoint + interval:
         return
@@ -376,5 +390,7 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
             options = delta_options(state.path)
             DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
             if durable:
+                # delta-rs does not sync checkpoints; after a power failure, readers could find a
+                # truncated one.
                 _, checkpoint_paths = log.find_checkpoint_before(state.path, version)
                 files.sync(checkpoint_paths)

@@ -119,6 +119,8 @@ class DuckDBEngine:
         return relations.read_files(self.database, paths, schema=schema)
 
     def hold(self, relation: Relation) -> Relation:
+        # A memory limit of the user applies to DuckDB, which cannot count rows that are buffered
+        # outside of it.
         if self.database.limit_is_chosen:
             return relation
         return streams.buffer_rows(self.database, relation)
@@ -183,6 +185,7 @@ class DuckDBEngine:
                 sqltext.casts(storage_types, sqltext.types_of(relation.schema))
             )
         storage.make_directory(directory)
+        # A new folder, since several stages of a write may share the directory.
         folder = os.path.join(directory, f"rows-{uuid.uuid4().hex}")
         streams.start_recording(self.database, relation)
         staged_files = files.stage(self.database, query_of(rows), folder, schema=storage_types)
@@ -205,6 +208,8 @@ class DuckDBEngine:
         self, relation: Relation, directory: str, accumulator: Accumulator[State, Result]
     ) -> tuple[Relation, Result | None]:
         input_stream = streams.single_use_stream(relation)
+        # Rows that are already stored can be aggregated later. On one core, the aggregation would
+        # only delay the staging.
         if input_stream is None or usable_cores() == 1:
             return self.stage(relation, directory), None
         with streams.ConcurrentAggregate(input_stream, accumulator) as running_aggregate:

@@ -40,6 +40,7 @@ from featurestore.errors import (
 )
 
 _WAKEUP_BYTES = 64
+# Process-wide, since a query may run in a thread of DuckDB.
 _RAISED_ERRORS: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
@@ -73,6 +74,7 @@ def capture_errors() -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
+        # KeyboardInterrupt is not an Exception, but DuckDB would also reduce it to a message.
         # ``translate_errors`` raises the original exception in the caller of the query.
         number = next(_NUMBERS)
         _RAISED_ERRORS[number] = error
@@ -98,6 +100,7 @@ def translate_errors() -> Iterator[None]:
         # Prefer the original exception of a Python function or stream inside the query.
         raised = recall_exception(str(error))
         if raised is not None:
+            # DuckDB's error only repeats the message of the exception.
             raise raised from None
         if isinstance(error, duckdb.Error):
             raise _translate(error) from error
@@ -145,6 +148,8 @@ def _translate(error: duckdb.Error) -> FeatureStoreError:
             f"DuckDB rejects the query: {message}",
             hint="column and table names are case-insensitive in SQL",
         )
+    # A file that a vacuum removed is not damage: the error names the versions that can still be
+    # read.
     file_match = _DATA_FILE.search(message)
     vacuum_error = None if file_match is None else vacuumed_file_error(file_match[1])
     if vacuum_error is not None:
@@ -178,10 +183,13 @@ def interrupt_on_signal(connection: duckdb.DuckDBPyConnection) -> Iterator[None]
     Only the main thread is interrupted, as in Python. Nothing is interrupted if the application has
     its own SIGINT handler.
     """
+    # Python delivers signals to the main thread only; queries of other threads are registered for
+    # ``interrupt``.
     if threading.current_thread() is not threading.main_thread():
         with _register_connection(connection):
             yield
         return
+    # An application that handles Ctrl-C decides itself what to stop.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
@@ -227,6 +235,7 @@ class _Watch:
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
+        # ``set_wakeup_fd`` requires it: a signal handler must not block on a full buffer.
         self._sender.setblocking(False)
         self._lock = threading.Lock()  # protects reading and handling of signals
         self._running: list[duckdb.DuckDBPyConnection] = []
@@ -246,6 +255,8 @@ class _Watch:
         """Stop watching the most recently started query."""
         with self._lock:
             self._running.pop()
+            # Under the lock, so that a signal is either handled for this query or discarded, and
+            # never interrupts the next one.
             if not self._running:
                 self._sources.clear()
                 signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)

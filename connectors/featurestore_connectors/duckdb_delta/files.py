@@ -42,6 +42,8 @@ POSITION = "__fs_position"
 # the same name.
 _FILE_INDEX = "file_index"
 _OWN_FILE_INDEX = "__fs_own_file_index"
+# 40 bits for the row number in a file, the remaining bits for the index of the file: positions
+# ascend in scan order.
 _POSITION = f"({_FILE_INDEX}::BIGINT << 40) | file_row_number"
 # User columns with these names hide DuckDB's virtual columns.
 RESERVED_NAMES = (_FILE_INDEX, "file_row_number")
@@ -79,6 +81,8 @@ def scratch_folder(path: str) -> Iterator[str]:
         finally:
             storage.remove_temporary(temporary)
         return
+    # Inside the table, since files get their final names by hard links, which cannot cross file
+    # systems.
     folder = os.path.join(path, WRITING, uuid.uuid4().hex)
     _make_folder(folder)
     try:
@@ -91,6 +95,7 @@ def scratch_folder(path: str) -> Iterator[str]:
 
 
 def _make_folder(folder: str) -> None:
+    # The parent folder is shared by all writers, and the last one removes it.
     for attempt in range(10):
         try:
             os.makedirs(folder)
@@ -121,6 +126,7 @@ def write(
     Raises:
         InvalidArgument: A partition value is "", which Delta cannot distinguish from null.
     """
+    # RETURN_STATS returns bounds and null counts for the log, so that the files are not read again.
     options = ["FORMAT parquet", "RETURN_STATS", "FILENAME_PATTERN 'part-{i}'"]
     options.append(f"DICTIONARY_SIZE_LIMIT {_DICTIONARY_VALUES}")
     if partition_by:
@@ -133,6 +139,7 @@ def write(
             copy_result = cursor.execute(f"COPY ({query}) TO {target} ({', '.join(options)})")
             file_rows = copy_result.fetchall()
     new_files = [_new_file(row, schema, partition_by) for row in file_rows if row[1]]
+    # By number, since part-10 sorts before part-2 by name.
     return sorted(new_files, key=lambda file: (os.path.dirname(file.path), _file_number(file.path)))
 
 
@@ -165,6 +172,7 @@ def _partition_value(text: str | None, column: pa.Field) -> str | None:
         raise InvalidArgument(
             f"Partition column {column.name!r} has the time {text}; years must be 1 to 9999."
         ) from error
+    # Delta's partition values have times in UTC without an offset.
     return time.isoformat(sep=" ", timespec="microseconds")
 
 
@@ -177,6 +185,8 @@ def _statistics(
         if column_statistics is None or is_nested(column.type):
             continue
         nulls[column.name] = int(column_statistics["null_count"])
+        # Parquet bounds exclude NaN, which DuckDB and Spark order after all numbers: a filter could
+        # skip a file with NaN. Truncated strings are not bounds for readers that compare exactly.
         if (
             column_statistics.get("has_nan") == "true"
             or column_statistics.get("min_is_exact") != "true"
@@ -199,6 +209,7 @@ def _to_json_bound(text: str | None, kind: pa.DataType) -> Any:
         return int(text)
     if pat.is_floating(kind):
         number = float(text)
+        # JSON has no infinity.
         return number if math.isfinite(number) else None
     if pat.is_decimal(kind):
         # JSON numbers are portable only up to the precision of a double.
@@ -231,6 +242,7 @@ def stage(database: Database, query: str, folder: str, *, schema: pa.Schema) -> 
             target = os.path.join(folder, os.path.basename(file.path))
             staged_files.append(replace(file, path=target))
             moves.append((file.path, target))
+        # Uploaded together, since closing one file on HDFS can take half a second.
         storage.upload(moves)
     return staged_files
 
@@ -252,6 +264,7 @@ def move_into_table(
             partition_folder = os.path.relpath(os.path.dirname(file.path), folder)
             directory = os.path.join(path, partition_folder)
         target = os.path.join(directory, f"part-{number:05d}-{run}-c000.snappy.parquet")
+        # Registered before it exists, so that a failure in between leaves no file.
         publication.add(target)
         table_files.append(replace(file, path=target))
         moves.append((file.path, target))
@@ -293,6 +306,7 @@ def _version_query(snapshot: Snapshot, target: pa.Schema) -> str:
     """Return a query for columns of a version; missing columns are null."""
     if not snapshot.files:
         return sqltext.empty(target)
+    # Only the requested columns, so that others may have types that DuckDB does not support.
     stored_schema = _select_fields(snapshot.schema, set(target.names))
     columns = sqltext.casts(target, sqltext.types_of(stored_schema))
     return f"SELECT {columns} FROM {_scan_files(snapshot, snapshot.files, stored_schema)}"
@@ -352,6 +366,8 @@ def _scan_files(
     for name in stored_schema.names:
         quoted = sqltext.quote(name)
         if name in snapshot.partition_by:
+            # Literals from the log: DuckDB would derive partition values from folder names, also
+            # from those above the table.
             values = _list_literal([file.partition.get(name) for file in files])
             value = _cast_partition_value(
                 f"({values})[{_FILE_INDEX}::BIGINT + 1]", stored_schema.field(name).type

@@ -65,6 +65,7 @@ class LargeColumns:
                 small_columns.append(column)
         if not large_columns:
             return batch
+        # Row numbers continue over all batches, so that a number alone identifies a value.
         first = self._starts[-1]
         self._append(large_columns)
         small_columns.append(pa.array(np.arange(first, first + batch.num_rows)))
@@ -125,6 +126,8 @@ class LargeColumns:
 
     def _values(self, name: str, rows: pa.Array) -> pa.Array:
         with self._lock:
+            # Several writers may start at the same time; the first one combines the chunks or maps
+            # the file.
             if self._file is not None and not self._columns[name]:
                 self._map(self._file)
             elif self._file is None and len(self._columns[name]) > 1:

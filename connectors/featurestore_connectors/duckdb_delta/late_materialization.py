@@ -138,6 +138,7 @@ class LateMaterialization(MappedStream):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the joined rows in label order."""
         plan, labels = self._plan, self._label_columns()
+        # Chunks of labels are determined first, since the features are spooled by chunk.
         label_ids = (_row_ids(batch) for batch in self._read_in_order(labels(())))
         starts = chunk_starts(label_ids, bytes_per_label=sum(map(_bytes_per_match, plan.joins)))
         with ExitStack() as stack:
@@ -162,6 +163,7 @@ class LateMaterialization(MappedStream):
         pairs = _MatchedPairs(batches_of(self._database, self._match_labels(join, labels)))
         for batch in self._read_in_order(rows):
             row_ids = _row_ids(batch)
+            # Pairs and rows both ascend by row id, so one pass over each side joins them.
             label_ids, matched_ids = pairs.take_up_to(row_ids[-1])
             if len(label_ids):
                 spool.add(label_ids, batch, np.searchsorted(row_ids, matched_ids))
@@ -177,6 +179,7 @@ class LateMaterialization(MappedStream):
             joins=(replace(join, outputs=(Output(POSITION, _MATCH),)),),
             columns=columns,
             schema=pa.schema([(name, pa.int64()) for name in columns]),
+            # Labels without a matching row have nothing to spool.
             how="inner",
             keep_order=False,
         )
@@ -200,6 +203,7 @@ class LateMaterialization(MappedStream):
             for chunk, (first, last) in enumerate(pairwise([0, *boundaries, batch.num_rows])):
                 if first == last:
                     continue
+                # Release the previous chunk before the next one is read.
                 if chunk != current:
                     chunks.clear()
                     chunks += [spool.read_chunk(chunk) for spool in spools]
@@ -285,6 +289,7 @@ def _bytes_per_match(join: Join) -> int:
     source = join.source
     schema = _schema_of_features(join)
     total = _ROW_ID_BYTES + columns_width(schema, schema.names)
+    # The type does not determine the length of strings and lists, so it is estimated from the files.
     if source.bytes and source.rows and any(map(is_unbounded, schema.types)):
         total += _COMPRESSION * source.bytes // source.rows
     return total
@@ -315,8 +320,11 @@ def chunk_starts(row_id_batches: Iterable[Int64s], *, bytes_per_label: int) -> I
     rows = max(_CHUNK_BYTES // bytes_per_label, 1)
     starts, row_count = [np.empty(0, dtype=np.int64)], 0
     for row_ids in row_id_batches:
+        # Chunks continue across batches: the next chunk starts ``-row_count % rows`` rows into this
+        # batch.
         starts.append(row_ids[-row_count % rows :: rows])
         row_count += len(row_ids)
+    # The first chunk starts at the first label.
     return np.concatenate(starts)[1:]
 
 

@@ -50,6 +50,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     for side in map(_SideQuery, feature_sides(plan)):
         tables |= side.tables(engine)
     joined_rows = engine.sql(query_of_plan(plan), tables=tables, parameters={})
+    # The query returns lists of variable size; rows are cast to the schema when they are streamed.
     return replace(joined_rows, schema=plan.schema, single_use=left.single_use)
 
 
@@ -183,6 +184,7 @@ class _SideQuery:
         """Return the relations that the queries read."""
         source = self.rule.join.source
         read = read_source(engine, source, list(self.rule.columns))
+        # Only groups with possible ties need all columns, which the tie hash covers.
         if self.rule.is_unique:
             return {self.source: read}
         all_rows = read_source(engine, source, list(source.spec.schema.names))
@@ -211,6 +213,7 @@ class _SideQuery:
         if self.plan.how == "inner":
             kind = "JOIN"
         if self.rule.needs_running_maximum:
+            # The query of this side already has the label number of each row.
             return f"{kind} {self.name} ON l.{_NUMBER} = {self.name}.number"
         conditions = []
         for key, (label_column, column) in zip(self.rule.keys, self.rule.join.on, strict=True):
@@ -280,6 +283,7 @@ class _SideQuery:
             return []
         conditions = [f"{time} <= {_time_literal(fixed)}"]
         if role == "event" and ttl is not None:
+            # A very long TTL would lead to a time before the year 1.
             oldest = fixed - min(ttl, fixed - datetime.min.replace(tzinfo=UTC))
             conditions.append(f"{time} >= {_time_literal(oldest)}")
         return conditions
@@ -289,6 +293,8 @@ class _SideQuery:
         rows = self._candidate_query(self.source)
         if self.rule.is_unique:
             return rows
+        # The tied table has all rows whose hash occurs more than once, so a hash collision does not
+        # lose a row: it is only compared without need.
         tied = self._candidate_query(self.tied_table, more=f", {quote(TIE)} AS tie")
         greatest = _first_rows_query("SELECT * FROM tied", self.tie_columns, ["tie DESC"])
         row_columns = ", ".join([f"s.{column}" for column in self.tie_columns])
@@ -322,6 +328,7 @@ class _SideQuery:
             "best "
             f"FROM ({self._union_query()})) WHERE number IS NOT NULL AND best IS NOT NULL"
         )
+        # Ties are broken before, so keys and times identify one row.
         is_same_row = " AND ".join([f"s.{column} = f.{column}" for column in self.tie_columns])
         return f"SELECT f.number, s.* FROM ({latest_rows}) f JOIN ({rows}) s ON {is_same_row}"
 
@@ -329,6 +336,8 @@ class _SideQuery:
         """Return the union of rows and labels, with keys, time, and the rows' packed times."""
         keys = ", ".join(self.rule.keys)
         since = f"greatest({', '.join(self.rule.eligibility_times)})"
+        # One integer of 128 bits: two maxima of 64 bits took 0.7 seconds more on 5.5 million rows
+        # and a million labels (ADR 0011).
         best = f"(epoch_us(event) + {_SHIFT})::HUGEINT * {_HALF} + (epoch_us(created) + {_SHIFT})"
         time = label_time(self.plan)
         key_columns, present = [], []

@@ -69,6 +69,7 @@ def adopt(database: Database, frame: object) -> Relation | None:
         # The frame belongs to another database, so it is streamed at every read.
         native = database.connection.from_arrow(_ForeignRelation(rows))
     with relation_lock():
+        # Only a result has an Arrow schema, and LIMIT 0 reads no rows.
         arrow_schema = rows.limit(0).to_arrow_table().schema
         return cast_to_features(native, arrow_schema, [str(kind) for kind in rows.types])
 
@@ -175,6 +176,7 @@ def sql(
     database: Database, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
 ) -> Relation:
     """Return the result of a query over named relations, with bound ``$name`` parameters."""
+    # Only for queries of the engine; user queries run in the sandbox (``UserSql``).
     natives = {name: each.native for name, each in tables.items()}
     try:
         native = database.bind(query, natives, parameters=parameters)
@@ -263,6 +265,8 @@ class UserSql:
                     "The query is not a single SELECT statement.",
                     hint="write one SELECT; queries cannot change tables",
                 )
+            # Bound to empty tables, so that names and types of the result are known without reading
+            # a row.
             for name, table in tables.items():
                 cursor.register(name, table.schema.empty_table())
             result = cursor.sql(query, params=parameters or None)
@@ -293,6 +297,8 @@ class UserSql:
     def _open(self) -> duckdb.DuckDBPyConnection:
         with self._opening:
             if self._connection is None:
+                # A database of its own: the engine's connection can read files and all registered
+                # tables.
                 connection = duckdb.connect(":memory:", config=self._database.config)
                 for setting in _SANDBOX_SETTINGS:
                     connection.execute(setting)

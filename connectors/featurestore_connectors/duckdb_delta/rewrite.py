@@ -63,9 +63,11 @@ def upsert(
     """Replace rows by key with the rows of ``source``, and remove rows with keys of ``deletes``."""
     if not write.key:
         raise InvalidArgument("An upsert needs key columns.")
+    # With two rows of one key, the stored row would depend on their order.
     _check_unique(database, _source_query(state, source, write), write.key)
 
     def attempt(state: Snapshot) -> int:
+        # Everything that depends on existing rows is computed again after a lost race.
         rows = _source_query(state, source, write)
         keys = f"SELECT {sqltext.names(write.key)} FROM {rows}"
         if deletes:
@@ -96,6 +98,7 @@ def replace(
         ranges = {window.column: (to_micros(window.start), to_micros(window.end))}
         affected = _find_affected(database, state, _overlapping_files(state, ranges), outgoing)
         schema = commits.add_missing_columns(state.schema, write.add_columns)
+        # Source files are not partitioned, and have the columns of the first attempt.
         if affected.remaining_rows or state.partition_by or schema != source_schema:
             return _replace_rows(database, state, affected, outgoing, write, rows=rows)
         # No rows of the old files remain, so the source files are added without a rewrite.
@@ -141,6 +144,7 @@ def compact(database: Database, path: str, *, below: int | None = None) -> int |
         if not small:
             return None
         with Publication(durable=database.durable) as publication:
+            # No row is removed, so all rows are copied.
             new = _rewrite_files(database, state, _AffectedFiles(small, 0), "false", publication)
             change = Change(
                 operation="OPTIMIZE",
@@ -178,6 +182,7 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
                 metadata=commits.changed_metadata(state, schema=schema),
                 commit_metadata={"operation": "widen"},
                 copied_rows=state.rows,
+                # The values stay equal, so readers of changes can skip the commit (Delta protocol).
                 data_change=False,
                 reads=True,
             )
@@ -244,6 +249,8 @@ def _rewrite_files(
         stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
         old_files = files.scan_all(state, affected.files)
         selects.append(
+            # IS NOT TRUE keeps rows for which the condition is null: rows with a null key or time
+            # are never replaced.
             f"SELECT {stored_columns} FROM {old_files} AS target WHERE ({outgoing}) IS NOT TRUE"
         )
     if incoming is not None:
@@ -261,6 +268,7 @@ def _find_affected(
     database: Database, state: Snapshot, candidates: Sequence[DataFile], outgoing: str
 ) -> _AffectedFiles:
     """Return the candidate files that contain rows for which ``outgoing`` is true."""
+    # A missing file is reported with its name, before DuckDB fails in the middle of the rewrite.
     check_files(state, candidates)
     if not candidates:
         return _AffectedFiles((), 0)
@@ -286,6 +294,7 @@ def _check_rows_in_range(
     write: TableWrite,
     window: TimeRange,
 ) -> None:
+    # Statistics usually prove it, so that the rows are not read again.
     if all(_is_inside(file, window) for file in source):
         return
     rows = _source_query(state, source, write)
@@ -309,6 +318,7 @@ def _is_inside(file: NewFile, window: TimeRange) -> bool:
     high = statistics["maxValues"].get(window.column)
     if statistics["nullCount"].get(window.column) != 0:
         return False
+    # Bounds of dates have no time, and do not compare with datetimes.
     if not (_is_time(low) and _is_time(high)):
         return False
     first, last = datetime.fromisoformat(low), datetime.fromisoformat(high)
@@ -393,6 +403,7 @@ def _small_files(size: int, state: Snapshot) -> tuple[DataFile, ...]:
             groups.setdefault(tuple(file.partition.values()), []).append(file)
     small: list[DataFile] = []
     for group in groups.values():
+        # A single small file would be rewritten at every compaction.
         if len(group) > 1:
             small += group
     return tuple(small)

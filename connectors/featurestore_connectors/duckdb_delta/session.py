@@ -61,6 +61,7 @@ class Database:
         config.setdefault("threads", usable_cores())
         # The directory for the engine's own temporary files.
         self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
+        # DuckDB's default is a folder in the working directory.
         config.setdefault(
             "temp_directory",
             os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),
@@ -114,6 +115,7 @@ class Database:
             yield
             return
         with self._sparing_lock:
+            # Concurrent exports share one limit, and the last one resets it.
             self._sparing += 1
             if self._sparing == 1:
                 self._set_limit(f"SET GLOBAL memory_limit = '{limit // 2**20}MiB'")
@@ -136,6 +138,7 @@ class Database:
 
     def _register_file_systems(self) -> None:
         """Register file systems for URIs once the process has opened a remote storage."""
+        # Only processes that use URIs need fsspec, which is optional.
         if not self._reads_uris and has_connections():
             with _BUILDING:
                 if not self._reads_uris:
@@ -153,6 +156,7 @@ class Database:
         """Return a lazy relation for a query over named relations, with bound parameters."""
         self._register_file_systems()
         with relation_lock():
+            # Other statements could change the database or its settings.
             statements = self.connection.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
                 raise InvalidSql(
@@ -191,6 +195,7 @@ class Database:
         """Yield a cursor for one execution, and translate DuckDB errors."""
         with translate_errors():
             self._register_file_systems()
+            # A cursor per execution: results of one connection replace each other.
             cursor = self.connection.cursor()
             try:
                 yield cursor

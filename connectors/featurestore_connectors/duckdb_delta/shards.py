@@ -78,6 +78,7 @@ def write_shards(
         with relation_lock():
             ordered = rows.native.order(", ".join(sort_keys))
         batches = stream(database, relation(ordered, rows.schema))
+        # A generator, so that one batch is in memory at a time.
         runs = (
             run
             for batch in batches
@@ -139,6 +140,8 @@ def _load_rows(
     batches = batches_of(database, rows)
     for batch in batches:
         loaded.add(batch, pool)
+        # Large columns are spooled first, since they are not part of the sort. If the remaining
+        # columns are still too large, DuckDB sorts them.
         if loaded.size > memory:
             loaded.spool(database.scratch)
         if loaded.size > memory:
@@ -153,6 +156,7 @@ def _load_rows(
 def _write_in_memory(
     loaded: InMemoryShards, write: ShardFunction[Result], threads: int
 ) -> list[Result]:
+    # After an error, shards that have not started are not written.
     stopped = threading.Event()
 
     def run(number: int) -> Result:
@@ -240,6 +244,7 @@ def _write_in_parallel(
     with ThreadPoolExecutor(threads) as pool:
         try:
             for number, batch in runs:
+                # Rows arrive shard by shard, so a new number completes the previous shard.
                 if number != current:
                     waiting.put(queue, None)
                     queue, current = deque(), number
@@ -248,6 +253,8 @@ def _write_in_parallel(
                     break
             waiting.put(queue, None)
         except BaseException:
+            # Also after Ctrl-C, since the writers wait for their queues and the pool waits for the
+            # writers.
             waiting.stop()
             raise
     return _collect_results(results)
@@ -256,6 +263,7 @@ def _write_in_parallel(
 def _collect_results(futures: Sequence[Future[Result]]) -> list[Result]:
     for future in futures:
         error = future.exception()
+        # Raise the cause, and not the consequence in other shards.
         if error is not None and not isinstance(error, _StoppedError):
             raise error
     return [future.result() for future in futures]
@@ -317,6 +325,7 @@ class InMemoryShards:
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows without large columns and release their memory."""
         while self._batches:
+            # In any order, since DuckDB sorts the rows.
             yield self._batches.pop().result()
 
 

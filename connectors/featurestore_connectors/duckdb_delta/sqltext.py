@@ -28,6 +28,7 @@ _TYPE_NAMES = {
     pa.date32(): "DATE",
     pa.timestamp("us", tz="UTC"): "TIMESTAMP WITH TIME ZONE",
     pa.timestamp("us"): "TIMESTAMP",
+    # Parquet files need a type; all values are null.
     pa.null(): "BOOLEAN",
 }
 _WILDCARDS = re.compile(r"[\[*?]")

@@ -74,6 +74,7 @@ def _batches(
     with database.cursor() as cursor:
         native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
         if limit is not None:
+            # DuckDB stops reading as soon as it has enough rows.
             native = native.limit(limit)
         if any(map(_may_be_long, relation.schema.types)) and rows > _VECTOR_ROWS:
             # Concatenate small batches until the next one does not fit.
@@ -207,6 +208,7 @@ class SingleUseStream(MappedStream):
         size = 0
         for batch in self._source_batches:
             size += batch.nbytes
+            # The rows do not fit; release those recorded so far.
             if size > MAX_BUFFERED_BYTES:
                 self.recorded = None
             elif self.recorded is not None:
@@ -253,6 +255,7 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     if reader.schema != schema:
         batches = (cast_batch(batch, schema) for batch in reader)
     input_stream = SingleUseStream(database, schema, batches)
+    # DuckDB gets one reader and not the stream object, so that it rejects a second read.
     reader_for_duckdb = source(schema, input_stream.batches_for_duckdb())
     with relation_lock():
         native = database.connection.from_arrow(reader_for_duckdb)
@@ -365,6 +368,7 @@ def aggregate(
         for batch in batches:
             state = accumulator.update(state, batch)
         return accumulator.finish(state)
+    # Bounded, so that the reader waits for slow threads instead of filling the memory.
     queues: list[Queue[pa.RecordBatch | None]] = [Queue(maxsize=2) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         states = [pool.submit(_accumulate_queue, accumulator, queue) for queue in queues]
@@ -372,8 +376,10 @@ def aggregate(
             for number, batch in enumerate(batches):
                 queues[number % threads].put(batch)
         finally:
+            # Also after an error, since every thread waits for the end of its queue.
             for queue in queues:
                 queue.put(None)
+        # In the order of threads, which fixes the order of float additions.
         merged_state = states[0].result()
         for state_of_thread in states[1:]:
             merged_state = accumulator.merge(merged_state, state_of_thread.result())

@@ -43,6 +43,7 @@ def create(
     """Create an empty table; raise FileExistsError if the table exists."""
     for column in partition_by:
         kind = schema.field(column).type
+        # Partition values are strings in the log, in which floats and binaries have no unique form.
         if pat.is_binary(kind) or pat.is_floating(kind):
             raise InvalidArgument(
                 f"Cannot partition a table by column {column!r} of type {kind}.",
@@ -66,6 +67,8 @@ def write(database: Database, path: str, relation: Relation, write: TableWrite) 
     """Write one commit; return None if its transaction is already committed."""
     state = read_snapshot(path)
     check_writable(state.path, state.protocol)
+    # A repeated write ends here, before any row is read. ``commits.commit`` checks again, since
+    # another process may commit the same transaction meanwhile.
     if state.has_committed(write.transaction):
         return None
     schema = _table_schema(state, relation, write)
@@ -96,6 +99,7 @@ def _append_or_overwrite(
     database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, write: TableWrite
 ) -> int | None:
     with Publication(durable=database.durable) as publication:
+        # The rows are written once; only the commit is retried.
         new = _write_uncommitted(database, state, relation, schema, publication)
 
         def attempt(latest: Snapshot) -> int:
@@ -196,6 +200,7 @@ def _stage_deleted_keys(
     if write.deletes is None:
         yield ()
         return
+    # The keys may have other types than the table.
     schema = pa.schema([state.schema.field(name) for name in write.key])
     with files.scratch_folder(state.path) as scratch:
         folder = os.path.join(scratch, "keys")
@@ -231,6 +236,7 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
     writing = os.path.join(path, WRITING)
     for name in storage.list_directory(writing):
         folder = os.path.join(writing, name)
+        # Killed writers leave their folders. Younger ones may belong to running writers.
         if modification_time(folder) < abandoned:
             storage.remove(folder, below=path)
     return removed

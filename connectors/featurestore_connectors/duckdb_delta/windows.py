@@ -136,6 +136,7 @@ class _BufferedResult(streams.MappedStream):
         batches = streams.batches_of(self._database, self._left)
         left = pa.Table.from_batches(batches, self._left.schema)
         rows = left.column(ROW).to_numpy()
+        # Labels usually arrive in order, and sorting copies all columns.
         if np.any(rows[1:] < rows[:-1]):
             left = left.take(pa.array(np.argsort(rows, kind="stable")))
         label_columns = {name: left.column(name) for name in left.column_names}
@@ -169,6 +170,7 @@ class _BufferedResult(streams.MappedStream):
         positions[table.column(ROW).to_numpy()] = np.arange(left.num_rows)
         label_order = pa.array(positions)
         columns = {output.name: table.column(output.name) for output in side.join.outputs}
+        # Release each column as soon as it is in label order.
         del table
         names = list(columns)
         with ThreadPoolExecutor(threads) as pool:
@@ -184,6 +186,7 @@ class _BufferedLabels(streams.MappedStream):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the buffered batches."""
+        # A lazy relation may never be read, so the rows are buffered at the first read.
         if self._rows is None:
             self._rows = list(super().batches())
         return iter(self._rows)
@@ -260,6 +263,8 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
     keys = _label_keys(side)
     columns = [
         f"{group.expression(keys)} AS {GROUP}",
+        # Odd numbers for labels and even numbers for rows: a row at the label time sorts before the
+        # label and counts.
         f"epoch_us({label_time(side.plan)}) * 2 + 1 AS {STREAM_TIME}",
     ]
     if side.needs_created_time:
@@ -349,6 +354,7 @@ class WindowBounds:
         event = timestamp(quote(name), spec.schema.field(name).type)
         ends, begins = [], []
         for output in side.join.outputs:
+            # A window ends ``offset`` before the label time, so later rows count for no label.
             ends.append(self.times[1] - output.offset // _MICROSECOND)
             begin = -_EARLIEST
             if output.over is not None:

@@ -41,6 +41,7 @@ def use_location(session: Any, path: str) -> None:
         raise UnsupportedLocation(
             f"The Spark engine does not support {location.text}.", hint="engine='duckdb'"
         )
+    # Checked here, since Spark would report a missing class at the first access.
     if not has_class(session, jars.S3A_FILE_SYSTEM):
         raise ConfigurationError(
             "The active SparkSession cannot reach S3: it has no hadoop-aws.",
@@ -66,6 +67,7 @@ def _use_bucket(configuration: Any, location: Location) -> None:
     Executors cache the connection to a bucket with its initial options.
     """
     options = s3a_options(location.text)
+    # The mark is part of Hadoop's configuration, which all engines of the process share.
     mark = f"fs.s3a.bucket.{location.bucket}.featurestore"
     with _guard:
         if configuration.get(mark) is None:

@@ -83,6 +83,7 @@ class CommitSession:
 
     def __enter__(self) -> CommitSession:
         use_table(self.parent, self._path)
+        # Delta for Spark would also write tables with features that the embedded engine refuses.
         check_writable(self._path, read_snapshot(self._path).protocol)
         self.session = self.parent.newSession()
         # One call, since reading several hundred settings takes longer than a small commit. Spark
@@ -91,6 +92,7 @@ class CommitSession:
         self.session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
         for key, value in _SETTINGS.items():
             self.set(key, value)
+        # The copied settings may contain the version of an earlier commit of the user's session.
         self.session.conf.unset(_LAST_VERSION)
         self.set(_NOTE, self.note)
         self.set(_DURABILITY, "full" if self._durable else "fast")
@@ -110,6 +112,8 @@ class CommitSession:
 
     def adopt(self, frame: Any) -> Any:
         """Convert a frame of the user's session to a frame of this session."""
+        # A frame belongs to the session that created it. Only global temporary views are visible in
+        # all sessions of an application.
         view = f"featurestore_{uuid.uuid4().hex}"
         frame.createGlobalTempView(view)
         try:
@@ -132,6 +136,8 @@ class CommitSession:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
+        # Commits of this write are searched after this version, so that earlier commits are not
+        # read.
         first_version = latest_version(self._path)
         for attempt in range(ATTEMPTS):
             attempted_version = latest_version(self._path)
@@ -139,6 +145,7 @@ class CommitSession:
                 command()
                 return self._version_after(first_version)
             except (PySparkException, Py4JError) as error:
+                # Spark may fail after the commit was published. A retry would duplicate its rows.
                 own_version = self._find_own_commit(first_version + 1)
                 if own_version is not None:
                     subject = f"Delta version {own_version} of {self._path}"
@@ -191,6 +198,7 @@ def is_repeat(path: str, transaction: tuple[str, int] | None) -> bool:
 
 def wait(attempt: int) -> None:
     """Sleep for a random time that grows with each attempt."""
+    # Random, so that writers that lost the same race do not meet again.
     time.sleep(random.uniform(0.05, min(2.0, 0.1 * 2**attempt)))
 
 
@@ -215,6 +223,7 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         self._sessions = getattr(self._machine, _SESSIONS).__getattr__("MODULE$")
+        # Delta reads its settings from the active session of the thread.
         self._sessions.setActiveSession(self._commit.session._jsparkSession)
         log = self._delta.DeltaLog.forTable(self._commit.session._jsparkSession, self._path)
         self._transaction = log.startTransaction()
@@ -265,6 +274,7 @@ class Transaction:
 
     def set_schema(self, schema: str) -> None:
         """Change the table schema (JSON); subsequent files are written in its types."""
+        # Changed as JSON: py4j cannot call Scala's ``copy`` with named arguments.
         action = json.loads(self._transaction.metadata().json())
         action["metaData"]["schemaString"] = schema
         self._transaction.updateMetadata(self._from_json(json.dumps(action)), False)
@@ -277,6 +287,7 @@ class Transaction:
 
     def replace_files(self, old_files: Sequence[DataFile], rows: Any) -> None:
         """Replace files by new files with the rows of a frame, which must be the same rows."""
+        # Without a data change, readers of changes skip the commit (Delta protocol).
         for file in old_files:
             self.add_action(removal(file, changes_rows=False))
         new_files = self._transaction.writeFiles(rows._jdf)
@@ -334,6 +345,7 @@ def removal(file: DataFile, *, changes_rows: bool = True) -> str:
                 "path": file.log_path,
                 "deletionTimestamp": int(time.time() * 1000),
                 "dataChange": changes_rows,
+                # Declares that partition values and size are present (Delta protocol).
                 "extendedFileMetadata": True,
                 "partitionValues": dict(file.partition),
                 "size": file.bytes,

@@ -82,8 +82,10 @@ class SparkEngine:
     def session(self) -> Any:
         """The SparkSession, found or started on first use."""
         with self._lock:
+            # A stopped context has no Java object; then a new session is needed.
             if self._session is None or self._session.sparkContext._jsc is None:
                 session = self._user_session if self._user_session is not None else find_session()
+                # Only a session that the engine started may be stopped by it.
                 self._owns_session = session is None
                 if session is None:
                     session = start_session(jars.connected_bucket())
@@ -124,6 +126,7 @@ class SparkEngine:
         return scan.read_table(self.session, path, version=version, schema=schema, columns=columns)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
+        # Before Spark lists the paths: it keeps a connection with its first options.
         for path in paths:
             buckets.use_location(self.session, path)
         return scan.read_files(self.session, paths, schema=schema)

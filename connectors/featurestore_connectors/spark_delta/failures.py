@@ -48,6 +48,7 @@ class ExecutorError(RuntimeError):
     """A feature store error encoded as a message, since Spark transports only messages."""
 
     def __init__(self, error: FeatureStoreError) -> None:
+        # Base64 has no quotes and line breaks, which stack traces would escape or split.
         packed = json.dumps([type(error).__name__, error.message, error.hint])
         super().__init__(f"{_MARK}{base64.b64encode(packed.encode()).decode()}: {error}")
 
@@ -81,6 +82,7 @@ def translate_errors() -> Iterator[None]:
 def to_store_error(error: BaseException) -> FeatureStoreError:
     """Convert a Spark failure to a feature store error."""
     text = full_text(error)
+    # An error that an executor encoded is more precise than Spark's report of the failed task.
     unpacked = _decode_error(text)
     if unpacked is not None:
         return unpacked
@@ -95,6 +97,8 @@ def to_store_error(error: BaseException) -> FeatureStoreError:
             hint="read the table with engine='duckdb' and write its rows into a new one",
         )
     if any(sign in text for sign in _UNREADABLE):
+        # A file that a vacuum removed is not damage: the error names the versions that can still be
+        # read.
         file_match = _MISSING.search(text)
         vacuum_error = (
             None if file_match is None else vacuumed_file_error(unquote(file_match.group(1)))
@@ -123,6 +127,7 @@ def first_line(error: BaseException) -> str:
             if line and not line.startswith(" "):
                 return line
         return "a Python worker failed"
+    # The last cause is the root cause.
     causes = _CAUSED_BY.findall(text) or _TASK_FAILURE.findall(text)
     if causes:
         reason = causes[-1]
@@ -174,6 +179,7 @@ def _decode_error(text: str) -> FeatureStoreError | None:
         name, message, hint = json.loads(base64.b64decode(match.group(1)))
     except ValueError:
         return None  # user text that happens to contain the mark
+    # The message is untrusted text, so only error classes of the store are created from it.
     kind = getattr(errors, name, FeatureStoreError)
     if isinstance(kind, type) and issubclass(kind, FeatureStoreError):
         return kind(message, hint=hint)

@@ -58,6 +58,7 @@ def check_java() -> int:
         raise MissingJava(
             f"The Spark engine needs Java 17 or 21, but {path} does not run: {error}.", hint=_HINT
         ) from error
+    # Java prints its version to standard error.
     version = parse_version(process.stderr + process.stdout)
     if version is None or process.returncode != 0:
         raise MissingJava(
@@ -145,6 +146,7 @@ def has_class(session: Any, name: str) -> bool:
     from py4j.protocol import Py4JJavaError
 
     machine = session._jvm
+    # The context class loader includes jars of --jars and --packages.
     loader = machine.Thread.currentThread().getContextClassLoader()
     try:
         machine.java.lang.Class.forName(name, True, loader)

@@ -40,6 +40,8 @@ class ParquetRows:
 
         Files that are larger than a part are split by row groups.
         """
+        # Every part computes the same assignment from the sizes alone, so that tasks need no
+        # communication.
         total, index = max(1, self.bytes), 0
         for path, size in self.files:
             shares = max(1, -(-size * parts // total))
@@ -57,9 +59,11 @@ class ParquetRows:
                 names_in_file = _names_in_file(self.columns, file_names)
                 batches = file.iter_batches(
                     _rows_per_batch(file.metadata),
+                    # Row groups are dealt out in turn, so that parts have similar sizes.
                     row_groups=list(range(share, file.num_row_groups, shares)),
-                    columns=list(names_in_file.values())
-                    or file_names[:1],  # one column tells how many rows there are
+                    # Without any column, one is read to count the rows.
+                    columns=list(names_in_file.values()) or file_names[:1],
+                    # Parts are already read in parallel.
                     use_threads=False,
                 )
                 for batch in batches:
@@ -104,6 +108,7 @@ def _rows_per_batch(metadata: Any) -> int:
     size = 0
     for number in range(metadata.num_row_groups):
         size += metadata.row_group(number).total_byte_size
+    # Uncompressed bytes, since the batches are in memory.
     row_bytes = max(1, size // max(1, metadata.num_rows))
     return min(_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
 

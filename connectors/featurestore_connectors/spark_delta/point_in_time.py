@@ -45,6 +45,7 @@ def retrieve(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Rela
     frame = left.frame
     sides = list(map(_SideQuery, feature_sides(plan)))
     clusters: dict[_SharedKeys, list[_SideQuery]] = {}
+    # Groups with the same join columns share one shuffle and one sort of the labels.
     for side in sides:
         if side.rule.is_timed:
             clusters.setdefault(side.shared_keys, []).append(side)
@@ -142,6 +143,8 @@ class _SideQuery:
         from pyspark.sql import functions as F
 
         if self.rule.last_eligible_row_wins:
+            # Without ties, the last row is the greatest one, and structs do not have to be
+            # compared.
             best = F.last(self.match_column, ignorenulls=True)
         else:
             best = F.max(self.match_column)
@@ -156,6 +159,7 @@ class _SideQuery:
         for role, name in self.rule.times:
             times[role] = self._time(name)
         for _, key in self.rule.join.on:
+            # Null keys match nothing, and would all be in one partition.
             frame = frame.where(column(key).isNotNull())
         for role in self.rule.eligibility_times:
             frame = frame.where(times[role].isNotNull())
@@ -237,6 +241,8 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
     types = {}
     for side, side_rows in zip(sides, rows, strict=True):
         types[side.match_column] = side_rows.schema["row"].dataType
+    # All label columns travel in one struct, so that rows and labels have the same columns in the
+    # union.
     label = F.struct(*map(column, frame.columns))
     label_type = frame.select(label.alias("label")).schema["label"].dataType
 
@@ -266,6 +272,8 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
         merged = merged.union(side_rows.select(*side.keys, *stream(time=F.col("since"), side=side)))
     until = (
         Window.partitionBy(_PART, *first.keys)
+        # False sorts before true: rows precede labels of the same time, so that a row at the label
+        # time matches.
         .orderBy("at", "is_label")
         .rowsBetween(Window.unboundedPreceding, 0)
     )
@@ -297,6 +305,7 @@ def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> A
     """Return the frame with the greatest row of each key, independent of the label time."""
     from pyspark.sql import functions as F
 
+    # A group without event time and with unique keys has at most one row per key.
     if not (side.rule.is_unique and side.rule.join.event_time is None):
         rows = rows.groupBy(*side.keys).agg(F.max("row").alias("row"))
     schema = side.rule.spec.schema
@@ -321,6 +330,8 @@ def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[
         match, ttl = F.col(side.match_column), side.rule.join.ttl
         is_matched, fresh = match.isNotNull(), None
         if ttl is not None:
+            # An expired row counts as no match: its values are null, and an inner join drops the
+            # label.
             is_matched = fresh = _is_within_ttl(left.time, match["event"], ttl)
         for index, output in enumerate(side.rule.join.outputs):
             value = match[f"o{index}"]

@@ -51,6 +51,7 @@ def relation(native: Any, schema: pa.Schema | None = None) -> Relation:
 
 def adopt(frame: object) -> Relation | None:
     """Return a relation over a Spark DataFrame, or None for other frames."""
+    # By name, so that pyspark is not imported for frames of other libraries.
     module = type(frame).__module__
     if not module.startswith("pyspark.sql.") or type(frame).__name__ != "DataFrame":
         return None
@@ -108,6 +109,7 @@ def run_sql(
     from pyspark.errors import PySparkException
 
     with _VIEWS:
+        # The user's session may already have views with these names.
         hidden = _create_views(session, tables)
         try:
             native = session.sql(convert_parameters(query), args=dict(parameters))
@@ -140,6 +142,7 @@ def last_per_key(source: Relation, key: Sequence[str]) -> Relation:
     keys = list(map(column, key))
     columns = list(map(column, source.schema.names))
     has_null = reduce(or_, [key.isNull() for key in keys])
+    # The id ascends with partition and row, so it is the order of the rows.
     keyed = source.native.where(~has_null).withColumn(_NUMBER, sf.monotonically_increasing_id())
     last = keyed.groupBy(*keys).agg(sf.max_by(sf.struct(*columns), sf.col(_NUMBER)).alias(_ROW))
     rows = last.select(*(sf.col(_ROW)[name].alias(name) for name in source.schema.names))
@@ -154,6 +157,7 @@ def cast_to(frame: Any, target: Any) -> Any:
     """
     from pyspark.sql import functions as sf
 
+    # Spark compares column names without case.
     source_fields = {field.name.lower(): field for field in frame.schema.fields}
     columns = []
     for field in target.fields:

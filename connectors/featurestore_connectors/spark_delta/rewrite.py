@@ -72,18 +72,23 @@ def upsert_small(
     ``rows`` is a frame of the buffered rows with the table's columns. Nothing is written if the
     function returns False.
     """
+    # MERGE reports duplicate keys with its own error, and compares floats and structs in Spark's
+    # way.
     if (
         not staged.can_compare(buffered.schema, write.key)
         or row_buffer.duplicates(buffered, write.key, limit=1)[0]
     ):
         return False
     with Transaction(commit, path) as transaction:
+        # Delta checks the commits after this version for conflicts, so keys are compared with its
+        # rows and not with those of a later version.
         snapshot = read_snapshot(path, transaction.version)
         keys = buffered.stored().select(list(write.key))
         candidates = _candidate_files(snapshot, keys)
         if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MAX_BYTES:
             return False
         check_files(snapshot, candidates)
+        # Statistics only exclude files. Candidates without matching keys are not rewritten.
         affected, copied = _find_affected(candidates, keys)
         # As with MERGE, concurrent appends may add some of these keys.
         transaction.conflict_with_appends()
@@ -137,6 +142,7 @@ def _merge_rows(old: Any, rows: Any, key: Sequence[str]) -> Any:
     """Return the remaining old rows and the new rows in one partition, which becomes one file."""
     from pyspark.sql import functions as sf
 
+    # The new rows are buffered in the driver, so a broadcast is possible and avoids a shuffle.
     new = sf.broadcast(rows.select(*map(column, key)).alias("new"))
     same = sf.lit(True)
     for name in key:
@@ -183,6 +189,7 @@ def upsert_with_offsets(
         old = delta.load(path).withColumn(_FILE, sf.input_file_name())
         outgoing = old.join(keys, list(write.key), "left_semi").groupBy(_FILE).count()
         removed_rows = dict(map(tuple, outgoing.collect()))
+        # Spark returns encoded URIs, and the log has relative paths. The base names are unique.
         file_names = {os.path.basename(unquote(path)) for path in removed_rows}
         affected = [file for file in snapshot.files if os.path.basename(file.path) in file_names]
         copied = sum(file.rows for file in affected) - sum(removed_rows.values())
@@ -224,6 +231,7 @@ def delete(
         except (AnalysisException, ParseException) as error:
             if is_conflict(error):
                 raise
+            # Some conflicts of Delta are also AnalysisExceptions, and the caller retries them.
             raise InvalidSql(
                 f"Spark rejects the predicate {predicate!r}: {first_line(error)}"
             ) from error
@@ -248,6 +256,7 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
             return
         check_files(state)
         transaction.conflict_with_appends()
+        # Only the types change. Other metadata of the columns stays as it is.
         widened = [field for field in schema if field.type != state.schema.field(field.name).type]
         kinds = {field.name: field.dataType for field in spark_schema(pa.schema(widened)).fields}
         columns_schema = transaction.columns

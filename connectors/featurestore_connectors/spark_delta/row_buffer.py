@@ -63,6 +63,7 @@ class ParkedStreams:
             buffered.append(pa.ipc.read_record_batch(batch.serialize(), schema))
             size += batch.nbytes
             if size > _LOCAL_RELATION_BYTES:
+                # The buffered rows come first, then the remaining stream, which preserves the order.
                 stored_batches = map(to_storage, chain(buffered, batches))
                 folder = _write_folder(session, stored_batches, storage_schema(schema))
                 frame = session.read.schema(spark_schema(schema)).parquet(folder)
@@ -90,6 +91,7 @@ def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Sc
         os.chmod(folder, 0o755)  # executors may run as another user
         _write_file(os.path.join(folder, "stream.parquet"), batches, schema)
     except BaseException:
+        # Also after Ctrl-C: no other code knows the folder.
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
@@ -176,10 +178,12 @@ def map_batches(
 
 def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
     """Compute the rows, write them to a Parquet file, and return a relation of these rows."""
+    # Computed once: functions of mapped batches may be expensive.
     batches = list(source.batches())
     staged = buffer_rows(source.native.sparkSession, batches, source.schema)
     sink = pa.BufferOutputStream()
     parquet.write_table(staged.stored(), sink)
+    # A retry of a stage replaces the files of the earlier attempt.
     files.remove(directory, below=os.path.dirname(directory))
     files.write_atomically(os.path.join(directory, _FILE), sink.getvalue().to_pybytes())
     return staged

@@ -47,6 +47,8 @@ def with_row_hash(
     for field in fields:
         function, value = _hash_function(functions, field)
         state = _java_call(session, function, state, value)
+    # Spark has no unsigned integers. With its sign bit flipped, a signed integer sorts like the
+    # unsigned hash.
     return _with_column(source, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
 
 
@@ -72,6 +74,7 @@ def with_range_number(
 ) -> Relation:
     """Return the rows with the range number of an int64 column."""
     session = source.native.sparkSession
+    # Packed as bytes, since py4j transfers a list element by element.
     packed_starts = struct.pack(f">{len(starts)}q", *starts)
     packed_numbers = struct.pack(f">{len(numbers)}i", *numbers)
     ranges = session._jvm.featurestore.hashing.RowHash.ranges(packed_starts, packed_numbers)
@@ -97,8 +100,10 @@ def count_hashes(
         counts_json = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
     histograms, sums = {}, {}
     for number, bin_counts in counts_json["groups"].items():
+        # Java writes big-endian numbers.
         bins = np.frombuffer(b64decode(bin_counts["bins"]), ">i8")
         histograms[int(number)] = bins.astype(np.int64)
+        # Java's sum overflows like the unsigned sum modulo 2**64, but with a sign.
         sums[int(number)] = bin_counts["sum"] % 2**64
     profiles = [
         _profile(schema.field(name), measured, rows=counts_json["rows"])
@@ -135,6 +140,7 @@ def _hash_function(
 
     value, kind = column(field.name), field.type
     number = value_kind(kind)
+    # A cast to double would change the bits of NaN.
     if pat.is_float32(kind) and exact:
         return functions.floats(number, *salt), value
     if pat.is_floating(kind):

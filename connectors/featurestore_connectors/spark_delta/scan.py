@@ -62,6 +62,8 @@ def read_table(
             frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
     except (PySparkException, Py4JError) as error:
         store_error = to_store_error(error)
+        # Only an unknown failure is described by the version that was read; other errors name the
+        # file.
         if isinstance(store_error, EngineError):
             store_error = EngineError(
                 f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
@@ -94,6 +96,7 @@ def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]
 
     columns = StructType()
     for field in StructType.fromJson(json.loads(snapshot.metadata["schemaString"])).fields:
+        # Spark's Parquet reader does not support columns without a type; callers add them as nulls.
         if not isinstance(field.dataType, NullType):
             columns.add(field.name, field.dataType)
     if not data_files:
@@ -137,6 +140,8 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             "which this Spark session cannot read.",
             hint=f'spark.conf.set("{_NANOSECONDS}", "true")',
         )
+    # Recursive lookup disables partition columns from folder names, so it is used only if
+    # necessary.
     is_recursive = any(_has_plain_folders(path) for path in paths)
     reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", is_recursive)
     with translate_errors():

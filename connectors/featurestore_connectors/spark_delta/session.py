@@ -53,6 +53,7 @@ def find_session() -> Any:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    # ``getOrCreate`` would start Spark if it is not running.
     if SparkContext._active_spark_context is None:
         return None
     active = SparkSession.getActiveSession()
@@ -139,6 +140,7 @@ def start_session(location: str | None = None) -> Any:
         EngineError: Spark did not start.
     """
     check_libraries()
+    # spark-submit sets this variable. It has started the JVM, whose settings are fixed.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         check_java()
@@ -158,6 +160,7 @@ def start_session(location: str | None = None) -> Any:
     if submitted:
         _add_jar_to_driver(session)
     else:
+        # Only for sessions that this process starts: in spark-submit, the user configures the logs.
         session.sparkContext.setLogLevel("ERROR")
     _check_delta_classes(session)
     return session
@@ -206,6 +209,7 @@ def session_settings() -> dict[str, str]:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Files written by pandas have nanoseconds, which Spark rejects by default.
         "spark.sql.legacy.parquet.nanosAsLong": "true",
+        # The batch size of the DuckDB engine, so that functions get similar batches.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     }
 

@@ -68,10 +68,12 @@ def write_shards(
         # Spark sorts a single number without comparing rows.
         keys = list(order)
     rows = repartition_by_shard(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
+    # Executors have neither the options nor the environment of this process.
     task = ShardsTask(write, shard, source.schema, options_of_connections())
     with translate_errors():
         result_rows = map_in_arrow(rows, source.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(result_rows, key=lambda row: row["shard"])
+    # Results come from this application's own executors, so they can be unpickled.
     return [pickle.loads(row["result"]) for row in in_order]
 
 
@@ -163,6 +165,7 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     rows = repartition_by_shard(source, task.shard, len(task.shards)).sortWithinPartitions(
         column(task.hash)
     )
+    # Created once here, and not by each task.
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
     writer = source.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
@@ -281,6 +284,7 @@ def _decode_label(word: Any, kind: pa.DataType) -> Any:
     if word is None or pat.is_string(kind):
         return word
     if pat.is_floating(kind):
+        # As bits, since JSON has no NaN and infinity.
         return struct.unpack("<d", struct.pack("<q", word))[0]
     if pat.is_date32(kind):
         return pa.scalar(word, pa.int32()).cast(kind).as_py()

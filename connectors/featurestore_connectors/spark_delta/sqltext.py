@@ -106,6 +106,7 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
     kind = _type_name(key_type)
     if pat.is_null(label_type):
         return F.lit(None).cast(kind)
+    # try_cast returns null for values out of range, where cast would fail the query.
     cast = f"try_cast({quote(name)} AS {kind})"
     if decimal_places(label_type) <= decimal_places(key_type):
         return F.expr(cast)

@@ -51,6 +51,7 @@ class StagedFiles:
         file_paths = [
             os.path.join(self.folder, name)
             for name in files.list_directory(self.folder)
+            # Spark also writes a success marker and checksum files.
             if name.endswith(".parquet") and not name.startswith(("_", "."))
         ]
         # All files were written with the same settings.
@@ -190,6 +191,7 @@ def _read_rows(source: StagedRelation, *, max_bytes: int) -> pa.Table | None:
 def can_compare(schema: pa.Schema, key: Sequence[str]) -> bool:
     """Return whether Arrow compares the values of the key as Spark does."""
     kinds = [schema.field(name).type for name in key]
+    # Spark considers all NaN equal, and 0.0 equal to -0.0; Arrow cannot group by nested values.
     return not any(is_nested(kind) or pat.is_floating(kind) for kind in kinds)
 
 
@@ -228,6 +230,7 @@ def _repeated_candidates(keys: pa.Table) -> pa.Table:
         values = chunk.to_numpy(zero_copy_only=False)
         numbers[start : start + len(values)] = values
         start += len(values)
+    # Equal numbers are adjacent after the sort, which needs a tenth of the memory of a group-by.
     numbers.sort()
     repeated_numbers = numbers[1:][numbers[1:] == numbers[:-1]]
     if not len(repeated_numbers):
@@ -244,6 +247,7 @@ class ParquetRelation(Relation):
 
 def with_table_files(source: Relation, snapshot: Snapshot) -> Relation:
     """Attach the files of a table version to its relation, if they alone determine the rows."""
+    # Partition columns are not in the files.
     if snapshot.protocol.reader > _PLAIN_READER or snapshot.partition_by:
         return source
     sized_files = tuple((file.path, file.bytes) for file in snapshot.files)

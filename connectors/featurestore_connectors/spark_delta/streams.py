@@ -67,6 +67,7 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
         states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
     with translate_errors():
         state_rows = states.collect()
+    # In the order of partitions, so that float sums do not depend on which task ends first.
     in_order = sorted(state_rows, key=lambda row: row["part"])
     merged_state = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
     return accumulator.finish(merged_state)
@@ -94,6 +95,8 @@ def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[
 def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
     """Stream the rows, prefetching one partition; at most two partitions are in memory."""
     task = StreamTask(source.schema, batch_rows, limit)
+    # Rows are sent as Arrow messages in a binary column, since collecting rows would convert each
+    # value to a Python object.
     messages = map_in_arrow(source.native, source.schema.names, task, MESSAGE_FIELDS)
     if limit is not None and limit <= _FEW_ROWS:
         message_stream = _first_messages(messages)

@@ -146,6 +146,7 @@ def write(
     session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its version, or None if its transaction is already committed."""
+    # Checked without a Spark job. Delta checks the transaction again when it commits.
     if is_repeat(path, write.transaction):
         return None
     with CommitSession(session, path, write.commit_metadata, durable=durable) as commit:
@@ -230,6 +231,7 @@ def _save_rows(
     commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool
 ) -> None:
     """Append, overwrite the table, or overwrite a range of the table."""
+    # The user's session may have the mode "dynamic", in which an overwrite keeps other partitions.
     options = {"userMetadata": commit.note, "partitionOverwriteMode": "static"}
     if grows:
         options["mergeSchema"] = "true"
@@ -262,10 +264,12 @@ def _append_linked(
     with Transaction(commit, path) as transaction:
         if not transaction.add_transaction(write.transaction):
             return True
+        # The columns were compared before the transaction started.
         if _arrow_types(transaction.columns.fields) != _arrow_types(
             staged_rows.native.schema.fields
         ):
             return False  # another writer has just changed the columns
+        # New names in each attempt. Links of a failed attempt are orphans, which a vacuum removes.
         names = _link_files(list(footers), path)
         if names is None:
             return False
@@ -348,6 +352,7 @@ def _column_statistics(
     statistics_by_group = []
     for group in range(footer.num_row_groups):
         statistics = footer.row_group(group).column(number).statistics
+        # A bound is valid only if every row group has one.
         if statistics is None or not statistics.has_null_count:
             return None
         statistics_by_group.append(statistics)
@@ -385,6 +390,7 @@ def _bound_text(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    # Delta truncates long strings. Without a bound, readers do not skip the file.
     if isinstance(value, str) and len(value) > _LONGEST_BOUND:
         return None
     if isinstance(value, bytes):
@@ -397,6 +403,8 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
     for attempt in range(ATTEMPTS):
         state = read_snapshot(path)
         check_writable(path, state.protocol)
+        # Built again in each attempt: the commit replaces all metadata, so it must include the
+        # changes of other writers.
         commit = _properties_commit(state, properties)
         try:
             if _publish_commit(commit_path(path, state.version + 1), commit, durable=durable):
@@ -447,4 +455,5 @@ def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list
 
     Return the paths of the removed files.
     """
+    # Not Spark's VACUUM, which cannot keep selected versions.
     return remove_unneeded_files(path, keep_versions=keep_versions, retain=retain)

@@ -97,6 +97,7 @@ class AccumulateFilesTask(Generic[State]):
         with encode_errors():
             for _ in batches:  # the input only defines the partitions
                 pass
+            # Worker processes are reused, also by tasks with other options.
             _use_buckets(self.buckets)
             number = _partition_number()
             state = accumulate_batches(self.accumulator, self.rows.part(number, self.parts))
@@ -215,6 +216,7 @@ def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Tab
     This is a function, not a callable object, since Spark inspects the number of arguments.
     """
     with encode_errors():
+        # The shuffle does not preserve the order of partitions.
         table = table.sort_by("part")
         states = map(pickle.loads, table.column("state").to_pylist())
         merged = merge_states(accumulator, states)

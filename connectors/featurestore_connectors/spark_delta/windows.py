@@ -51,6 +51,7 @@ def _with_aggregates(engine: Engine, side: WindowSide, left: Relation) -> Relati
     rows = _select_columns(_read_rows(engine, side), schema, _row_values(side))
     size = _bytes_of_stream(side, schema)
     merged = shards.repartition_by_key(labels.union(rows), GROUP, size=size)
+    # Equal keys are in one partition, so that a global sort is not necessary.
     ordered = merged.sortWithinPartitions(column(GROUP), column(STREAM_TIME))
     features = side.features(left.schema)
     task = MapSortedTask(features, schema, features.schema)
@@ -112,6 +113,8 @@ def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
         values[f"k{number}"] = label_key(label, label_type, schema.field(key).type)
     values[GROUP] = _sort_key(side, list(values.values()))
     time = label_time(side.plan, column)
+    # Odd numbers for labels and even numbers for rows: a row at the label time sorts before the
+    # label and counts.
     values[STREAM_TIME] = F.unix_micros(time) * 2 + 1
     for number, name in enumerate(left.schema.names):
         values[f"c{number}"] = column(name)

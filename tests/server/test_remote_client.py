@@ -56,7 +56,7 @@ from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteTrainingDataset
 from featurestore.store.remote_handles import parse_record
 from featurestore.training.verification import Problem, VerifyReport
-from featurestore_connectors.duckdb_delta.failures import _COMPUTING
+from featurestore_connectors.duckdb_delta.failures import _RUNNING_QUERIES
 from featurestore_connectors.duckdb_delta.relations import relation
 from featurestore_connectors.remote import HttpClient, request_body
 
@@ -242,7 +242,7 @@ def test_query_ends_at_timeout_or_disconnect(
     ended = []
 
     async def gone() -> bool:
-        return is_gone and bool(_COMPUTING)
+        return is_gone and bool(_RUNNING_QUERIES)
 
     answer = ChunkProducer(
         stream_chunks(endless(local), request),
@@ -254,7 +254,7 @@ def test_query_ends_at_timeout_or_disconnect(
     with pytest.raises(QueryEnded):
         asyncio.run(answer.begin())
     assert ended == [True]
-    assert not _COMPUTING
+    assert not _RUNNING_QUERIES
 
 
 def test_page_query_over_time_limit_returns_503(
@@ -269,7 +269,7 @@ def test_page_query_over_time_limit_returns_503(
     answer = client.get("/api/v1/featuregroups/numbers/1/rows")
     assert (answer.status_code, answer.json()["title"]) == (503, "QueryEnded")
     assert "--query-seconds" in answer.json()["hint"]
-    assert not _COMPUTING
+    assert not _RUNNING_QUERIES
 
 
 def files_in(folder: Path) -> int:
@@ -298,7 +298,7 @@ def test_client_disconnect_removes_temporary_files(
         time.sleep(0.05)
     assert files_in(tmp_path) == 0
     assert list(tmp_path.iterdir()) == []
-    assert not _COMPUTING
+    assert not _RUNNING_QUERIES
     assert remote.get_featuregroup("numbers", version=2).count() == 10
 
 

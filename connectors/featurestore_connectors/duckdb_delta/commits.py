@@ -229,6 +229,7 @@ def schema_string(schema: pa.Schema) -> str:
 
 
 def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
+    """Yield the log actions of a change, with the commit info first."""
     rows = sum(file.rows for file in change.adds)
     metrics = {
         "numFiles": len(change.adds),
@@ -296,10 +297,11 @@ def _commit_info(
     read: int | None = None,
     blind: bool = False,
 ) -> dict[str, Any]:
+    """Return the ``commitInfo`` action; ``read`` is the version on which the change is based."""
     # Delta defines parameters and metrics as maps of strings, so other values are JSON in a string.
-    texts = {}
+    parameter_strings = {}
     for key, value in parameters.items():
-        texts[key] = value if isinstance(value, str) else json.dumps(value)
+        parameter_strings[key] = value if isinstance(value, str) else json.dumps(value)
     counts = {}
     for key, count in (metrics or {}).items():
         counts[key] = str(count)
@@ -308,7 +310,7 @@ def _commit_info(
         "txnId": str(uuid.uuid4()),
         "timestamp": _now_millis(),
         "operation": operation,
-        "operationParameters": texts,
+        "operationParameters": parameter_strings,
         "isolationLevel": "Serializable",
         "isBlindAppend": blind,
         "operationMetrics": counts,

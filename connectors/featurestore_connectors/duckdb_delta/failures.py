@@ -120,6 +120,7 @@ def translate_stream_error(message: str) -> FeatureStoreError:
 
 
 def _translate(error: duckdb.Error) -> FeatureStoreError:
+    """Return the feature store error for a DuckDB error, by its class and message."""
     message = _unwrap_json(str(error))
     refusal = parse_refusal(message)
     if refusal is not None:
@@ -205,7 +206,7 @@ def interrupt_on_signal(connection: duckdb.DuckDBPyConnection) -> Iterator[None]
 
 def interrupt(thread: int) -> None:
     """Interrupt the running queries of a thread."""
-    for connection in list(_COMPUTING.get(thread, ())):
+    for connection in list(_RUNNING_QUERIES.get(thread, ())):
         with contextlib.suppress(duckdb.Error):
             connection.interrupt()
 
@@ -219,14 +220,15 @@ def watch_source(source: object) -> None:
 
 @contextlib.contextmanager
 def _register_connection(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    own_connections = _COMPUTING.setdefault(threading.get_ident(), [])
+    """Register a running query of this thread for ``interrupt``."""
+    own_connections = _RUNNING_QUERIES.setdefault(threading.get_ident(), [])
     own_connections.append(connection)
     try:
         yield
     finally:
         own_connections.remove(connection)
         if not own_connections:
-            _COMPUTING.pop(threading.get_ident(), None)
+            _RUNNING_QUERIES.pop(threading.get_ident(), None)
 
 
 class _Watch:
@@ -267,6 +269,7 @@ class _Watch:
         self._sources.append(source)
 
     def _wait(self) -> None:
+        """Interrupt the running queries at each SIGINT. Runs in a separate thread."""
         poller = select.poll()
         poller.register(self._receiver, select.POLLIN)
         while True:
@@ -294,4 +297,4 @@ _WATCHES: dict[int, _Watch] = {}
 
 
 # The running queries of threads other than the main thread, for ``interrupt``.
-_COMPUTING: dict[int, list[duckdb.DuckDBPyConnection]] = {}
+_RUNNING_QUERIES: dict[int, list[duckdb.DuckDBPyConnection]] = {}

@@ -95,6 +95,7 @@ def scratch_folder(path: str) -> Iterator[str]:
 
 
 def _make_folder(folder: str) -> None:
+    """Create a folder and its parents, while other writers may remove the empty parent."""
     # The parent folder is shared by all writers, and the last one removes it.
     for attempt in range(10):
         try:
@@ -157,6 +158,7 @@ def _file_number(path: str) -> int:
 
 
 def _partition_value(text: str | None, column: pa.Field) -> str | None:
+    """Return a partition value of DuckDB in the format of the Delta log."""
     if text is None:
         return None
     if text == "":
@@ -179,6 +181,7 @@ def _partition_value(text: str | None, column: pa.Field) -> str | None:
 def _statistics(
     rows: int, columns: Mapping[str, Mapping[str, str]], schema: Sequence[pa.Field]
 ) -> str:
+    """Return the file statistics for the log as JSON, from the statistics that COPY returned."""
     minimum, maximum, nulls = {}, {}, {}
     for column in schema[:_STATISTICS_COLUMNS]:
         column_statistics = columns.get(sqltext.quote(column.name))
@@ -221,6 +224,7 @@ def _to_json_bound(text: str | None, kind: pa.DataType) -> Any:
 
 
 def _time_bound(text: str, kind: pa.DataType) -> str | None:
+    """Return a time or date as in Delta's JSON, or None for years before 1 and after 9999."""
     try:
         time = datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:  # years before 1 and after 9999 have no portable form
@@ -281,6 +285,7 @@ def move_into_table(
 
 
 def _link_or_copy(source: str, target: str) -> None:
+    """Hard-link a file, or copy it if links are not possible."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
@@ -392,6 +397,7 @@ def _select_fields(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 
 
 def _read_parquet(aliases: dict[str, str], schema: pa.Schema, paths: Sequence[str]) -> str:
+    """Return a ``read_parquet`` call; ``aliases`` maps columns to their names in the result."""
     # With an explicit schema, DuckDB does not open files before it reads their rows, and missing
     # columns are null.
     fields = []

@@ -125,6 +125,7 @@ class LargeColumns:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _values(self, name: str, rows: pa.Array) -> pa.Array:
+        """Return the values of a large column at row numbers in any order."""
         with self._lock:
             # Several writers may start at the same time; the first one combines the chunks or maps
             # the file.

@@ -196,6 +196,7 @@ class LateMaterialization(MappedStream):
     def _join_features(
         self, labels: ColumnsWithIds, spools: Sequence[FeatureSpool], starts: Int64s
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the labels in order, with the features of all groups attached chunk by chunk."""
         columns = dict.fromkeys(output.column for output in self._plan.left_outputs)
         current, chunks = -1, list[FeatureChunk]()
         for batch in self._read_in_order(labels(list(columns))):

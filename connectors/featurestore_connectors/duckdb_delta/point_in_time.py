@@ -99,6 +99,7 @@ def read_source(engine: Engine, source: Source, columns: list[str]) -> Relation:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type with variable-size lists instead of fixed-size lists."""
     if pat.is_list(kind) or pat.is_fixed_size_list(kind):
         return pa.list_(pa.field("item", _plain_type(kind.value_type)))
     if pat.is_struct(kind):

@@ -258,6 +258,7 @@ class UserSql:
     def _bind_query(
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
     ) -> Relation:
+        """Return the lazy result of a query; its types are determined over empty tables."""
         with translate_errors(), self._open().cursor() as cursor:
             statements = cursor.extract_statements(query)
             if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
@@ -295,6 +296,7 @@ class UserSql:
             ).to_arrow_reader()
 
     def _open(self) -> duckdb.DuckDBPyConnection:
+        """Return the connection of the sandbox, opened on first use."""
         with self._opening:
             if self._connection is None:
                 # A database of its own: the engine's connection can read files and all registered

@@ -200,6 +200,7 @@ def _replace_rows(
     *,
     rows: str,
 ) -> int:
+    """Rewrite the affected files with the incoming rows, and commit."""
     with Publication(durable=database.durable) as publication:
         schema = commits.add_missing_columns(state.schema, write.add_columns)
         new = _rewrite_files(
@@ -294,6 +295,7 @@ def _check_rows_in_range(
     write: TableWrite,
     window: TimeRange,
 ) -> None:
+    """Raise RowsOutsideWindow if source rows are outside of the replaced range."""
     # Statistics usually prove it, so that the rows are not read again.
     if all(_is_inside(file, window) for file in source):
         return
@@ -332,6 +334,7 @@ def _is_time(bound: object) -> bool:
 
 
 def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
+    """Raise DuplicateKeys if several rows have the same key; null keys are ignored."""
     key_columns = sqltext.names(key)
     repeated_keys = database.rows(
         f"SELECT {key_columns}, count(*) FROM {rows} WHERE {sqltext.all_present(key)} "

@@ -25,7 +25,7 @@ from featurestore_connectors.duckdb_delta.failures import (
     translate_errors,
 )
 
-_BUILDING = threading.RLock()
+_RELATION_LOCK = threading.RLock()
 _SETTINGS = {
     "memory_limit": "FEATURESTORE_DUCKDB_MEMORY_LIMIT",
     "threads": "FEATURESTORE_DUCKDB_THREADS",
@@ -69,8 +69,8 @@ class Database:
         self.config = config
         self.limit_is_chosen = "memory_limit" in config
         self._reads_uris = False
-        self._sparing = 0
-        self._sparing_lock = threading.Lock()
+        self._limit_count = 0
+        self._limit_lock = threading.Lock()
         self._opening = threading.Lock()
         self._open_connection: duckdb.DuckDBPyConnection | None = None
         self._closed = False
@@ -114,17 +114,17 @@ class Database:
         if self.limit_is_chosen:
             yield
             return
-        with self._sparing_lock:
+        with self._limit_lock:
             # Concurrent exports share one limit, and the last one resets it.
-            self._sparing += 1
-            if self._sparing == 1:
+            self._limit_count += 1
+            if self._limit_count == 1:
                 self._set_limit(f"SET GLOBAL memory_limit = '{limit // 2**20}MiB'")
         try:
             yield
         finally:
-            with self._sparing_lock:
-                self._sparing -= 1
-                if self._sparing == 0:
+            with self._limit_lock:
+                self._limit_count -= 1
+                if self._limit_count == 0:
                     self._set_limit("RESET GLOBAL memory_limit")
 
     def _set_limit(self, statement: str) -> None:
@@ -140,7 +140,7 @@ class Database:
         """Register file systems for URIs once the process has opened a remote storage."""
         # Only processes that use URIs need fsspec, which is optional.
         if not self._reads_uris and has_connections():
-            with _BUILDING:
+            with _RELATION_LOCK:
                 if not self._reads_uris:
                     for system in file_systems(capture_errors):
                         self.connection.register_filesystem(system)
@@ -176,7 +176,7 @@ class Database:
         Raises:
             duckdb.InvalidInputException: ``frame`` belongs to another database.
         """
-        with _BUILDING:
+        with _RELATION_LOCK:
             return self._bind_tables("SELECT * FROM frame", {"frame": frame}, {})
 
     def _bind_tables(
@@ -209,6 +209,7 @@ class Database:
 
 
 def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
+    """Open an in-memory database with settings, in time zone UTC."""
     try:
         connection = duckdb.connect(":memory:", config=dict(config))
     except duckdb.Error as error:
@@ -235,5 +236,5 @@ def relation_lock() -> Iterator[None]:
 
     Queries must not be run inside the block.
     """
-    with _BUILDING, translate_errors():
+    with _RELATION_LOCK, translate_errors():
         yield

@@ -156,6 +156,7 @@ def _load_rows(
 def _write_in_memory(
     loaded: InMemoryShards, write: ShardFunction[Result], threads: int
 ) -> list[Result]:
+    """Call ``write`` for each loaded shard, in parallel."""
     # After an error, shards that have not started are not written.
     stopped = threading.Event()
 
@@ -225,6 +226,7 @@ class _BoundedQueues:
 def _write_in_parallel(
     runs: Iterator[tuple[int, pa.RecordBatch]], write: ShardFunction[Result], threads: int
 ) -> list[Result]:
+    """Call ``write`` for each shard in its own thread, with batches that arrive shard by shard."""
     waiting = _BoundedQueues()
     results: list[Future[Result]] = []
     queue: deque[pa.RecordBatch | None] = deque()
@@ -261,6 +263,7 @@ def _write_in_parallel(
 
 
 def _collect_results(futures: Sequence[Future[Result]]) -> list[Result]:
+    """Return the results, or raise the first error that is not a consequence of another."""
     for future in futures:
         error = future.exception()
         # Raise the cause, and not the consequence in other shards.

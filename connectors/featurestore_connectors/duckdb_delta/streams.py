@@ -70,6 +70,7 @@ def _batches(
     batch_rows: int = BATCH_ROWS,
     limit: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
+    """Run the query of a relation and yield its rows as batches of feature types."""
     rows = min(batch_rows, _rows_that_fit(relation.schema))
     with database.cursor() as cursor:
         native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
@@ -90,6 +91,7 @@ def _batches(
 def _read_batches(
     cursor: duckdb.DuckDBPyConnection, native: duckdb.DuckDBPyRelation, rows: int
 ) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a result, and convert errors that Arrow reports as messages."""
     with interrupt_on_signal(cursor):
         reader = native.to_arrow_reader(rows)
     while True:
@@ -425,6 +427,7 @@ class ConcurrentAggregate(Generic[State, Result]):
 def _accumulate_queue(
     accumulator: Accumulator[State, Result], queue: Queue[pa.RecordBatch | None]
 ) -> State:
+    """Return the accumulator state over the batches of a queue, which None ends."""
     state = accumulator.start()
     try:
         while (batch := queue.get()) is not None:

@@ -98,6 +98,7 @@ def _table_schema(state: Snapshot, relation: Relation, write: TableWrite) -> pa.
 def _append_or_overwrite(
     database: Database, state: Snapshot, relation: Relation, schema: pa.Schema, write: TableWrite
 ) -> int | None:
+    """Write the rows to new files once, and commit them with retries."""
     with Publication(durable=database.durable) as publication:
         # The rows are written once; only the commit is retried.
         new = _write_uncommitted(database, state, relation, schema, publication)

@@ -152,15 +152,15 @@ class _BufferedResult(streams.MappedStream):
         needed = [label for label, _ in side.join.on]
         if side.plan.left_time is not None:
             needed.append(side.plan.left_time)
-        carried = pa.schema([pa.field(ROW, pa.int64())])
+        label_schema = pa.schema([pa.field(ROW, pa.int64())])
         numbers = pa.array(np.arange(left.num_rows))
         label_rows = left.select(list(dict.fromkeys(needed))).append_column(
-            carried.field(0), numbers
+            label_schema.field(0), numbers
         )
         bounds = _label_bounds(self._engine, side, self._engine.from_arrow(label_rows.to_reader()))
         labels = self._engine.from_arrow(label_rows.to_reader())
-        stream = _sorted_union(self._engine, side, labels, carried, bounds)
-        features = side.features(carried)
+        stream = _sorted_union(self._engine, side, labels, label_schema, bounds)
+        features = side.features(label_schema)
         threads = _threads(self._engine)
         aggregated = features.compute_in_threads(
             streams.batches_of(self._database, stream), threads=threads
@@ -205,7 +205,7 @@ def _sorted_union(
     engine: DuckDBEngine,
     side: WindowSide,
     left: Relation,
-    carried: pa.Schema,
+    label_schema: pa.Schema,
     bounds: WindowBounds | None,
 ) -> Relation:
     """Return the sorted union of the labels and the group rows within the bounds."""
@@ -223,7 +223,8 @@ def _sorted_union(
         hashed = pa.schema([*rows.schema, pa.field(TIE, pa.int64())])
         rows = engine.map_batches(rows, AddTieHash(columns), schema=hashed)
     group = _SortKey(side.group_is_key, bounds.narrow_keys if bounds is not None else None)
-    both = f"({_label_rows(side, carried, group)} UNION ALL {_group_rows(side, carried, group)})"
+    label_rows = _label_rows(side, label_schema, group)
+    both = f"({label_rows} UNION ALL {_group_rows(side, label_schema, group)})"
     tables = {_LABELS: left, _ROWS: rows}
     count = side.join.source.rows
     if count is not None and count >= _SPILLED_ROWS:
@@ -257,7 +258,7 @@ def _label_keys(side: WindowSide) -> list[str]:
     return keys
 
 
-def _label_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
+def _label_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> str:
     """Return the query of the labels; columns that only rows have are null."""
     schema = side.join.source.spec.schema
     keys = _label_keys(side)
@@ -279,7 +280,7 @@ def _label_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
             columns.append(f"NULL::{kind} AS {letter}{number}")
     for number in range(len(side.conditions)):
         columns.append(f"NULL::BOOLEAN AS w{number}")
-    for number, name in enumerate(carried.names):
+    for number, name in enumerate(label_schema.names):
         columns.append(f"l.{quote(name)} AS c{number}")
     return f"SELECT {', '.join(columns)} FROM {_LABELS} AS l"
 
@@ -304,7 +305,7 @@ class _SortKey:
         return f"({keys[0]}::BIGINT - ({self.base})::BIGINT)::UINTEGER"
 
 
-def _group_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
+def _group_rows(side: WindowSide, label_schema: pa.Schema, group: _SortKey) -> str:
     """Return the query of the group's rows; columns that only labels have are null."""
     spec = side.join.source.spec
     keys = [quote(key) for _, key in side.join.on]
@@ -323,7 +324,7 @@ def _group_rows(side: WindowSide, carried: pa.Schema, group: _SortKey) -> str:
             columns.append(f"{quote(name)} AS {letter}{number}")
     for number, condition in enumerate(side.conditions):
         columns.append(f"({condition}) AS w{number}")
-    for number, field in enumerate(carried):
+    for number, field in enumerate(label_schema):
         columns.append(f"NULL::{column_type(field.type)} AS c{number}")
     present = [f"{expression} IS NOT NULL" for expression in (*keys, quote(side.join.event_time))]
     return f"SELECT {', '.join(columns)} FROM {_ROWS} WHERE {' AND '.join(present)}"

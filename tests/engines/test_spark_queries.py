@@ -29,7 +29,7 @@ from featurestore.errors import (
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, streams
-from featurestore_connectors.spark_delta.row_buffer import ParkedStreams
+from featurestore_connectors.spark_delta.row_buffer import SpooledStreams
 from tests.on_spark import on_executors
 
 UTC = dt.UTC
@@ -144,43 +144,43 @@ def test_large_stream_keeps_order(engine: SparkEngine) -> None:
     np.testing.assert_array_equal(ids, np.arange(1_200_000))
 
 
-def test_parked_streams_are_removed_on_close(
+def test_spooled_streams_are_removed_on_close(
     engine: SparkEngine, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "parked"))
+    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "spooled"))
     wide = pa.table({"blob": pa.array([bytes(2**20)] * 10)})
-    streams = ParkedStreams()
-    relation = streams.park(engine.session, wide.to_reader())
+    streams = SpooledStreams()
+    relation = streams.spool(engine.session, wide.to_reader())
     assert engine.count(relation) == 10
-    assert len(os.listdir(tmp_path / "parked")) == 1
+    assert len(os.listdir(tmp_path / "spooled")) == 1
     streams.release_all()
-    assert os.listdir(tmp_path / "parked") == []
+    assert os.listdir(tmp_path / "spooled") == []
 
 
-def test_parked_streams_are_removed_after_write(
+def test_spooled_streams_are_removed_after_write(
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parked = tmp_path / "parked"
-    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(parked))
+    spooled = tmp_path / "spooled"
+    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(spooled))
     rows = pa.table({"id": list(range(10)), "blob": pa.array([bytes(2**20)] * 10)})
     store = featurestore.connect(tmp_path / "store", engine=engine)
     group = store.create_featuregroup(rows, "wide", primary_key="id", statistics=False)
-    assert os.listdir(parked) == []
+    assert os.listdir(spooled) == []
     group.insert(rows, mode="upsert")
     store.get_or_create_featuregroup(rows, "wide", primary_key="id")
     with pytest.raises(SchemaMismatch):
         group.insert(rows.rename_columns(["id", "other"]))
-    assert os.listdir(parked) == []
+    assert os.listdir(spooled) == []
     assert store.get_featuregroup("wide").count() == 10
     kept = engine.from_arrow(rows.to_reader())
     group.insert(rows.slice(0, 1), mode="upsert")
     assert engine.count(kept) == 10  # never released, so it lives as long as the engine
 
 
-def test_interrupted_stream_leaves_nothing_parked(
+def test_interrupted_stream_leaves_no_files(
     engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "parked"))
+    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(tmp_path / "spooled"))
     schema = pa.schema([("blob", pa.binary())])
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -190,7 +190,7 @@ def test_interrupted_stream_leaves_nothing_parked(
 
     with pytest.raises(RuntimeError, match="the source broke"):
         engine.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
-    assert os.listdir(tmp_path / "parked") == []
+    assert os.listdir(tmp_path / "spooled") == []
 
 
 def test_stream_starts_before_last_partition(engine: SparkEngine, tmp_path: Any) -> None:

@@ -99,6 +99,7 @@ def _use_cluster(session: Any, location: Location) -> None:
 
 
 def _check_settings(configuration: Any, location: Location, options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if options differ from those that Spark already uses."""
     if any(configuration.get(key) != value for key, value in options.items()):
         raise ConfigurationError(
             f"The running Spark application already uses {location.bucket!r} with other settings or "

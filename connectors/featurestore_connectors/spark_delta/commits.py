@@ -218,11 +218,11 @@ class Transaction:
 
     def __init__(self, commit: CommitSession, path: str) -> None:
         self._commit, self._path = commit, path
-        self._machine = commit.session._jvm
-        self._actions = self._machine.java.util.ArrayList()
+        self._jvm = commit.session._jvm
+        self._actions = self._jvm.java.util.ArrayList()
 
     def __enter__(self) -> Transaction:
-        self._sessions = getattr(self._machine, _SESSIONS).__getattr__("MODULE$")
+        self._sessions = getattr(self._jvm, _SESSIONS).__getattr__("MODULE$")
         # Delta reads its settings from the active session of the thread.
         self._sessions.setActiveSession(self._commit.session._jsparkSession)
         log = self._delta.DeltaLog.forTable(self._commit.session._jsparkSession, self._path)
@@ -252,7 +252,7 @@ class Transaction:
 
     def set_number(self, app: str, number: int) -> None:
         """Set the transaction number of an application in this commit."""
-        now = self._machine.scala.Option.apply(int(time.time() * 1000))
+        now = self._jvm.scala.Option.apply(int(time.time() * 1000))
         self._actions.add(self._delta.actions.SetTransaction.apply(app, number, now))
 
     def add_transaction(self, transaction: tuple[str, int] | None) -> bool:
@@ -283,7 +283,7 @@ class Transaction:
         """Write the rows of a frame to new files of the table."""
         # Another writer may have widened columns after the frame was created.
         new_files = self._transaction.writeFiles(cast_to(rows, self.columns)._jdf)
-        self._actions.addAll(self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
+        self._actions.addAll(self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(new_files))
 
     def replace_files(self, old_files: Sequence[DataFile], rows: Any) -> None:
         """Replace files by new files with the rows of a frame, which must be the same rows."""
@@ -291,7 +291,7 @@ class Transaction:
         for file in old_files:
             self.add_action(removal(file, changes_rows=False))
         new_files = self._transaction.writeFiles(rows._jdf)
-        for file in self._machine.scala.jdk.javaapi.CollectionConverters.asJava(new_files):
+        for file in self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(new_files):
             action = json.loads(file.json())
             action["add"]["dataChange"] = False
             self.add_action(json.dumps(action))
@@ -307,8 +307,8 @@ class Transaction:
     def set_metrics(self, numbers: Mapping[str, int]) -> None:
         """Record metrics in the table history, by the metric names of the operation."""
         session = self._commit.session._jsparkSession
-        metrics = self._machine.org.apache.spark.sql.execution.metric.SQLMetrics
-        metrics_by_name = self._machine.scala.collection.immutable.HashMap()
+        metrics = self._jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+        metrics_by_name = self._jvm.scala.collection.immutable.HashMap()
         for name, value in numbers.items():
             metric = metrics.createMetric(session.sparkContext(), name)
             metric.set(value)
@@ -318,23 +318,23 @@ class Transaction:
     def commit(self, operation: str, *arguments: Any) -> None:
         """Commit as a Delta operation with the constructor arguments ``arguments``."""
         operation_class = getattr(
-            self._machine, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
+            self._jvm, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
         )
         self._transaction.commit(self.to_sequence(self._actions), operation_class(*arguments))
 
     def to_sequence(self, items: Any = None) -> Any:
         """Convert a Java list (an empty list by default) to a Scala sequence."""
         if items is None:
-            items = self._machine.java.util.ArrayList()
-        return self._machine.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
+            items = self._jvm.java.util.ArrayList()
+        return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(items).toList()
 
     def empty_option(self) -> Any:
         """Return Scala's empty option."""
-        return self._machine.scala.Option.empty()
+        return self._jvm.scala.Option.empty()
 
     @property
     def _delta(self) -> Any:
-        return self._machine.org.apache.spark.sql.delta
+        return self._jvm.org.apache.spark.sql.delta
 
 
 def removal(file: DataFile, *, changes_rows: bool = True) -> str:

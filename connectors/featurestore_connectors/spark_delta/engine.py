@@ -76,7 +76,7 @@ class SparkEngine:
         self._user_session = session
         self._owns_session = False
         self._lock = RLock()
-        self._parked = row_buffer.ParkedStreams()
+        self._spooled = row_buffer.SpooledStreams()
 
     @property
     def session(self) -> Any:
@@ -109,10 +109,10 @@ class SparkEngine:
         return relations.adopt(frame)
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
-        return self._parked.park(self.session, reader)
+        return self._spooled.spool(self.session, reader)
 
     def release(self, relation: Relation) -> None:
-        self._parked.release(relation)
+        self._spooled.release(relation)
 
     def read_table(
         self,
@@ -324,8 +324,8 @@ class SparkEngine:
         """Do nothing: the Spark context may be shared, and other jobs must not be cancelled."""
 
     def close(self) -> None:
-        """Remove parked streams, and stop Spark if this engine started it."""
-        self._parked.release_all()
+        """Remove spooled streams, and stop Spark if this engine started it."""
+        self._spooled.release_all()
         with self._lock:
             if self._owns_session and self._session is not None:
                 self._session.stop()

@@ -172,6 +172,7 @@ def _first_nonempty_line(texts: list[str]) -> str:
 
 
 def _decode_error(text: str) -> FeatureStoreError | None:
+    """Return the error that an executor encoded in a message, or None without one."""
     match = _PACKED.search(text)
     if match is None:
         return None

@@ -84,6 +84,7 @@ def parse_version(text: str) -> int | None:
 
 
 def _java_path() -> str:
+    """Return the path of the Java executable in JAVA_HOME, or else on the PATH."""
     home = os.environ.get("JAVA_HOME")
     if home:
         path = os.path.join(home, "bin", "java")
@@ -145,11 +146,11 @@ def has_class(session: Any, name: str) -> bool:
     """Return whether the JVM of a session can load a class."""
     from py4j.protocol import Py4JJavaError
 
-    machine = session._jvm
+    jvm = session._jvm
     # The context class loader includes jars of --jars and --packages.
-    loader = machine.Thread.currentThread().getContextClassLoader()
+    loader = jvm.Thread.currentThread().getContextClassLoader()
     try:
-        machine.java.lang.Class.forName(name, True, loader)
+        jvm.java.lang.Class.forName(name, True, loader)
     except Py4JJavaError:
         return False
     return True

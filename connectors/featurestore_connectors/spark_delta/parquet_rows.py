@@ -44,13 +44,14 @@ class ParquetRows:
         # communication.
         total, index = max(1, self.bytes), 0
         for path, size in self.files:
-            shares = max(1, -(-size * parts // total))
-            for share in range(shares):
+            fragments = max(1, -(-size * parts // total))
+            for fragment in range(fragments):
                 if index % parts == number:
-                    yield from self._read_rows(path, share, shares)
+                    yield from self._read_rows(path, fragment, fragments)
                 index += 1
 
-    def _read_rows(self, path: str, share: int, shares: int) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, path: str, fragment: int, fragments: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of row groups ``fragment``, ``fragment + fragments``, ... of a file."""
         with _translate_read_errors(path):
             file_handle = files.open_ranges(path)
             # Spark may store times as INT96, which Arrow reads as nanoseconds by default.
@@ -60,7 +61,7 @@ class ParquetRows:
                 batches = file.iter_batches(
                     _rows_per_batch(file.metadata),
                     # Row groups are dealt out in turn, so that parts have similar sizes.
-                    row_groups=list(range(share, file.num_row_groups, shares)),
+                    row_groups=list(range(fragment, file.num_row_groups, fragments)),
                     # Without any column, one is read to count the rows.
                     columns=list(names_in_file.values()) or file_names[:1],
                     # Parts are already read in parallel.
@@ -72,6 +73,7 @@ class ParquetRows:
     def _to_features(
         self, batch: pa.RecordBatch, names_in_file: Mapping[str, str]
     ) -> pa.RecordBatch:
+        """Return a batch of a file with all columns of ``schema``, in feature types."""
         columns = []
         for name, field in zip(self.columns, self.schema, strict=True):
             if name in names_in_file:
@@ -105,6 +107,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
 
 
 def _rows_per_batch(metadata: Any) -> int:
+    """Return the number of rows per batch, from the average row size in the footer."""
     size = 0
     for number in range(metadata.num_row_groups):
         size += metadata.row_group(number).total_byte_size

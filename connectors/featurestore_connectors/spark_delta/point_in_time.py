@@ -199,7 +199,7 @@ class _SideQuery:
             fields.append(column(output.column).alias(f"o{index}"))
         # A struct whose fields are all null is not null itself, which distinguishes it from no
         # match. A struct needs at least one field.
-        return fields or [F.lit(True).alias("found")]
+        return fields or [F.lit(True).alias("matched")]
 
     def _keys(self) -> list[Any]:
         """Return the key columns with short names."""
@@ -210,6 +210,7 @@ class _SideQuery:
         return keys
 
     def _read_rows(self, engine: Engine) -> Any:
+        """Return the columns of the group that the join needs, with tie hashes if necessary."""
         source, names = self.rule.join.source, self.rule.columns
         schema, version = source.spec.schema, source.delta_version
         if self.rule.is_unique:
@@ -279,8 +280,8 @@ def _join_as_of(frame: Any, sides: list[_SideQuery], left: _LabelSide, rows: lis
     )
     best = [side.greatest(until) for side in sides]
     ordered = _presort(merged, first.keys, size=estimate_join_bytes(left.plan))
-    answered = ordered.select("is_label", "label", *best).where("is_label")
-    return answered.select("label.*", *types)
+    matched_labels = ordered.select("is_label", "label", *best).where("is_label")
+    return matched_labels.select("label.*", *types)
 
 
 def _presort(merged: Any, keys: list[str], *, size: int | None) -> Any:
@@ -321,6 +322,7 @@ def _join_on_key(frame: Any, side: _SideQuery, left: _LabelSide, rows: Any) -> A
 
 
 def _select_result(frame: Any, plan: FeaturePlan, left: _LabelSide, sides: list[_SideQuery]) -> Any:
+    """Return the result columns in order, without labels that an inner join drops."""
     from pyspark.sql import functions as F
 
     values = {}

@@ -174,9 +174,9 @@ def cast_to(frame: Any, target: Any) -> Any:
 def explain(source: Relation) -> str:
     """Return Spark's formatted physical plan."""
     execution = source.native._jdf.queryExecution()
-    machine = source.native.sparkSession._jvm
+    jvm = source.native.sparkSession._jvm
     with translate_errors():
-        return str(machine.PythonSQLUtils.explainString(execution, "formatted"))
+        return str(jvm.PythonSQLUtils.explainString(execution, "formatted"))
 
 
 def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:

@@ -157,12 +157,12 @@ def append_with_offsets(commit: CommitSession, path: str, rows: Any, write: Tabl
     Raises:
         StreamOvertaken: A transaction number was changed by another commit. Nothing was written.
     """
-    machine = commit.session._jvm
+    jvm = commit.session._jvm
     with Transaction(commit, path) as transaction:
         _advance_offsets(transaction, write)
         transaction.add(rows)
         nothing = transaction.empty_option()
-        mode = machine.org.apache.spark.sql.SaveMode.Append
+        mode = jvm.org.apache.spark.sql.SaveMode.Append
         transaction.commit("Write", mode, nothing, nothing, nothing)
 
 
@@ -249,6 +249,7 @@ def widen_columns(
 
 
 def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
+    """Rewrite all files with wider decimals in one transaction; do nothing if they fit."""
     with Transaction(commit, path) as transaction:
         state = read_snapshot(path, transaction.version)
         schema = widened_schema(state.schema, columns)

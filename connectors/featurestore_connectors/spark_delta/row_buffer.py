@@ -36,7 +36,7 @@ _ROW_GROUP_BYTES = 32 * 2**20
 _FILE = "part-00000.parquet"
 
 
-class ParkedStreams:
+class SpooledStreams:
     """Arrow streams that executors read: small streams in the query plan, large ones in a folder.
 
     A folder exists until its relation is released or the engine is closed: plans read it lazily, so
@@ -46,7 +46,7 @@ class ParkedStreams:
     def __init__(self) -> None:
         self._folders: list[tuple[Any, str]] = []
 
-    def park(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
+    def spool(self, session: Any, reader: pa.RecordBatchReader) -> Relation:
         """Return a relation over the rows of a stream, in order.
 
         The stream is consumed batch by batch.
@@ -71,10 +71,10 @@ class ParkedStreams:
                 return relation(frame, schema)
         return buffer_rows(session, buffered, schema)
 
-    def release(self, parked_relation: Relation) -> None:
+    def release(self, spooled_relation: Relation) -> None:
         """Remove the folder of a relation, if it has one."""
         for entry in list(self._folders):
-            if entry[0] is parked_relation.native:
+            if entry[0] is spooled_relation.native:
                 self._folders.remove(entry)
                 shutil.rmtree(entry[1], ignore_errors=True)
 
@@ -111,6 +111,7 @@ def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema)
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield tables of about ``_ROW_GROUP_BYTES`` bytes."""
     buffered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

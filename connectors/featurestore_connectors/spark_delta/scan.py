@@ -154,6 +154,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
 
 
 def _whole_microseconds(name: str) -> Any:
+    """Return a column of nanoseconds as timestamps; finer times fail in the query."""
     from pyspark.sql import functions as sf
 
     text = f"Column {name} has times finer than a microsecond; round them first"
@@ -185,6 +186,7 @@ def _first_schema(paths: Sequence[str]) -> tuple[pa.Schema, set[str]]:
 
 
 def _files(path: str) -> Iterator[str]:
+    """Yield the Parquet files of a path, without hidden files and folders."""
     if files.is_file(path):
         yield path
         return

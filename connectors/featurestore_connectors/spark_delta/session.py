@@ -309,8 +309,8 @@ def _check_delta_classes(session: Any) -> None:
 
 def _add_jar_to_driver(session: Any) -> None:
     """Add the log store jar to the driver of spark-submit, whose class path is already fixed."""
-    machine = session._jvm
+    jvm = session._jvm
     if not all(has_class(session, name) for name in LOG_STORES.values()):
         # The class loader of spark-submit for --jars and --packages, which all driver threads use.
-        loader = machine.Thread.currentThread().getContextClassLoader()
-        loader.addURL(machine.java.io.File(str(JVM_JAR)).toURI().toURL())
+        loader = jvm.Thread.currentThread().getContextClassLoader()
+        loader.addURL(jvm.java.io.File(str(JVM_JAR)).toURI().toURL())

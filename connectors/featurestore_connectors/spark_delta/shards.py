@@ -85,6 +85,7 @@ def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
 
 
 def _max_partitions(frame: Any) -> int:
+    """Return the largest number of partitions that is useful for this application."""
     session = frame.sparkSession
     tasks = 4 * int(session.sparkContext.defaultParallelism)
     if is_local(session):
@@ -180,6 +181,7 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
 
 
 def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:
+    """Return the parameters of ``RecordShards.java`` for a task, as JSON values."""
     columns = []
     for name in task.columns:
         kind = schema.field(name).type
@@ -248,6 +250,7 @@ def _encode_bytes(data: bytes) -> str:
 
 
 def _parse_shard_report(report: dict[str, Any], schema: pa.Schema, task: RecordTask) -> RecordShard:
+    """Convert a report of ``RecordShards.java`` to a record shard."""
     path, _ = task.shards[report["shard"]]
     sidecars: tuple[WrittenFile, ...] = ()
     if "index" in report:

@@ -131,6 +131,7 @@ def spark_schema(features: pa.Schema) -> Any:
 
 
 def _spark_type(kind: pa.DataType) -> Any:
+    """Return the Spark type of a storage type."""
     from pyspark.sql import types as spark
 
     if pat.is_list(kind):

@@ -322,6 +322,7 @@ def _add_action(file: str, name: str, footer: parquet.FileMetaData, schema: pa.S
 
 
 def _statistics(footer: parquet.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Return the statistics of a file for the log, from its footer."""
     minimum, maximum, nulls = {}, {}, {}
     numbers = {}
     for number in range(footer.num_columns):

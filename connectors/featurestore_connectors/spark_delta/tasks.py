@@ -259,6 +259,7 @@ def _encode_message(batch: pa.RecordBatch, options: Any) -> bytes:
 
 
 def _split_at_shards(batches: Batches, shard: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each shard in each batch, from batches sorted by shard."""
     for batch in batches:
         numbers = batch.column(batch.schema.get_field_index(shard)).to_numpy(zero_copy_only=False)
         start = 0

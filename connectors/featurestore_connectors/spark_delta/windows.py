@@ -68,6 +68,7 @@ def _bytes_of_stream(side: WindowSide, schema: pa.Schema) -> int | None:
 
 
 def _stream_schema(side: WindowSide, left: pa.Schema) -> pa.Schema:
+    """Return the columns that rows and labels have in the sorted stream."""
     group_schema = side.join.source.spec.schema
     fields = [
         pa.field(GROUP, pa.int64()),
@@ -104,6 +105,7 @@ def _select_columns(frame: Any, schema: pa.Schema, values: dict[str, Any]) -> An
 
 
 def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
+    """Return the stream columns of the labels by name."""
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema
@@ -122,6 +124,7 @@ def _label_values(side: WindowSide, left: Relation) -> dict[str, Any]:
 
 
 def _row_values(side: WindowSide) -> dict[str, Any]:
+    """Return the stream columns of the group's rows by name."""
     from pyspark.sql import functions as F
 
     schema = side.join.source.spec.schema

@@ -136,8 +136,8 @@ def meta_of(state: Snapshot) -> Meta:
         data = json.loads(state.properties.get(META, "{}"))
         description, tags = data.get("description", ""), dict(data.get("tags", {}))
         features = dict(data.get("features", {}))
-        texts = (description, *tags, *tags.values(), *features, *features.values())
-        if not all(isinstance(text, str) for text in texts):
+        strings = (description, *tags, *tags.values(), *features, *features.values())
+        if not all(isinstance(string, str) for string in strings):
             raise ValueError("descriptions, tags and their values must be strings")
         return Meta(description, tags, features)
 
@@ -184,6 +184,7 @@ def commit_of(path: str, version: int) -> Commit:
 
 
 def _commit(path: str, commit: LogCommit) -> Commit:
+    """Convert a commit of the log to the commit of a feature group."""
     note = commit.user_metadata
     inputs = note.get("inputs") or ()
     return Commit(
@@ -241,11 +242,11 @@ def is_unique_at(path: str, version: int) -> bool:
             return claim is True
         before = latest_data_version(path, number - 1)
         # The writer knew all earlier rows: no commit between its base and this one changed any.
-        alone = isinstance(base, int) and before <= base
-        if claim == "kept_after" and not alone:
+        follows_base = isinstance(base, int) and before <= base
+        if claim == "kept_after" and not follows_base:
             return False
         # The recorded value ends the search, so that a check does not read the log back to its start.
-        if alone and isinstance(base_unique, bool):
+        if follows_base and isinstance(base_unique, bool):
             return base_unique
         number = before
     return True  # commit 0 has no rows

@@ -227,6 +227,7 @@ class _RowCounter:
         return rows_in, rows_out
 
     def _get_file_rows(self, log_path: str) -> int:
+        """Return the row count of a removed file, from an add in the page or the version before."""
         if self._file_rows is None:
             first = self._page[-1][0]
             self._file_rows = {}
@@ -240,6 +241,7 @@ class _RowCounter:
 
 
 def _read_commits_backward(path: str, last: int, count: int) -> list[tuple[int, Actions]]:
+    """Return the last ``count`` commits up to version ``last``, newest first."""
     commits: list[tuple[int, Actions]] = []
     for version in range(last, max(last - count, -1), -1):
         file = log.commit_path(path, version)
@@ -260,6 +262,7 @@ def _was_removed_after_checkpoint(path: str, version: int) -> bool:
 def _log_commit(
     path: str, version: int, actions: Actions, rows_in: int, rows_out: int, rows: int
 ) -> LogCommit:
+    """Build the record of a commit; rows that a rewrite copied are not counted."""
     info, user_metadata = log.commit_info(actions), log.parse_user_metadata(actions)
     # A commit without data change, such as a compaction, only copies rows.
     copied = min(rows_in, rows_out)
@@ -278,6 +281,7 @@ def _log_commit(
 
 
 def _count_copied_rows(info: Mapping[str, Any]) -> int:
+    """Return the number of copied rows in the metrics of a commit, 0 if it is missing."""
     metrics = info.get("operationMetrics")
     for key in _COPIED_ROW_METRICS:
         # Spark writes metrics as strings, delta-rs as numbers.
@@ -287,13 +291,14 @@ def _count_copied_rows(info: Mapping[str, Any]) -> int:
 
 
 def _recorded_time(actions: Actions, state: FileState) -> int:
+    """Return the time that the writer recorded, or else the modification time of the file."""
     info = log.commit_info(actions)
     # With the table feature inCommitTimestamp, this field is the commit time (Delta protocol). The
     # commit info is optional; without it, the commit time is that of the file.
     for name in ("inCommitTimestamp", "timestamp"):
-        stated = info.get(name)
-        if isinstance(stated, int) and _is_time(stated):
-            return stated
+        recorded_time = info.get(name)
+        if isinstance(recorded_time, int) and _is_time(recorded_time):
+            return recorded_time
     return state.modified // 1_000_000
 
 

@@ -235,6 +235,7 @@ def _commit_version(name: str) -> int | None:
 
 
 def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Return the files of complete checkpoints by version, from the names in the log."""
     checkpoints: dict[int, tuple[str, ...]] = {}
     multipart_files: dict[tuple[int, str], list[str]] = {}
     for name in sorted(names):

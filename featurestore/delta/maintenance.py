@@ -204,17 +204,17 @@ def vacuumed_file_error(file: str, *, version: int | None = None) -> VersionVacu
         return None
     if not readable or version in readable:
         return None
-    version_name, next_one = "An old Delta version", readable[-1]
+    version_name, next_readable = "An old Delta version", readable[-1]
     if version is not None:
         version_name = f"Delta version {version}"
-        next_one = next(
+        next_readable = next(
             (readable_version for readable_version in readable if readable_version > version),
-            next_one,
+            next_readable,
         )
     return VersionVacuumed(
         f"{version_name} of {path} can no longer be read: a vacuum removed its data files. "
         f"Readable versions: {_ranges(readable)}.",
-        hint=f"as_of={next_one}; a longer retain= of vacuum keeps more versions",
+        hint=f"as_of={next_readable}; a longer retain= of vacuum keeps more versions",
     )
 
 
@@ -263,10 +263,10 @@ def _ranges(numbers: Sequence[int]) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    texts = [
+    range_strings = [
         str(first) if first == last else f"{first} to {last}"
         for first, last in ranges[-_SHOWN_RANGES:]
     ]
     if len(ranges) > _SHOWN_RANGES:
-        texts.insert(0, "...")
-    return ", ".join(texts)
+        range_strings.insert(0, "...")
+    return ", ".join(range_strings)

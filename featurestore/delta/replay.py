@@ -78,6 +78,7 @@ def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
 
 
 def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
+    """Add the actions of a JSON checkpoint; return the names of its sidecars."""
     actions = parse_actions(files.read_text(file))
     for protocol in actions_of_kind(actions, "protocol"):
         checkpoint.protocol = protocol
@@ -89,6 +90,7 @@ def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
 
 
 def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
+    """Add the actions of a Parquet checkpoint; return the names of its sidecars."""
     file = parquet.ParquetFile(files.open_complete(path))
     names = set(file.schema_arrow.names)
     kinds = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]

@@ -127,6 +127,7 @@ def read_snapshot(path: str, version: int | None = None) -> Snapshot:
 
 
 def _read_cached(path: str, version: int | None) -> Snapshot:
+    """Return a snapshot from the cache, or build and cache it."""
     if not log.is_delta_table(path):
         deleted = deletion_error(path)
         if deleted is not None:
@@ -348,6 +349,7 @@ def _build_snapshot(
     *,
     known_protocol: Protocol | None = None,
 ) -> Snapshot:
+    """Build a snapshot from a replayed log; ``known_protocol`` is that of an earlier snapshot."""
     path, metadata = replay.path, replay.metadata
     try:
         if metadata is None or (replay.protocol is None and known_protocol is None):
@@ -399,6 +401,7 @@ def _to_micros(pair: tuple[int, int] | None, kind: pa.DataType) -> tuple[int, in
 
 
 def _read_bounds(snapshot: Snapshot, files: Iterable[DataFile], column: str) -> ColumnBounds:
+    """Return the bounds of a column in some files, from partition values or statistics."""
     kind = snapshot.schema.field(column).type
     if column in snapshot.partition_by:
         pairs = [bounds_from_partition(file.partition.get(column), kind) for file in files]

@@ -77,8 +77,8 @@ def warn_after_publication(subject: str) -> Iterator[None]:
 def warn_published(subject: str, error: BaseException) -> None:
     """Warn that ``subject`` was published but a later step failed."""
     # The first line only, without the hint, which may advise to repeat the write.
-    text = str(error).splitlines()
-    reason = text[0] if text else type(error).__name__
+    lines = str(error).splitlines()
+    reason = lines[0] if lines else type(error).__name__
     warn_caller(
         f"{subject} became visible, but a later step failed: {reason} Recovery completes the "
         "remaining steps; do not repeat the write.",

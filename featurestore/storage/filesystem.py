@@ -97,6 +97,7 @@ class _ReadOnlyFileSystem:
         return False
 
     def _find(self, path: str) -> StoredObject:
+        """Return the size and time of a file, from the server at the first call."""
         with self._lock:
             cached = self._objects.get(path)
         if cached is not None:

@@ -261,6 +261,7 @@ class ObjectStorage:
 
 
 def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) -> Any:
+    """Return the obstore client of a bucket."""
     try:
         from obstore import store
     except ModuleNotFoundError as error:

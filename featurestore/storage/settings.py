@@ -164,6 +164,7 @@ def check_options(
 
 
 def _read_environment(key: str) -> str | None:
+    """Return a setting from the environment variables that AWS tools use, or None."""
     aliases = [alias.upper() for alias, name in _ALIASES.items() if name == key]
     names = [key.upper(), *aliases]
     if key == "aws_endpoint_url":

@@ -100,6 +100,7 @@ class ShardCache:
     def _fetch(
         self, directory: str, shard: ManifestShard, copies: list[tuple[ManifestFile, str]]
     ) -> None:
+        """Fetch the files of a shard that are missing in the cache."""
         with self._locked(shard.sha256):
             was_fetched = False
             for file, path in copies:

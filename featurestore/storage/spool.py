@@ -56,6 +56,7 @@ class BatchFile:
         self._resources.close()
 
     def _finish(self, open_file: Callable[[str], pa.NativeFile]) -> pa.RecordBatchFileReader:
+        """Complete the file and return a reader; the name of the file is removed."""
         with translate_write_errors(self._path):
             self._writer.close()
             self._sink.flush()

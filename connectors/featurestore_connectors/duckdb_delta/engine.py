@@ -119,8 +119,8 @@ class DuckDBEngine:
         return relations.read_files(self.database, paths, schema=schema)
 
     def hold(self, relation: Relation) -> Relation:
-        # A memory limit of the user applies to DuckDB, which cannot count rows that are buffered
-        # outside of it.
+        # A memory limit of the user applies to DuckDB, which cannot count rows that are buffered in
+        # Python.
         if self.database.limit_is_chosen:
             return relation
         return streams.buffer_rows(self.database, relation)

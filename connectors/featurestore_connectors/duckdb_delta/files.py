@@ -304,17 +304,14 @@ def read_table(
 ) -> Relation:
     """Return the rows of a table version in feature types; columns added later are null."""
     scan = plan_scan(path, version=version, schema=schema, columns=columns)
-    return relation(database.bind(_version_query(scan.snapshot, scan.schema)), scan.schema)
-
-
-def _version_query(snapshot: Snapshot, target: pa.Schema) -> str:
-    """Return a query for columns of a version; missing columns are null."""
+    snapshot = scan.snapshot
     if not snapshot.files:
-        return sqltext.empty(target)
+        return relation(database.bind(sqltext.empty(scan.schema)), scan.schema)
     # Only the requested columns, so that others may have types that DuckDB does not support.
-    stored_schema = _select_fields(snapshot.schema, set(target.names))
-    columns = sqltext.casts(target, sqltext.types_of(stored_schema))
-    return f"SELECT {columns} FROM {_scan_files(snapshot, snapshot.files, stored_schema)}"
+    stored_schema = _select_fields(snapshot.schema, set(scan.schema.names))
+    casts = sqltext.casts(scan.schema, sqltext.types_of(stored_schema))
+    source = _scan_files(snapshot, snapshot.files, stored_schema)
+    return relation(database.bind(f"SELECT {casts} FROM {source}"), scan.schema)
 
 
 def read_positions(

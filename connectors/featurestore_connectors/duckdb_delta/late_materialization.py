@@ -297,7 +297,7 @@ def _bytes_per_match(join: Join) -> int:
 
 
 def _key_and_time(plan: FeaturePlan, join: Join) -> list[str]:
-    columns = [left for left, _ in join.on]
+    columns = [label_column for label_column, _ in join.on]
     if plan.left_time is not None:
         columns.append(plan.left_time)
     return list(dict.fromkeys(columns))

@@ -126,14 +126,14 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
             subject=paths[0],
             hint=lambda columns: f"write the files with a type: {format_sql_casts(columns)}",
         )
-    nanosecond_columns = []  # in nanoseconds, which Spark reads as plain integers or not at all
-    for field in first:
-        if (
-            pat.is_timestamp(field.type)
-            and field.type.unit == "ns"
-            and field.name not in int96_columns
-        ):
-            nanosecond_columns.append(field.name)
+    # Spark reads times in nanoseconds as plain integers or not at all.
+    nanosecond_columns = [
+        field.name
+        for field in first
+        if pat.is_timestamp(field.type)
+        and field.type.unit == "ns"
+        and field.name not in int96_columns
+    ]
     if nanosecond_columns and session.conf.get(_NANOSECONDS, "false") != "true":
         raise ConfigurationError(
             f"{paths[0]} has times in nanoseconds (as pandas writes them), "

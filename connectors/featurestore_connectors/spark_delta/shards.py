@@ -79,9 +79,14 @@ def write_shards(
 
 def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
     """Repartition rows so that shard s is in partition ``s % partitions``."""
+    from pyspark.sql import functions as sf
+
     # More partitions than shards would start tasks without rows.
     partitions = max(1, min(shard_count, _max_partitions(source.native)))
-    return source.native.repartition(partitions, _partition_key(shard, partitions))
+    # Spark partitions by the hash of a column, so each shard gets a key whose hash is known.
+    keys = sf.array(*map(sf.lit, partition_keys(partitions)))
+    key = sf.element_at(keys, (column(shard) % partitions + 1).cast("int"))
+    return source.native.repartition(partitions, key)
 
 
 def _max_partitions(frame: Any) -> int:
@@ -92,14 +97,6 @@ def _max_partitions(frame: Any) -> int:
         return tasks
     # A cluster with autoscaling starts with few cores.
     return max(tasks, _TASKS_ON_CLUSTERS)
-
-
-def _partition_key(shard: str, partitions: int) -> Any:
-    """Return a key column that Spark's hash partitioning assigns to ``shard % partitions``."""
-    from pyspark.sql import functions as sf
-
-    keys = sf.array(*map(sf.lit, partition_keys(partitions)))
-    return sf.element_at(keys, (column(shard) % partitions + 1).cast("int"))
 
 
 def partition_keys(partitions: int) -> list[int]:

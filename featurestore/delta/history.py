@@ -143,28 +143,24 @@ def version_at(path: str, timestamp: datetime) -> int:
         VersionNotFound: The instant is before the first version.
     """
     with log.cached_listing(path, back=None):
-        return _version_at(path, timestamp)
-
-
-def _version_at(path: str, timestamp: datetime) -> int:
-    millis = to_micros(timestamp) // 1000
-    listed = log.list_log(path)
-    # Versions before the first checkpoint cannot be replayed if commit 0 was removed.
-    first = bisect.bisect_left(listed.commits, listed.earliest)
-    versions = listed.commits[first:]
-    # Monotonic times allow a binary search, which reads few commits of a long log.
-    position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
-    if position == 0:
-        first_time = last_time = "never"
-        if versions:
-            first_time = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
-            last_time = from_micros(commit_time(path, versions[-1]) * 1000).isoformat()
-        raise VersionNotFound(
-            f"{path} has no version at {timestamp.isoformat()}: its commits are from {first_time} to "
-            f"{last_time}.",
-            hint=f"as_of={first_time!r}",
-        )
-    return versions[position - 1]
+        millis = to_micros(timestamp) // 1000
+        listed = log.list_log(path)
+        # Versions before the first checkpoint cannot be replayed if commit 0 was removed.
+        first = bisect.bisect_left(listed.commits, listed.earliest)
+        versions = listed.commits[first:]
+        # Monotonic times allow a binary search, which reads few commits of a long log.
+        position = bisect.bisect_right(versions, millis, key=lambda each: commit_time(path, each))
+        if position == 0:
+            first_time = last_time = "never"
+            if versions:
+                first_time = from_micros(commit_time(path, versions[0]) * 1000).isoformat()
+                last_time = from_micros(commit_time(path, versions[-1]) * 1000).isoformat()
+            raise VersionNotFound(
+                f"{path} has no version at {timestamp.isoformat()}: its commits are from "
+                f"{first_time} to {last_time}.",
+                hint=f"as_of={first_time!r}",
+            )
+        return versions[position - 1]
 
 
 def commit_time(path: str, version: int) -> int:

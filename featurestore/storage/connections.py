@@ -83,7 +83,7 @@ def object_store_for(path: str) -> tuple[ObjectStore, str]:
     The object name is "" if the URI is the bucket itself.
     """
     root = root_of(path)
-    # Two threads may connect at the same time. Both connections work, and one of them is reused.
+    # Two threads may connect at the same time. Both connections work, and the last one is reused.
     connection = _connections.get(root)
     if connection is None:
         connection = _connections[root] = _connect(root)
@@ -142,7 +142,7 @@ def options_of_connections() -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check; ``hint`` says how to fix a failure."""
+    """The result of one check; ``hint`` describes how to fix a failure."""
 
     check: str
     passed: bool

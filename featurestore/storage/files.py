@@ -426,8 +426,8 @@ def copy_consistently(paths: Iterable[str], directory: str) -> None:
     """
     sources = list(paths)
     for _ in range(_COPY_ATTEMPTS):
-        # Another process may write between two copies. A set is consistent only if no file changed
-        # while all of them were copied.
+        # Another process may write between two copies. The set is consistent only if no file changed
+        # from the first copy to the last one.
         before = [_size_and_mtime(path) for path in sources]
         for path in sources:
             with translate_read_errors(path), suppress(FileNotFoundError):

@@ -27,7 +27,7 @@ def write_grant(kind: str, location: str, name: str, grant: Mapping[str, Any]) -
 
 
 def find_grant(kind: str, location: str, name: str) -> dict[str, Any] | None:
-    """Return the grant that was registered under a name, None if there is none."""
+    """Return the grant that was registered under a name, or None if it does not exist."""
     path = _path(kind, location, name)
     if not files.exists(path):
         return None

@@ -265,7 +265,7 @@ def bounds_from_partition(text: str | None, kind: pa.DataType) -> tuple[int, int
             value = int(text)
         except ValueError:
             return None
-    # Partition values are exact: they are strings that no writer truncates.
+    # Partition values are complete: writers do not truncate them.
     bound = _parse_bound(value, kind, slack=0)
     if bound is None:
         return None

@@ -184,7 +184,7 @@ def stage(source: BufferedRelation, directory: str) -> BufferedRelation:
     staged = buffer_rows(source.native.sparkSession, batches, source.schema)
     sink = pa.BufferOutputStream()
     parquet.write_table(staged.stored(), sink)
-    # A retry of a stage replaces the files of the earlier attempt.
+    # As ``stage_frame``, which overwrites the directory.
     files.remove(directory, below=os.path.dirname(directory))
     files.write_atomically(os.path.join(directory, _FILE), sink.getvalue().to_pybytes())
     return staged

@@ -83,7 +83,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    with pytest.raises(UnsupportedLocation, match=r"does not support.*\nHint: "):
+    with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
         featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
     with pytest.raises(UnsupportedLocation, match=r"need a directory.*\nHint: store=featurestore"):
         experiments.get_runs("some", store=store)
@@ -97,7 +97,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         ("s3://absent-bucket/a", {}, StorageError, "NoSuchBucket"),
         ("s3://key:secret@{bucket}/a", {}, UnsupportedLocation, r"s3://\*\*\*@"),
         ("s3://{bucket}/a/../b", {}, UnsupportedLocation, "s3://bucket/prefix"),
-        ("ftp://host/a", {}, UnsupportedLocation, "not a location"),
+        ("ftp://host/a", {}, UnsupportedLocation, "not a supported location"),
         ("s3://{bucket}/a", {"storage_options": {"regoin": "x"}}, ConfigurationError, "region"),
         ("{folder}", {"storage_options": {}}, None, ""),
         ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),

@@ -441,7 +441,7 @@ class TableConformance:
         assert len(removed) == 1
         assert ids(engine, path) == [2]
         assert ids(engine, path, version=2) == [1]
-        with pytest.raises(VersionVacuumed, match="can be read: 0, 2 to 3"):
+        with pytest.raises(VersionVacuumed, match="Readable versions: 0, 2 to 3"):
             ids(engine, path, version=1)
         assert len(read_history(path)) == 4
 

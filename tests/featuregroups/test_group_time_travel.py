@@ -83,7 +83,7 @@ def test_frame_keeps_version_during_later_writes(duckdb_store: FeatureStore) -> 
     assert group.read().to_arrow()["n"].to_pylist() == [2]
 
 
-@pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "no Delta version 9")])
+@pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "Unknown Delta version 9")])
 def test_read_as_of_unknown_version_raises(
     duckdb_store: FeatureStore, as_of: int, says: str
 ) -> None:

@@ -321,7 +321,7 @@ def state_from_bytes(data: bytes) -> StatisticsState:
         StorageError: The bytes are not a statistics state, or are damaged.
     """
     try:
-        with translate_parse_errors("a state of statistics"):
+        with translate_parse_errors("a statistics state"):
             return _parse_state(*_split_sections(_verify_content(data)))
     except MalformedJson as error:
         raise _damaged_state_error(str(error)) from error
@@ -361,15 +361,15 @@ def _verify_content(data: bytes) -> bytes:
     start = len(_MAGIC) + _DIGEST_BYTES
     content = data[start:]
     if data[: len(_MAGIC)] != _MAGIC:
-        raise _damaged_state_error("these bytes are something else")
+        raise _damaged_state_error("the bytes do not have its format")
     if hashlib.sha256(content).digest() != data[len(_MAGIC) : start]:
-        raise _damaged_state_error("its checksum does not fit")
+        raise _damaged_state_error("its checksum does not match")
     return content
 
 
 def _damaged_state_error(reason: str) -> StorageError:
     return StorageError(
-        f"A state of statistics is damaged: {reason}.", hint="compute the statistics again"
+        f"A statistics state is damaged: {reason}.", hint="recompute the statistics"
     )
 
 

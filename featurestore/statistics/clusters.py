@@ -77,8 +77,8 @@ def find_clusters(
     columns, left_out, data = _standardize_rows(sample)
     if len(columns) < 2 or len(data) < 3:
         raise StatisticsNotFound(
-            "Clusters need two numeric features that vary, with values in the same rows; "
-            f"there are {len(columns)} in {len(data)} rows."
+            "Clustering needs two numeric features that are not constant and three rows without "
+            f"missing values; there are {len(columns)} such features and {len(data)} such rows."
         )
     random = np.random.default_rng(seed)
     cluster_count = clusters or _choose_cluster_count(data[:_TRIAL_ROWS], random)

@@ -174,7 +174,7 @@ def _resolve_statistics(source: Statistics | HasStatistics, argument: str) -> St
         return source.statistics()
     raise InvalidArgument(
         f"{argument}={source!r} has no statistics.",
-        hint="give statistics: get_featuregroup_statistics('weather', delta_version=3), "
+        hint="pass statistics: get_featuregroup_statistics('weather', delta_version=3), "
         "or dataset.statistics('train')",
     )
 

@@ -86,7 +86,7 @@ class StatisticsFiles:
             try:
                 return Statistics.from_json(files.read_json(path))
             except (MalformedJson, StorageError):
-                _log.warning("%s is damaged and left out; its numbers are counted anew", path)
+                _log.warning("%s is damaged; recomputing these statistics", path)
         state = self.state(delta_version)
         if state is None:
             return None
@@ -103,7 +103,7 @@ class StatisticsFiles:
         try:
             return self.write_result(delta_version, state)
         except StorageError as error:
-            _log.info("statistics are not stored: %s", error)
+            _log.info("statistics were not stored: %s", error)
             return finish(state, source={**self.source, "delta_version": delta_version})
 
     def state(self, delta_version: int) -> StatisticsState | None:
@@ -125,7 +125,7 @@ class StatisticsFiles:
             try:
                 self._write_full_state(delta_version, merged)
             except StorageError as error:
-                _log.info("merged statistics are not stored: %s", error)
+                _log.info("merged statistics were not stored: %s", error)
         return merged
 
     def _find_chain(self, delta_version: int) -> list[str] | None:
@@ -145,7 +145,7 @@ class StatisticsFiles:
         try:
             return state_from_bytes(files.read_bytes(path))
         except StorageError:
-            _log.warning("%s is damaged and left out; its numbers are counted anew", path)
+            _log.warning("%s is damaged; recomputing these statistics", path)
             return None
 
     def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:

@@ -93,8 +93,8 @@ def show(figure: Figure) -> None:
         return
     if backend in _FILE_BACKENDS:
         _log.warning(
-            "The figure cannot be shown: matplotlib's backend %r has no notebook and no window. "
-            "Call with plot=False and save it: figure.savefig('figure.png')",
+            "The figure cannot be shown: the matplotlib backend %r has no display. "
+            "Use plot=False and save the figure: figure.savefig('figure.png')",
             backend,
         )
         return
@@ -180,7 +180,7 @@ def distributions(
     title = figure_title(statistics, "Distributions")
     if other is not None:
         compared_columns = {column.name: column for column in other.columns}
-        title += f" (bars), {format_source_name(other.source) or 'the other'} (line)"
+        title += f" (bars), {format_source_name(other.source) or 'the other table'} (line)"
     if len(drawn_columns) < drawable_count:
         title += f"\nthe first {len(drawn_columns)} of {drawable_count:,} features; choose with columns=[...]"
     columns_across = _panel_columns(len(drawn_columns))
@@ -278,7 +278,7 @@ def drift(
     """
     comparable = [each for each in report.features if each.psi is not None]
     if not comparable:
-        raise StatisticsNotFound("No feature has distributions that can be compared.")
+        raise StatisticsNotFound("No feature has a distribution in both tables.")
     ranked = comparable[:_MAX_RANKED]
     title = f"{format_source_name(before.source)} to {format_source_name(after.source)}".strip()
     if len(ranked) < len(comparable):

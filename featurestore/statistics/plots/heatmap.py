@@ -91,7 +91,7 @@ def select_correlations(statistics: Statistics, method: str) -> Correlations:
         table = format_source_name(statistics.source) or "this table"
         raise StatisticsNotFound(
             f"Correlations need two numeric features; {table} has fewer.",
-            hint="keys, times and texts have none",
+            hint="keys, times and strings have no correlations",
         )
     return correlations
 
@@ -173,7 +173,7 @@ def list_pairs(axis: Axes, correlations: Correlations) -> None:
     lines = ["Strongest pairs", ""]
     if len(correlations.columns) > _MAX_LABELLED:
         lines.insert(
-            0, f"{len(correlations.columns):,} columns, more than {_MAX_LABELLED}: without names"
+            0, f"{len(correlations.columns):,} columns: no names above {_MAX_LABELLED} columns"
         )
     for first, second, value in correlations.top_pairs(_TOP_PAIRS):
         lines.append(f"{value:+.2f}  {shorten_name(first, 17)} · {shorten_name(second, 17)}")

@@ -61,7 +61,7 @@ def columns_to_draw(
             if column.role in MODEL_ROLES:
                 features.append(column)
     if not drawable:
-        raise StatisticsNotFound("No column of numbers, times or texts can be drawn.")
+        raise StatisticsNotFound("No numeric, time or string column to plot.")
     candidates = features or drawable
     return candidates[:_MAX_PANELS], len(candidates)
 
@@ -83,7 +83,7 @@ def draw_distribution(
     elif column.top:
         _draw_bars(axis, column, compared)
     else:
-        _write_note(axis, f"{column.distinct:,} values,\nnone of them twice")
+        _write_note(axis, f"{column.distinct:,} values,\nall distinct")
 
 
 def _write_note(axis: Axes, text: str) -> None:

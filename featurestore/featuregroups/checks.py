@@ -91,7 +91,7 @@ def check_time_numbers(
         if can_be_epoch(kind):
             values = _read_first_numbers(rows, name, engine=engine)
             raise SchemaMismatch(
-                f"{name!r}, a time of feature group {spec.name!r}, is {kind} in these rows.",
+                f"Time column {name!r} of feature group {spec.name!r} has type {kind} in these rows.",
                 hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
             )
 
@@ -165,7 +165,7 @@ class ValueRules:
             f"{name}={str(_get_column(batch, name)[row])[:_MAX_KEY_CHARACTERS]}"
             for name in self.key
         ]
-        return f"The row of {', '.join(key_texts)}" if key_texts else "A row"
+        return f"The row with {', '.join(key_texts)}" if key_texts else "A row"
 
 
 @dataclass(frozen=True)
@@ -234,18 +234,17 @@ def _find_folder_name_error(name: str, folder_values: pa.Array) -> FeatureStoreE
     for folder_value in pc.unique(folder_values).drop_null().to_pylist():
         if not folder_value:
             return InvalidArgument(
-                f"The partition column {name!r} has empty texts, which Delta would read back as "
-                "null.",
-                hint=f"give them a name, for example 'none', or leave {name!r} out of partition_by",
+                f"Partition column {name!r} has empty strings, which Delta would read back as null.",
+                hint=f"replace them, for example by 'none', or remove {name!r} from partition_by",
             )
         # Folders are named column=value; all special characters are percent-encoded.
         length = len(f"{name}={quote(folder_value, safe='')}")
         if length > _MAX_FOLDER_NAME_BYTES:
             return InvalidArgument(
-                f"The partition column {name!r} has a text of {len(folder_value)} letters, "
-                f"{folder_value[:20]!r}...: the name of its folder would have {length} bytes, and file "
-                f"systems take {_MAX_FOLDER_NAME_BYTES}.",
-                hint=f"shorten the texts, or leave {name!r} out of partition_by",
+                f"Partition column {name!r} has a string of {len(folder_value)} characters, "
+                f"{folder_value[:20]!r}...: its folder name would have {length} bytes, and file "
+                f"systems allow {_MAX_FOLDER_NAME_BYTES}.",
+                hint=f"shorten the strings, or remove {name!r} from partition_by",
             )
     return None
 
@@ -351,9 +350,9 @@ def warn_about_implausible_times(report: ValidationReport, spec: FeatureGroupSpe
         if result.expectation["type"] == FUTURE_TIMES and result.unexpected:
             latest = max([sample[spec.event_time] for sample in result.samples], default="")
             warn_caller(
-                f"feature group {spec.name!r}: {result.message}, as far as {latest}; labels find "
-                "them only then (event_time_tolerance= at creation allows for clocks that go "
-                "ahead)",
+                f"feature group {spec.name!r}: {result.message}, up to {latest}; labels match these "
+                "rows only from then on (event_time_tolerance= at creation allows for clocks that "
+                "run ahead)",
                 DataWarning,
             )
         if result.expectation["type"] != EARLY_TIMES or not result.unexpected:
@@ -361,7 +360,7 @@ def warn_about_implausible_times(report: ValidationReport, spec: FeatureGroupSpe
         sampled_times = [sample[spec.event_time] for sample in result.samples]
         times = [time for time in sampled_times if isinstance(time, datetime)]
         warn_caller(
-            f"feature group {spec.name!r}: {result.message}, where every later label finds them; "
+            f"feature group {spec.name!r}: {result.message}, so they match every later label; "
             f"{misread_hint(times)}",
             SuspiciousTimeWarning,
         )
@@ -393,9 +392,9 @@ def warn_about_repeated_batch(group: OpenGroup, delta_version: int) -> None:
     rows = sum(file.rows for file in added)
     if is_repeat and rows > 1:
         warn_caller(
-            f"the same {rows:,} rows were in feature group {group.spec.name!r} already and are "
-            "there twice now; transaction=('name', number) makes a write happen once, and a group "
-            "with primary_key= takes mode='upsert'",
+            f"feature group {group.spec.name!r} already contained the same {rows:,} rows, which are "
+            "now stored twice; transaction=('name', number) makes a repeated write a no-op, and a "
+            "group with primary_key= supports mode='upsert'",
             DataWarning,
         )
 

@@ -33,7 +33,7 @@ from featurestore.statistics import StatisticsState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_NEXT_VERSION = "make the next version of the group with create_featuregroup(...)"
+_NEXT_VERSION = "create the next version of the group with create_featuregroup(...)"
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class ConvertColumns:
         wider = wider_decimal(batch_type, field.type)
         if wider is not None and fallback == _NEXT_VERSION:
             types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
-            fallback = f"make the next version of the group with create_featuregroup(..., {types})"
+            fallback = f"create the next version of the group with create_featuregroup(..., {types})"
         suggestions = [line or "cast the column", fallback]
         if self.can_widen and widen_for_value(misfit.value, field.type) is not None:
             suggestions.insert(0, "schema_change='add' widens the column")
@@ -146,7 +146,7 @@ def convert_to_group_columns(
     """
     if schema_change not in (None, "add"):
         raise InvalidArgument(
-            f"schema_change={schema_change!r} is not known.", hint="schema_change='add', or None"
+            f"Unknown schema_change={schema_change!r}.", hint="schema_change='add', or None"
         )
     extra_names = {field.name for field in extra_columns}
     batch_schema = pa.schema([field for field in relation.schema if field.name not in extra_names])
@@ -205,7 +205,7 @@ def check_columns(
 def _typing_hint(language: str, columns: pa.Schema) -> str:
     """Return a hint with the code that sets the types of new columns without values."""
     lines = format_typing_lines(language, columns)
-    return lines or f"leave {listing(columns.names)} out until a row has a value there"
+    return lines or f"omit {listing(columns.names)} until a row has a value"
 
 
 def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType]) -> list[str]:
@@ -239,7 +239,7 @@ def _cast_lines(
             lines.append(
                 UNEQUAL_SHAPES_HINT
                 if is_array
-                else f"give arrays of shape {array_shape(column_type)}"
+                else f"use arrays of shape {array_shape(column_type)}"
             )
             continue
         line = cast_line(library, field.name, field.type, column_type)
@@ -254,9 +254,9 @@ def _group_title(spec: FeatureGroupSpec) -> str:
 
 def _columns_hint(problems: Sequence[str], casts: Sequence[str], *, only_new: bool) -> str:
     if only_new:
-        return "schema_change='add' lets new nullable columns in"
+        return "schema_change='add' adds new nullable columns"
     if all(problem.startswith("missing") for problem in problems):
-        return "columns match by name; give a column of nulls where values are unknown"
+        return "columns match by name; add a column of nulls if its values are unknown"
     return f"{'; '.join(casts) or 'cast the columns'}, or {_NEXT_VERSION}"
 
 

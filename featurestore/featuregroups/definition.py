@@ -61,7 +61,7 @@ class DeclaredTypes:
         for name in self.columns:
             if name not in batch_schema.names:
                 raise InvalidArgument(
-                    f"dtypes names {name!r}, which is not a column. There are "
+                    f"Unknown column {name!r} in dtypes=. Available: "
                     f"{listing(batch_schema.names, limit=50)}.",
                     hint=did_you_mean(name, batch_schema.names, write="dtypes={{{!r}: '...'}}"),
                 )
@@ -73,8 +73,8 @@ class DeclaredTypes:
             if not can_fit(batch_field.type, column_type):
                 line = cast_line(library, batch_field.name, batch_field.type, column_type)
                 raise InvalidArgument(
-                    f"Column {batch_field.name!r} is {batch_field.type}, of which dtypes= does not make {column_type}: "
-                    "values are never parsed or rounded.",
+                    f"Column {batch_field.name!r} is {batch_field.type}, which dtypes= does not "
+                    f"convert to {column_type}: values are never parsed or rounded.",
                     hint=line or f"cast the column {batch_field.name!r}",
                 )
             fields.append(batch_field.with_type(column_type))
@@ -151,11 +151,11 @@ def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, .
         kind = types.get(name)
         if kind is not None and (pat.is_binary(kind) or is_nested(kind)):
             raise InvalidArgument(
-                f"partition_by={name!r} has type {kind}; folders are named by its values.",
+                f"partition_by={name!r} has type {kind}, whose values cannot be folder names.",
                 hint="partition by integers, strings, booleans or dates",
             )
     if names and len(names) == len(schema):
-        raise InvalidArgument("partition_by names every column, so the files would be empty.")
+        raise InvalidArgument("partition_by contains every column, so the data files would be empty.")
     return names
 
 
@@ -171,11 +171,10 @@ def check_primary_key(declared: Declaration) -> None:
     entity_columns = [name for name in key_columns if name not in times]
     hint = f"primary_key={entity_columns!r}, event_time={declared.event_time!r}"
     if not entity_columns:
-        hint = f"primary_key={times!r} without event_time= joins rows of equal {times[0]!r}"
+        hint = f"primary_key={times!r} without event_time= joins rows with equal {times[0]!r}"
     raise InvalidArgument(
-        f"primary_key holds {listing(times)}, a time of the group. A row is identified by its key "
-        "and its times anyway; a time in the key would be joined by equality, not as of the "
-        "label's time.",
+        f"primary_key contains {listing(times)}, a time of the group. Key and times already "
+        "identify a row; a time in the key would be joined by equality, not as of the label time.",
         hint=hint,
     )
 
@@ -206,7 +205,7 @@ def check_validation_policy(policy: str | None) -> None:
     """Reject an unknown validation policy; None means the group's policy."""
     if policy is not None and policy not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={policy!r} is not a policy.",
+            f"validation={policy!r} is not a validation policy.",
             hint=did_you_mean(policy, VALIDATION_POLICIES, write="validation={!r}")
             or f"one of {', '.join(VALIDATION_POLICIES)}",
         )
@@ -234,7 +233,7 @@ def check_descriptions(descriptions: object, columns: Sequence[str]) -> dict[str
     for feature, text in descriptions.items():
         if feature not in columns:
             raise InvalidArgument(
-                f"descriptions names {feature!r}, which is not a column. There are "
+                f"Unknown column {feature!r} in descriptions=. Available: "
                 f"{listing(columns, limit=50)}.",
                 hint=did_you_mean(feature, columns, write="descriptions={{{!r}: '...'}}"),
             )
@@ -270,9 +269,9 @@ def check_same_definition(
     differences += _column_differences(stored_spec.schema, declared_spec.schema, declared.types)
     if differences:
         raise DefinitionMismatch(
-            f"Feature group {stored_spec.name!r} version {stored_spec.version} is defined otherwise: "
-            f"{'; '.join(differences)}.",
-            hint="create_featuregroup(...) makes the next version",
+            f"Feature group {stored_spec.name!r} version {stored_spec.version} has a different "
+            f"definition: {'; '.join(differences)}.",
+            hint="create_featuregroup(...) creates the next version",
         )
 
 
@@ -333,7 +332,7 @@ def declared_types(
         decimal = _storable_type(parse_type(decimal_type, column="decimal_type"), "decimal_type")
         if not pat.is_decimal(decimal):
             raise UnsupportedType(
-                f"decimal_type={decimal_type!r} is not a type of decimals.",
+                f"decimal_type={decimal_type!r} is not a decimal type.",
                 hint="decimal_type='decimal(20, 4)'",
             )
     return DeclaredTypes(columns, decimal)
@@ -344,7 +343,7 @@ def _storable_type(kind: pa.DataType, argument: str) -> Any:
     if stored_type is None:
         raise UnsupportedType(
             f"{argument}: {kind} cannot be stored.",
-            hint="decimals have at most 38 digits; the names are those of Arrow",
+            hint="decimals have at most 38 digits; type names are those of Arrow",
         )
     return stored_type
 

@@ -107,7 +107,7 @@ def search(
     The order is: names, features, tags, descriptions, window aggregates.
     """
     if not isinstance(text, str) or not text.strip():
-        raise InvalidArgument("search needs a text.", hint="search('weather')")
+        raise InvalidArgument("search needs a non-empty string.", hint="search('weather')")
     check_search_text(text)
     if limit is not None:
         check_count(limit, argument="limit", minimum=1)
@@ -223,7 +223,8 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
     remaining_tags = dict(commits.meta_of(group.state).tags)
     if key not in remaining_tags:
         raise InvalidArgument(
-            f"Feature group {group.spec.name!r} has no tag {key!r}; it has {listing(remaining_tags)}."
+            f"Feature group {group.spec.name!r} has no tag {key!r}. Available: "
+            f"{listing(remaining_tags)}."
         )
     del remaining_tags[key]
     _write_tags(session, group, remaining_tags)
@@ -233,12 +234,12 @@ def provenance(session: Session, reference: str) -> Provenance:
     """Return the origin of a column, referenced as ``group.feature`` or ``group@v2.feature``."""
     parsed = parse_reference(reference)
     if parsed.group is None:
-        raise InvalidArgument(f"{reference!r} names no group.", hint="write 'group.feature'")
+        raise InvalidArgument(f"Reference {reference!r} has no group name.", hint="'group.feature'")
     group = open_group(session, parsed.group, parsed.version)
     if parsed.feature not in group.spec.schema.names:
         raise FeatureNotFound(
-            f"Feature group {group.spec.name!r} has no column {parsed.feature!r}; "
-            f"it has {listing(group.spec.schema.names)}."
+            f"Feature group {group.spec.name!r} has no column {parsed.feature!r}. "
+            f"Available: {listing(group.spec.schema.names)}."
         )
     origin = Provenance(
         reference=f"{group.spec.name}.{parsed.feature}",
@@ -288,7 +289,7 @@ def update(
     """
     if description is None and not descriptions:
         raise InvalidArgument(
-            "update_featuregroup was given nothing to change.",
+            "update_featuregroup has nothing to change.",
             hint="description='...', or descriptions={'temp': '...'}",
         )
     check_description(description or "")

@@ -121,9 +121,9 @@ def check_unused_by_views(session: Session, name: str, version: int, *, force: b
     if not force:
         raise UsedByFeatureView(
             f"{description}.",
-            hint="delete those first, or force=True: they cannot be read any more",
+            hint="delete the views first, or force=True: the views can no longer be read",
         )
-    warn_caller(f"{description}, which cannot be read any more.", FeatureViewWarning)
+    warn_caller(f"{description}, which can no longer be read.", FeatureViewWarning)
 
 
 def delete_rows(
@@ -138,7 +138,7 @@ def delete_rows(
 
     If no row matches, nothing is committed.
     """
-    group = open_stored(session, name, version, to="delete any")
+    group = open_stored(session, name, version, to="delete rows")
     if not isinstance(where, str) or not where.strip():
         raise InvalidArgument(
             f"where={where!r} is not a condition.", hint="where=\"event_time < '2020-01-01'\""
@@ -193,8 +193,8 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
 def _check_unpinned(session: Session, name: str, version: int) -> None:
     if versions_pinned_by_exports(session, name, version):
         raise PinnedByTrainingDataset(
-            f"A training dataset is being made from feature group {name!r} version {version}.",
-            hint="wait for it, or force=True: then it fails",
+            f"A training dataset is being created from feature group {name!r} version {version}.",
+            hint="wait until it is complete, or force=True: its creation fails",
         )
     users = find_pinning_datasets(session, name, version)
     if users:
@@ -202,6 +202,6 @@ def _check_unpinned(session: Session, name: str, version: int) -> None:
         raise PinnedByTrainingDataset(
             f"Feature group {name!r} version {version} is pinned by the training datasets "
             f"{listing(dataset_names)}.",
-            hint="delete those first, or force=True: they stay readable, but cannot be recomputed "
-            "any more",
+            hint="delete the datasets first, or force=True: they remain readable, but can no longer "
+            "be recomputed",
         )

@@ -40,7 +40,7 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
         return df
     if isinstance(df, FeatureFrame):
         raise InvalidArgument(
-            "rename= is for dataframes of other libraries.",
+            "rename= does not support a FeatureFrame, only dataframes of other libraries.",
             hint="read_source(name, rename={'Country Name': 'country_name'}) for a source",
         )
     library = library_name(df)
@@ -100,19 +100,19 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
         FeatureNotFound: The group has no such column.
         InvalidName: The new name is invalid or already exists.
     """
-    group = open_stored(session, name, to="rename their columns: sql= can")
+    group = open_stored(session, name, to="rename columns; sql= renames them")
     spec = group.spec
     columns = spec.schema.names
     if old not in columns:
         raise FeatureNotFound(
-            f"Feature group {spec.name!r} version {spec.version} has no feature {old!r}; "
-            f"it has {listing(columns, limit=20)}.",
+            f"Feature group {spec.name!r} version {spec.version} has no feature {old!r}. "
+            f"Available: {listing(columns, limit=20)}.",
             hint=did_you_mean(old, columns, write="{!r}"),
         )
     renamed = [new if column == old else column for column in columns]
     check_feature_names(renamed)
     if new == old:
-        raise InvalidArgument(f"{old!r} is the name that the feature has.", hint="give another one")
+        raise InvalidArgument(f"The feature is already named {old!r}.", hint="use another name")
     source = {
         "featuregroup": spec.name,
         "version": spec.version,
@@ -188,8 +188,8 @@ def _rename_in_expectation(expectation: Mapping[str, Any], old: str, new: str) -
     condition = kwargs.get("row_condition")
     if condition is not None and re.search(rf"\b{re.escape(old)}\b", str(condition)):
         raise InvalidArgument(
-            f"The expectation {expectation['type']} has a row_condition that names {old!r}: "
+            f"The row_condition of expectation {expectation['type']} refers to {old!r}: "
             f"{condition!r}.",
-            hint="make the next version with create_featuregroup(...), its condition rewritten",
+            hint="create the next version with create_featuregroup(...) and a rewritten condition",
         )
     return {**expectation, "kwargs": kwargs}

@@ -146,10 +146,10 @@ def _undeclared_columns(
         if kind is None:
             new_columns.append(column)
         elif kind != column.type:
-            conflicts.append(f"{column.name!r} is {column.type}, there {kind}")
+            conflicts.append(f"{column.name!r} is {column.type}, in the group {kind}")
     if conflicts:
         raise SchemaMismatch(
-            f"Another writer has just given new columns of {declared_spec.name!r} other types: "
+            f"Another writer has just added columns to {declared_spec.name!r} with other types: "
             f"{', '.join(conflicts)}.",
             hint="cast the columns",
         )

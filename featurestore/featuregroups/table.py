@@ -94,9 +94,9 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     if group.spec.external is not None:
         raise ExternalRowsError(
             f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "
-            f"are those of {group.spec.external}, and the store does not {to}.",
-            hint=f"change them there, or create_featuregroup(store.get_featuregroup("
-            f"{group.spec.name!r}), name) makes a group of the store",
+            f"are in {group.spec.external}, and the store cannot {to}.",
+            hint=f"change the source, or copy the rows with create_featuregroup("
+            f"store.get_featuregroup({group.spec.name!r}), name)",
         )
     return group
 
@@ -105,7 +105,7 @@ def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> O
     if not is_delta_table(path):
         raise TableDamaged(
             f"Feature group {title} is registered, but there is no Delta table at {path}.",
-            hint="restore the folder, or run 'featurestore registry rebuild' to forget it",
+            hint="restore the folder, or run 'featurestore registry rebuild' to unregister it",
         )
     state = read_snapshot(path, None if as_of is None else delta_version(path, as_of))
     return OpenGroup(commits.spec_of(state), path, state)
@@ -136,7 +136,7 @@ def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
     if version is not None:
         version = check_version(version)
     if spelled is not None and version is not None and spelled != version:
-        raise InvalidArgument(f"{name}@v{spelled} and version={version} contradict each other.")
+        raise InvalidArgument(f"{name}@v{spelled} and version={version} are different versions.")
     return name, spelled if version is None else version
 
 
@@ -145,7 +145,7 @@ def delta_version(path: str, as_of: TableVersion) -> int:
     number = version_as_of(path, as_of)
     if number < 1:
         raise VersionNotFound(
-            f"as_of={as_of!s}: the group held no data yet.", hint="its first Delta version is 1"
+            f"as_of={as_of!s}: the group had no data yet.", hint="its first Delta version is 1"
         )
     return number
 

@@ -269,9 +269,9 @@ def _warn_views(session: Session, spec: FeatureGroupSpec) -> None:
         features = [feature for feature in view.features if feature.group == spec.name]
         missing_features = incompatible_features(features, spec)
         if missing_features:
-            consequence = "It goes on reading the version that it names."
+            consequence = "It continues to read its pinned version."
             if (spec.name, spec.version) in view.groups:
-                consequence = "It cannot be read any more."
+                consequence = "It can no longer be read."
             warn_caller(
                 f"Feature view {view.name!r} version {view.version} reads feature group "
                 f"{spec.name!r}: in version {spec.version} {', '.join(missing_features)}. "
@@ -291,7 +291,7 @@ def insert(
         DuplicateKeys: The rows have duplicate keys; nothing was written.
         WriteConflict: Every attempt conflicted with other writers; nothing was written.
     """
-    group = open_stored(session, name, version, to="write them")
+    group = open_stored(session, name, version, to="write rows")
     spec = group.spec
     _check_write(write, spec)
     df, write = _describe_rows(df, write)
@@ -357,19 +357,19 @@ def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
 def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
     if write.mode not in WRITE_MODES and not (write.mode == "replace" and write.replace):
         raise InvalidArgument(
-            f"mode={write.mode!r} is not known. 'append' adds the rows; 'upsert' replaces rows of "
-            "the same key and adds the others; 'overwrite' replaces everything.",
+            f"Unknown mode={write.mode!r}. 'append' adds the rows; 'upsert' replaces rows with "
+            "the same key and adds the others; 'overwrite' replaces all rows.",
             hint=_suggest_mode(write.mode),
         )
     if write.on_duplicates not in ("error", "last"):
         raise InvalidArgument(
-            f"on_duplicates={write.on_duplicates!r} is not known.", hint="'error' or 'last'"
+            f"Unknown on_duplicates={write.on_duplicates!r}.", hint="'error' or 'last'"
         )
     check_validation_policy(write.validation)
     if (write.mode == "upsert" or write.on_duplicates == "last") and not spec.primary_key:
         raise KeyRequired(
             f"Feature group {spec.name!r} version {spec.version} has no primary key, "
-            "so nothing can be matched.",
+            "so rows cannot be matched.",
             hint="mode='append', or create the group with primary_key=",
         )
     if write.transaction is not None:
@@ -390,7 +390,7 @@ def _check_transaction(transaction: object) -> None:
         if isinstance(app, str) and app and is_number and number >= 0:
             if number > MAX_INT64:
                 raise OutOfRange(
-                    f"transaction=({app!r}, n) has an n above {MAX_INT64}.",
+                    f"transaction=({app!r}, n): n is above {MAX_INT64}.",
                     hint=f"transaction=({app!r}, 42)",
                 )
             return

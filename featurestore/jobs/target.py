@@ -58,7 +58,7 @@ def find_target(session: Session, spec: JobSpec) -> OpenGroup | None:
     with session.registry.reading() as connection:
         if featuregroups.find(connection, spec.target) is None:
             return None
-    group = open_stored(session, spec.target, to="fill it by a job")
+    group = open_stored(session, spec.target, to="write rows of a job")
     current = (
         group.spec.primary_key,
         group.spec.event_time,

@@ -104,7 +104,7 @@ def test_no_cell_above_the_bound_is_written(
     store: FeatureStore, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CELL_BYTES_VARIABLE, str(BOUND))
-    shown = "The row of k=2" if form == "native" else "Row 2"
+    shown = "The row with k=2" if form == "native" else "Row 2"
     message = rf"{shown} has [\d,]+ bytes in 'cell'; a cell has at most {BOUND}"
     long = table(kind, [SHORT, SHORT, LONG, LONG])
     group = store.create_featuregroup(table(kind, [SHORT, SHORT]), "cells", primary_key="k")

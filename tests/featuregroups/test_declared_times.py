@@ -113,7 +113,7 @@ def test_insert_numeric_event_time_raises_with_unit(duckdb_store: FeatureStore) 
     [
         (["id", "at"], None, r"primary_key=\['id'\], event_time='at'"),
         (["at", "id", "known"], "known", r"primary_key=\['id'\], event_time='at'"),
-        ("at", None, r"primary_key=\['at'\] without event_time= joins rows of equal 'at'"),
+        ("at", None, r"primary_key=\['at'\] without event_time= joins rows with equal 'at'"),
     ],
 )
 def test_event_time_in_primary_key_raises_with_hint(

@@ -87,7 +87,7 @@ def test_invalid_description_change_raises_without_change(
 
 
 def test_create_with_description_of_unknown_column_raises(duckdb_store: FeatureStore) -> None:
-    with pytest.raises(InvalidArgument, match="which is not a column"):
+    with pytest.raises(InvalidArgument, match="Unknown column 'y' in descriptions="):
         duckdb_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
     assert duckdb_store.get_featuregroups() == []
 
@@ -129,7 +129,7 @@ def test_rename_key_updates_definition(described: FeatureStore) -> None:
         ("tmp", "x", FeatureNotFound, "did you mean 'temp'"),
         ("temp", "k", InvalidName, "unique"),
         ("temp", "a b", InvalidName, "'a_b'"),
-        ("temp", "temp", InvalidArgument, "the name that the feature has"),
+        ("temp", "temp", InvalidArgument, "already named 'temp'"),
     ],
 )
 def test_invalid_rename_creates_no_version(

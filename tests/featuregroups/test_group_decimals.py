@@ -105,7 +105,7 @@ def test_invalid_declared_types_raise_without_writing(duckdb_store: FeatureStore
         create("9.99", dtypes={"price": "decimal(3, 2)"})
     with pytest.raises(UnsupportedType, match="unknown type 'decimal\\(39, 2\\)'"):
         create(Decimal("9.99"), dtypes={"price": "decimal(39, 2)"})
-    with pytest.raises(UnsupportedType, match="not a type of decimals"):
+    with pytest.raises(UnsupportedType, match="not a decimal type"):
         create(Decimal("9.99"), decimal_type="int64")
     assert duckdb_store.get_featuregroups() == []
 

@@ -94,7 +94,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ({"primary_key": "nope"}, InvalidArgument, "'nope'.*Available: 'id'"),
         ({"primary_key": "x"}, InvalidArgument, "'x' of type double cannot be a key"),
         ({"primary_key": "vector"}, InvalidArgument, r"fixed_size_list.* cannot be a key"),
-        ({"partition_by": "vector"}, InvalidArgument, "folders are named by its values"),
+        ({"partition_by": "vector"}, InvalidArgument, "cannot be folder names"),
         ({"primary_key": ["id", "id"]}, InvalidArgument, "twice"),
         ({"event_time": "id"}, InvalidArgument, "times are timestamps"),
         ({"created_time": "t"}, KeyRequired, "needs an event_time"),

@@ -33,7 +33,7 @@ def test_read_as_of_returns_data_of_that_time(duckdb_store: FeatureStore) -> Non
         ).count()
         == 3
     )
-    with pytest.raises(VersionNotFound, match=r"no version at|held no data"):
+    with pytest.raises(VersionNotFound, match=r"no version at|had no data"):
         group.read(as_of=history[0].timestamp - dt.timedelta(days=1))
 
 
@@ -55,7 +55,7 @@ def test_read_as_of_distinguishes_commits_within_one_second(duckdb_store: Featur
     }
     assert seen == {100: 1, 399: 1, 400: 3, 998: 3, 999: 4}
     assert group.read(as_of="2024-05-01T12:00:00.400Z").count() == 3
-    with pytest.raises(VersionNotFound, match="held no data"):
+    with pytest.raises(VersionNotFound, match="had no data"):
         group.read(as_of=second + dt.timedelta(milliseconds=99))
 
 
@@ -83,7 +83,7 @@ def test_frame_keeps_version_during_later_writes(duckdb_store: FeatureStore) -> 
     assert group.read().to_arrow()["n"].to_pylist() == [2]
 
 
-@pytest.mark.parametrize(("as_of", "says"), [(0, "held no data"), (9, "Unknown Delta version 9")])
+@pytest.mark.parametrize(("as_of", "says"), [(0, "had no data"), (9, "Unknown Delta version 9")])
 def test_read_as_of_unknown_version_raises(
     duckdb_store: FeatureStore, as_of: int, says: str
 ) -> None:

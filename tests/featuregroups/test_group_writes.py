@@ -275,7 +275,7 @@ def test_delete_without_matching_rows_makes_no_commit(duckdb_store: FeatureStore
 def test_partition_values_unsupported_by_delta_raise(duckdb_store: FeatureStore) -> None:
     table = pa.table({"id": [1, 2], "place": ["JFK", ""]})
     for policy in ("off", "strict"):
-        with pytest.raises(InvalidArgument, match="'place' has empty texts"):
+        with pytest.raises(InvalidArgument, match="'place' has empty strings"):
             duckdb_store.create_featuregroup(
                 table, "g", primary_key="id", partition_by="place", validation=policy
             )

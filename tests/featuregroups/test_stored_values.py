@@ -76,9 +76,9 @@ def test_out_of_range_times_in_native_rows_raise(store: FeatureStore, validation
 @on_engines("text", ["東" * 36, "x" * 300, "/" * 90, "a" * 251], spark=["/" * 90])
 def test_partition_text_over_folder_name_limit_raises(store: FeatureStore, text: str) -> None:
     rows = [{"k": 1, "city": "Paris"}, {"k": 2, "city": text}]
-    with pytest.raises(InvalidArgument, match=f"'city' has a text of {len(text)} letters"):
+    with pytest.raises(InvalidArgument, match=f"'city' has a string of {len(text)} characters"):
         store.create_featuregroup(rows, "g", primary_key="k", partition_by="city")
-    with pytest.raises(InvalidArgument, match="file systems take 255"):
+    with pytest.raises(InvalidArgument, match="file systems allow 255"):
         store.create_featuregroup(rows, "plain", partition_by="city", validation="off")
     assert store.get_featuregroups() == []
 

@@ -45,7 +45,7 @@ def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, kind: str) ->
 
 def test_rename_invalid_frames_and_names_raise(duckdb_store: FeatureStore) -> None:
     frame = duckdb_store.create_featuregroup([{"id": 1}], "places").read()
-    with pytest.raises(InvalidArgument, match="dataframes of other libraries"):
+    with pytest.raises(InvalidArgument, match="does not support a FeatureFrame"):
         duckdb_store.create_featuregroup(frame, "other", rename={"id": "key"})
     with pytest.raises(InvalidName, match="unique ignoring case"):
         duckdb_store.create_featuregroup([{"a": 1, "b": 2}], "other", rename={"a": "B"})

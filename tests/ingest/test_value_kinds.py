@@ -167,7 +167,7 @@ def test_later_chunk_error_has_same_hint(library: str, duckdb_store: FeatureStor
             group.insert(iter([wrong]))
         with pytest.raises(SchemaMismatch) as later:
             group.insert(iter([make({"n": [1]}), wrong]))
-        line = str(first.value.hint).split(", or make the next version")[0]
+        line = str(first.value.hint).split(", or create the next version")[0]
         assert str(later.value.hint) == line
         group.insert(after_hint(wrong, line))
     assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]

@@ -224,7 +224,7 @@ def test_external_definitions_are_listed_and_rebuilt(shop: FeatureStore) -> None
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
 def test_external_group_refuses_stored_row_operations(shop: FeatureStore) -> None:
-    with pytest.raises(ExternalRowsError, match="is external: its rows are those of source 'shop'"):
+    with pytest.raises(ExternalRowsError, match="is external: its rows are in source 'shop'"):
         shop.insert_into_featuregroup([{"id": 1}], "customers")
     with pytest.raises(ExternalRowsError):
         shop.delete_from_featuregroup("customers", "id = 1")

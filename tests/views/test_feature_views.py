@@ -120,7 +120,7 @@ def test_view_is_unchanged_by_new_group_versions(flights: FeatureStore) -> None:
 def test_group_change_that_affects_view_warns(flights: FeatureStore) -> None:
     view = flights.create_feature_view("v", features=["planes.seats"], labels="asked")
     with pytest.warns(
-        FeatureViewWarning, match="in version 2 'seats' no longer exists. It goes on reading"
+        FeatureViewWarning, match="in version 2 'seats' no longer exists. It continues to read"
     ):
         flights.create_featuregroup([{"tail": "N1", "chairs": 1}], "planes", primary_key="tail")
     with pytest.warns(FeatureViewWarning, match="'seats' is string, previously int64"):
@@ -128,13 +128,13 @@ def test_group_change_that_affects_view_warns(flights: FeatureStore) -> None:
     assert view.problems == []
     with pytest.raises(UsedByFeatureView, match="'v version 1'"):
         flights.delete_featuregroup("planes", version=1)
-    with pytest.warns(FeatureViewWarning, match="cannot be read any more"):
+    with pytest.warns(FeatureViewWarning, match="can no longer be read"):
         flights.delete_featuregroup("planes", version=1, force=True)
     assert view.problems == ["planes@v1 no longer exists"]
     with pytest.raises(FeatureViewBroken, match="planes@v1 no longer exists"):
         view.get_features()
     with pytest.warns(
-        FeatureViewWarning, match=r"is string, previously.* It cannot be read any more"
+        FeatureViewWarning, match=r"is string, previously.* It can no longer be read"
     ):
         flights.create_featuregroup(
             [{"tail": "N1", "seats": "a"}], "planes", primary_key="tail", version=1

@@ -298,6 +298,6 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
             )
     if missing:
         raise FeatureNotFound(
-            f"The frame lacks columns of the transformations: {listing(missing, limit=50)}. It has "
-            f"{listing(schema.names, limit=50)}."
+            f"The frame is missing columns of the transformations: {listing(missing, limit=50)}. "
+            f"Available: {listing(schema.names, limit=50)}."
         )

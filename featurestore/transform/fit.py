@@ -171,7 +171,7 @@ def chains_to_json(
             if step.fit is not None:
                 raise InvalidArgument(
                     f"The chain of {name!r} has fitted=, a Python function that a feature view "
-                    "does not store.",
+                    "cannot store.",
                     hint="view.create_training_dataset(..., transformations={...})",
                 )
         payload[name] = [step.to_json() for step in chain.steps]
@@ -200,7 +200,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
 def _step(data: JsonObject) -> Step:
     rule = RULES.get(data.text("rule"))
     if rule is None:
-        raise data.wrong_type_error("rule", "a rule that this release knows")
+        raise data.wrong_type_error("rule", "a rule of this release")
     options = data.object("options")
     rule.check(options, None)
     return Step(rule.name, options.data)

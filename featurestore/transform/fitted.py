@@ -319,7 +319,7 @@ def _step(data: JsonObject) -> Step:
     name = data.text("rule")
     rule = RULES.get(name)
     if rule is None:
-        raise data.wrong_type_error("rule", "a rule that this release knows")
+        raise data.wrong_type_error("rule", "a rule of this release")
     options, fitted = data.object("options"), None
     if rule.fits:
         fitted = data.object("fitted")

@@ -138,7 +138,7 @@ def _wrong_size_error(
     row: int, byte_count: int, shape: tuple[int, ...], *, size: int
 ) -> InvalidArgument:
     return InvalidArgument(
-        f"Row {row} of the batch has {byte_count} bytes; pixels of shape {shape} are {size}."
+        f"Row {row} of the batch has {byte_count} bytes; pixels of shape {shape} have {size}."
     )
 
 

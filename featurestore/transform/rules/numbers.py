@@ -251,7 +251,7 @@ class Impute(Rule):
             return form
         if isinstance(fill, str) and fill not in STRATEGIES:
             raise InvalidArgument(
-                f"{step} needs a number for a column of numbers.",
+                f"{step} needs a number for a numeric column.",
                 hint=f"a number, or one of {', '.join(STRATEGIES)}",
             )
         if form.kind == "whole" and (fill == "most_frequent" or isinstance(fill, int)):
@@ -317,4 +317,4 @@ def _check_fill(fill: object, form: Form) -> None:
     """Raise InvalidArgument unless a fill value, which may come from a file, suits the column."""
     is_valid = isinstance(fill, str) if form.kind == "text" else isinstance(fill, int | float)
     if not is_valid or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
-        raise InvalidArgument(f"The fitted value {fill!r} of impute() does not fit the column.")
+        raise InvalidArgument(f"The fitted value {fill!r} of impute() does not match the column type.")

@@ -40,7 +40,7 @@ _HINTS = {
     ("number", "list"): "remove t.pad(...): only variable-length lists need it",
     ("text", "list"): "remove t.pad(...): only variable-length lists need it",
     ("whole", "list"): "remove t.pad(...): only variable-length lists need it",
-    ("number", "text"): 't.cast("int64") makes integers, t.bins(edges) categories',
+    ("number", "text"): 't.cast("int64") converts to integers, t.bins(edges) to categories',
     ("text", "number"): "t.vocabulary(), t.hash_bucket(n) or t.one_hot() encode strings as numbers",
 }
 

@@ -80,7 +80,7 @@ def connect(
         return _current.store
     if token is not None:
         raise InvalidArgument(
-            f"token= is for a served store, and the location is {settings.location!r}.",
+            f"token= requires the address of a served store, not {settings.location!r}.",
             hint="featurestore.connect('http://host:8787', token='fs_...')",
         )
     directory = files.location_of(settings.location)
@@ -89,8 +89,8 @@ def connect(
         use_options(directory, storage_options)
     elif storage_options:
         raise InvalidArgument(
-            f"storage_options= is for URIs, and the location is {directory!r}.",
-            hint="leave it out, or connect('s3://bucket/prefix', ...)",
+            f"storage_options= requires a URI, not the directory {directory!r}.",
+            hint="omit it, or connect('s3://bucket/prefix', ...)",
         )
     read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
     if not read_only:

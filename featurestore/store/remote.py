@@ -321,7 +321,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         self, frame: object, dataset: TrainingDataset | Transformations | str
     ) -> NoReturn:
         hint = "store.get_training_dataset(name).transformations.apply(batch), here"
-        raise unsupported_error(self.location, "A frame that is transformed lazily", hint=hint)
+        raise unsupported_error(self.location, "A lazily transformed frame", hint=hint)
 
     def _group(self, name: str, version: int) -> FeatureGroup:
         return RemoteFeatureGroup(self._session, self._client, name, version)

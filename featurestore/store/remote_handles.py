@@ -39,7 +39,7 @@ def unsupported_error(
     """Return the error for a feature that requires local access to the store's files."""
     return UnsupportedRemotely(
         f"{feature} needs the files of the store, which {address} does not serve.",
-        hint=hint or "connect where the store's directory or bucket can be reached",
+        hint=hint or "connect from a machine that can access the store's directory or bucket",
     )
 
 
@@ -55,8 +55,8 @@ def parse_record(kind: type[T], record: Mapping[str, Any]) -> T:
         return kind(**known_values)
     except TypeError as error:
         raise ServerUnavailable(
-            f"The server's {kind.__name__} has fewer fields than this release reads: {error}.",
-            hint="pip install --upgrade featurestore, on the server, too",
+            f"The server's {kind.__name__} lacks fields that this release requires: {error}.",
+            hint="pip install --upgrade featurestore, also on the server",
         ) from error
 
 
@@ -140,7 +140,7 @@ class RemoteEngine:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise unsupported_error(self.client.address, "This")
+        raise unsupported_error(self.client.address, "This operation")
 
 
 class _UnavailableRegistry:
@@ -150,7 +150,7 @@ class _UnavailableRegistry:
         self._address = address
 
     def reading(self) -> NoReturn:
-        raise unsupported_error(self._address, "This")
+        raise unsupported_error(self._address, "This operation")
 
     transaction = upgrade_transaction = reading
 

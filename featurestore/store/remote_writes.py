@@ -42,7 +42,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         if expectations is not None and not _is_json(expectations):
             raise unsupported_error(
                 self.location,
-                "An object of Great Expectations",
+                "A Great Expectations object",
                 hint='expectations=[{"type": "expect_column_values_to_not_be_null", '
                 '"kwargs": {"column": "x"}}]',
             )

@@ -132,7 +132,7 @@ def audit(
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
     if validation not in VALIDATION_POLICIES:
         raise InvalidArgument(
-            f"validation={validation!r} is not a policy.",
+            f"validation={validation!r} is not a validation policy.",
             hint=f"one of {', '.join(VALIDATION_POLICIES)}",
         )
     now = now or utc_now()
@@ -205,9 +205,8 @@ def _prepare_audit(
         ]
         if missing_columns:
             raise InvalidExpectation(
-                f"{describe(expectation)} names columns that {subject.name!r} does not have: "
-                f"{listing(missing_columns)}; "
-                f"it has {listing(schema_names)}."
+                f"{describe(expectation)} refers to columns that {subject.name!r} does not have: "
+                f"{listing(missing_columns)}. Available: {listing(schema_names)}."
             )
         if validator.is_row_level(expectation):
             row_expectations.append(expectation)
@@ -316,23 +315,22 @@ def _raise_if_rejected(
             hint = deduplicate_line(library, failures[0].expectation["kwargs"]["columns"])
         raise DuplicateKeys(message, report=report, hint=hint)
     hint = (
-        "fix the rows, or validation='quarantine' lands the good ones and keeps the others with "
-        "their reasons"
+        "fix the rows, or validation='quarantine' writes the valid rows and quarantines the others "
+        "with their reasons"
     )
     if report.validation == "quarantine":
         hint = (
-            "an expectation about the whole table cannot be met by leaving rows out; "
-            "validation='warn' lands them all"
+            "a table-level expectation cannot be met by quarantining rows; validation='warn' "
+            "writes all rows"
         )
     raise ValidationFailed(message, report=report, hint=hint)
 
 
 def _format_failures(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:
     """Format the error message with counts and sample rows of each failed check."""
-    failed_checks = "1 check" if len(failures) == 1 else f"{len(failures)} checks"
     lines = [
-        f"{report.name!r} version {report.version}: {failed_checks} of {len(report.results)} failed; "
-        "nothing was written."
+        f"{report.name!r} version {report.version}: {len(failures)} of {len(report.results)} checks "
+        "failed; nothing was written."
     ]
     for result in failures:
         lines.append(f"  {describe(result.expectation)}: {format_outcome(result)}")

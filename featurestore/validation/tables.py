@@ -269,10 +269,10 @@ def _load_columns(
         size += batch.nbytes
         if size > max_bytes:
             raise InvalidExpectation(
-                f"{describe(expectations[0])} needs all values of {', '.join(columns)} at once, "
-                f"and these take more than {max_bytes >> 20} MiB.",
-                hint="expectations about single rows are checked in chunks, and mean, sum, "
-                "deviation, median, minimum, "
-                "maximum, uniqueness and numbers of values are left to the engine",
+                f"{describe(expectations[0])} needs all values of {', '.join(columns)} in memory, "
+                f"and they need more than {max_bytes >> 20} MiB.",
+                hint="row-level expectations are checked in chunks, and the engine computes mean, "
+                "sum, standard deviation, median, minimum, maximum, uniqueness and numbers of "
+                "values",
             )
     return pa.Table.from_batches(batches, schema=selected.schema)

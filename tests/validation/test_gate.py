@@ -89,7 +89,7 @@ def test_validation_policies_write_expected_rows(store: FeatureStore) -> None:
     with pytest.raises(ValidationFailed) as caught:
         store.insert_into_featuregroup(bad, "people")
     text = str(caught.value)
-    assert "'people' version 1: 3 checks of 5 failed; nothing was written." in text
+    assert "'people' version 1: 3 of 5 checks failed; nothing was written." in text
     assert (
         "expect_column_values_to_be_between(column='age', min_value=0, max_value=120): 1 of 6 rows"
         in text

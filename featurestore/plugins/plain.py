@@ -85,7 +85,7 @@ class PlainFormat:
     def feature_spec(self, manifest: Manifest) -> dict[str, Any]:
         """Raise InvalidArgument, because only TFRecord is parsed as Example."""
         raise InvalidArgument(
-            f"Files of the format {self.name!r} are not parsed as tf.train.Example.",
+            f"TensorFlow does not parse {self.name!r} files as tf.train.Example.",
             hint="use reader(...).tf_dataset(), or data_format='tfrecord'",
         )
 

@@ -127,7 +127,7 @@ class SourceQuery:
     def __str__(self) -> str:
         query_fields = {"table": self.table, "sql": self.sql, "path": self.path, "at": self.at}
         texts = [f"{name}={value!r}" for name, value in query_fields.items() if value is not None]
-        return ", ".join(texts) or "all of the source"
+        return ", ".join(texts) or "the entire source"
 
 
 class SourceSnapshot(Protocol):
@@ -275,7 +275,7 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
     if entry_point is None:
         available = plugin_names("sources")
         raise InvalidArgument(
-            f"Unknown kind of source {kind!r}. Available: {listing(available)}.",
+            f"Unknown source kind {kind!r}. Available: {listing(available)}.",
             hint=did_you_mean(kind, available, write="uri='{}://...'")
             or "uri='postgresql://user@host/database', 'sqlite:///file.db', or a folder of files; "
             f"'sqlalchemy+{kind}://...' if SQLAlchemy has a dialect for it",

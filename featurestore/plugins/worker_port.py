@@ -188,7 +188,7 @@ def connect_to_driver(address: tuple[str, int], key: str) -> Connection:
             # Retry, because this connection may be evicted by others before it is authenticated.
             if time.monotonic() > end:
                 raise EngineError(
-                    f"The driver at {address[0]}:{address[1]} does not answer: "
+                    f"The driver at {address[0]}:{address[1]} does not respond: "
                     f"{type(error).__name__}: {error}."
                 ) from error
             time.sleep(random.uniform(0.05, 0.5))

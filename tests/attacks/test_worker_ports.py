@@ -93,7 +93,7 @@ def refuse_strangers(loads: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_wrong_key_is_rejected(server: TrialServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_port, "_CONNECT_SECONDS", 0.5)
-    with pytest.raises(EngineError, match="does not answer"):
+    with pytest.raises(EngineError, match="does not respond"):
         connect_to_driver(server.address, "0" * 64)
     check_a_worker_is_served(server)
 

@@ -277,5 +277,5 @@ def build_manifest(
         plan_hash=None,
         sources=(),
         reproducible=False,
-        reproducible_reason="made for a test",
+        reproducible_reason="created for a test",
     )

@@ -340,9 +340,9 @@ class FormatConformance:
 
         def batches() -> Iterator[pa.RecordBatch]:
             yield from table.to_batches(max_chunksize=64)[:2]
-            raise RuntimeError("the source broke")
+            raise RuntimeError("the source failed")
 
-        with pytest.raises(RuntimeError, match="the source broke"):
+        with pytest.raises(RuntimeError, match="the source failed"):
             dataset_format.write_shard(str(tmp_path), "train/shard", batches(), layout=layout)
         assert list_files(tmp_path) == []
 

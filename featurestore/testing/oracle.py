@@ -56,7 +56,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
         labels: The left side, if it is not a group.
     """
     if plan.drops_rows or plan.left_plan is not None:
-        raise ValueError("the oracle does not support filters and nested plans")
+        raise ValueError("the oracle does not support filters or nested plans")
     label_table = labels
     if plan.left_source is not None:
         label_table = tables[plan.left_source.spec.name, plan.left_source.spec.version]

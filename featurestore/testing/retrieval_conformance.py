@@ -1028,7 +1028,7 @@ def _assert_equal_cases(
 
     raise AssertionError(
         f"case {first}\nlabels:\n{rows_of_case(labels)}\nrows:\n{rows_of_case(rows)}\n"
-        f"found:\n{rows_of_case(actual)}\nexpected:\n{rows_of_case(expected)}"
+        f"actual:\n{rows_of_case(actual)}\nexpected:\n{rows_of_case(expected)}"
     )
 
 

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 # The expected number of rows with hashes below the bound, relative to the sample size. With this
 # margin, random variation rarely makes the sample too small.
 _SAMPLE_MARGIN = 1.1
+# The last character is the version of the format. States of other versions are not converted: the
+# statistics are recomputed from the table.
 _MAGIC = b"FSSTATE5"
 _DIGEST_BYTES = 32
 _LENGTH_BYTES = 8
@@ -104,6 +106,7 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
         if not batch.num_rows:
             return state
         state.rows += batch.num_rows
+        # Columns with too many distinct strings are not probed again in later batches.
         repeating_names = [each.name for each in self.columns if self._has_few_strings(state, each)]
         batch = dictionary_encode(batch, repeating_names)
         # Squares of values near the limits of float64 overflow; statistics computed from them are
@@ -127,6 +130,8 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
                 batch_counts[name] = count_measured(measured[name], counts_distinct=few_values)
             else:
                 batch_counts[name] = count_values(column, values, counts_distinct=few_values)
+        # Moments are added after all columns are measured, because co-moments need the columns of a
+        # batch together.
         self._add_moments(state, measured, batch_counts)
         for name, counts in batch_counts.items():
             state.counts[name] = state.counts[name].merge(counts)
@@ -144,6 +149,8 @@ class StatisticsAccumulator(Accumulator[StatisticsState, StatisticsState]):
             if name not in pairwise:
                 batch_counts[name].moments = batch_moments(values)
         if pairwise:
+            # The diagonal of the co-moments has the moments of each column, so they are not
+            # computed twice.
             pair_moments = co_moments([measured[name] for name in pairwise])
             for index, name in enumerate(pairwise):
                 batch_counts[name].moments = pair_moments.column_moments(index)
@@ -213,6 +220,8 @@ def count_statistics(
         rows: The number of rows, if known.
         seed: The seed of the row hashes that select the sample.
     """
+    # A single-use relation can neither be counted first nor be read again if the sample is too
+    # small, so its sample has no bound.
     if not relation.single_use:
         if rows is None:
             rows = engine.count(relation)
@@ -236,6 +245,7 @@ def empty_state(
 ) -> StatisticsState:
     """Return a state without rows."""
     sample = Sample(sample_schema(columns), limit)
+    # Rows above the bound are never added, so the sample counts as truncated from the start.
     if bound is not None:
         sample = Sample(sample_schema(columns), limit, np.uint64(bound), is_truncated=True)
     return StatisticsState(
@@ -265,11 +275,15 @@ def _add_to_sample(
     batch: pa.RecordBatch, measured: Mapping[str, Values], sample: Sample, seed: int
 ) -> None:
     """Add those rows of a batch to the sample whose hashes are within the bound."""
+    # A table that contains only structs has no sampled columns. All of its rows have the same hash
+    # and count as copies of one empty row.
     if not sample.schema.names:
         sample.add(np.zeros(batch.num_rows, dtype=np.uint64), batch.select([]))
         return
     rows = to_hashable_rows(batch, sample.schema)
     hashes = upper_halves(rows, measured, seed=seed)
+    # Rows are filtered before their strings are shortened and their lower halves are computed,
+    # which is expensive.
     if sample.is_truncated:
         is_candidate = is_within_bound(hashes, sample.bound)
         hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
@@ -283,6 +297,7 @@ _HASH, _COPIES = "__fs_hash", "__fs_copies"
 def state_to_bytes(state: StatisticsState) -> bytes:
     """Encode a state in the binary format."""
     state.sample.compact()
+    # The header keys are part of the format: a renamed key requires new magic bytes.
     schema = pa.schema([(each.name, each.type) for each in state.columns])
     roles = [each.role for each in state.columns]
     counts = {}
@@ -308,6 +323,7 @@ def state_to_bytes(state: StatisticsState) -> bytes:
     chunks = [_MAGIC, b""]
     for section in sections:
         chunks += [len(section).to_bytes(_LENGTH_BYTES, "little"), section]
+    # The digest covers the sections and their lengths, so that a truncated state is detected.
     for chunk in chunks[2:]:
         digest.update(chunk)
     chunks[1] = digest.digest()
@@ -340,6 +356,7 @@ def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) 
         np.uint64(metadata["bound"]),
         metadata["cut"],
     )
+    # The sample is stored as one batch, which is empty for an empty sample.
     with pa.ipc.open_stream(pa.py_buffer(sample_bytes)) as reader:
         for batch in reader:
             if batch.num_rows:
@@ -360,6 +377,8 @@ def _verify_content(data: bytes) -> bytes:
     """Verify magic bytes and checksum, and return the bytes after them."""
     start = len(_MAGIC) + _DIGEST_BYTES
     content = data[start:]
+    # The magic bytes are checked first, so that the error for a state of another version does not
+    # mention a checksum.
     if data[: len(_MAGIC)] != _MAGIC:
         raise _damaged_state_error("the bytes do not have its format")
     if hashlib.sha256(content).digest() != data[len(_MAGIC) : start]:
@@ -390,6 +409,7 @@ def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
     moments = data.pop("moments")
     total = data.pop("total")
     values = counts_from_lists(data.pop("values"))
+    # JSON has no tuples, so twofolds are stored as lists.
     if isinstance(total, list):
         total = tuple(total)
     return ColumnCounts(
@@ -413,6 +433,7 @@ def _encode_co_moments(co_moments: CoMoments) -> bytes:
 
 
 def _parse_co_moments(data: bytes) -> CoMoments:
+    # Unpickling a stored file could execute code.
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         mean, square, product = arrays["mean"], arrays["square"], arrays["product"]
         return CoMoments(

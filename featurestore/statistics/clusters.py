@@ -14,6 +14,7 @@ from featurestore.statistics.moments import Floats
 from featurestore.statistics.values import Values, correlated_columns, measured_values
 
 _MAX_ROWS, _MAX_VALUES = 20_000, 2_000_000
+# The number of clusters is selected on fewer rows, because k-means runs once for each number.
 _TRIAL_ROWS = 4_000
 _MAX_CLUSTERS = 8
 _MAX_ITERATIONS = 100
@@ -84,6 +85,7 @@ def find_clusters(
     cluster_count = clusters or _choose_cluster_count(data[:_TRIAL_ROWS], random)
     labels, centers = _k_means(data, min(cluster_count, len(data)), random)
     order = np.argsort(-np.bincount(labels, minlength=len(centers)), kind="stable")
+    # The inverse permutation maps each label to the rank of its cluster.
     labels = np.argsort(order)[labels]
     plane, explained = _project_to_plane(data)
     return Clusters(columns, labels.astype(np.int64), centers[order], plane, explained, left_out)
@@ -138,6 +140,7 @@ def _choose_cluster_count(data: Floats, random: np.random.Generator) -> int:
         within = float(((data - centers[labels]) ** 2).sum())
         sizes = np.bincount(labels, minlength=number)
         between = float((sizes[:, None] * (centers - data.mean(axis=0)) ** 2).sum())
+        # Without the lower limit, rows that are all equal to their centers would divide by zero.
         score = between / max(within, 1e-12) * (len(data) - number) / (number - 1)
         if score > best_score:
             best_count, best_score = number, score
@@ -152,6 +155,8 @@ def _k_means(
     labels = np.zeros(len(data), dtype=np.intp)
     squares = (data**2).sum(axis=1)[:, None]
     for _ in range(_MAX_ITERATIONS):
+        # Expanding (x - c)^2 requires one matrix product instead of an array of shape (rows,
+        # clusters, columns).
         distances = (squares - 2 * data @ centers.T) + (centers**2).sum(axis=1)
         nearest = distances.argmin(axis=1)
         means = _compute_cluster_means(data, nearest, centers)
@@ -181,6 +186,7 @@ def _draw_initial_centers(data: Floats, cluster_count: int, random: np.random.Ge
         if total > 0:
             index = random.choice(len(data), p=nearest / total)
         else:
+            # All rows are equal to a center, so there are no weights.
             index = random.integers(len(data))
         centers.append(data[index])
         nearest = np.minimum(nearest, ((data - centers[-1]) ** 2).sum(axis=1))
@@ -189,6 +195,8 @@ def _draw_initial_centers(data: Floats, cluster_count: int, random: np.random.Ge
 
 def _project_to_plane(data: Floats) -> tuple[Floats, tuple[float, float]]:
     """Project rows onto the first two principal components, with deterministic signs."""
+    # eigh returns ascending eigenvalues, and eigenvectors with arbitrary signs. The component with
+    # the largest magnitude is made positive, so that repeated plots look the same.
     values, vectors = np.linalg.eigh(data.T @ data / len(data))
     axes = vectors[:, ::-1][:, :2]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])

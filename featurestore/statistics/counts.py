@@ -120,6 +120,8 @@ def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
     The moments are not computed here, because the caller may derive them from the co-moments.
     """
     counts = ColumnCounts(len(values.numbers), values.nulls, values.nan, values.infinite)
+    # Without finite values, the value counts stay empty instead of None, which would mean too many
+    # distinct values in all later merges.
     if values.extremes is None:
         return counts
     counts.extend_extremes(*[each.item() for each in values.extremes])
@@ -139,6 +141,8 @@ def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
     largest = max(float(high), -float(low))
     if largest > TOO_LARGE or not values.missing:
         return sum_twofold(values.finite, largest=largest)
+    # Missing values contain the pivot. Subtracting the pivots from the sum of all numbers avoids a
+    # copy of the finite values.
     total = sum_twofold(values.numbers, largest=largest)
     return add_twofold(total, product(-values.missing, float(values.pivot)))
 
@@ -151,6 +155,7 @@ def _count_dictionary(data: pa.DictionaryArray, *, counts_distinct: bool) -> Col
         counts.extend_extremes(*_extreme_strings(values))
         lengths = value_lengths(values)
         _count_lengths(counts, lengths)
+        # Lengths are measured once for each distinct string, and weighted by its occurrences.
         counts.length = int(lengths @ occurrences)
     counts.values = None
     if counts_distinct and len(values) <= MAX_VALUES and (counts.longest or 0) <= MAX_TEXT_LENGTH:
@@ -199,6 +204,7 @@ def count_occurrences(data: pa.DictionaryArray) -> tuple[pa.Array, NDArray[np.in
     """Return the distinct values of a dictionary array and their counts."""
     counts = np.bincount(dictionary_codes(data.indices.drop_null()), minlength=len(data.dictionary))
     values = data.dictionary
+    # The dictionary of a slice or a filtered array contains values that do not occur.
     if not counts.all():
         values, counts = values.filter(pa.array(counts > 0)), counts[counts > 0]
     return values, counts
@@ -239,6 +245,7 @@ def count_numbers(values: Values) -> ValueCounts | None:
             return None
         value_counts = array_counts
     if values.missing:
+        # Missing rows contain the pivot, so they were counted as its occurrences.
         value_counts[values.pivot] -= values.missing
         if not value_counts[values.pivot]:
             del value_counts[values.pivot]
@@ -281,6 +288,7 @@ def counts_to_lists(counts: Mapping[Any, int] | None) -> list[list[Any]] | None:
     """Convert counts to a list of values and a list of counts for JSON, sorted by value."""
     if counts is None:
         return None
+    # Counts cannot be a JSON object, because its keys would be strings even for numbers.
     ordered = sorted(counts)
     return [ordered, [counts[value] for value in ordered]]
 
@@ -295,6 +303,7 @@ def counts_from_lists(data: list[list[Any]] | None) -> ValueCounts | None:
 
 def _has_many_distinct_values(array: pa.Array) -> bool:
     """Return True if the leading values already contain too many distinct values."""
+    # One more value is allowed, because the pivot in missing rows may be an additional number.
     for probed_rows in (_FIRST_PROBE, PROBED_ROWS):
         if pc.count_distinct(array.slice(0, probed_rows)).as_py() > MAX_VALUES + 1:
             return True
@@ -303,10 +312,13 @@ def _has_many_distinct_values(array: pa.Array) -> bool:
 
 def _count_bytes(numbers: NDArray[Any]) -> ValueCounts:
     """Return the value counts of one-byte integers, ascending by value."""
+    # Booleans need only the number of ones.
     if numbers.max(initial=0) <= 1 and numbers.min(initial=0) >= 0:
         ones = np.count_nonzero(numbers)
         counts = np.array([len(numbers) - ones, ones])
     else:
+        # bincount rejects negative integers, so they are counted as 128 to 255 and converted back
+        # below.
         counts = np.bincount(numbers.view(np.uint8), minlength=256)
     occurring = np.flatnonzero(counts).astype(np.uint8)
     pairs = zip(occurring.view(numbers.dtype).tolist(), counts[occurring].tolist(), strict=True)

@@ -35,6 +35,7 @@ _MANY_VALUES = 3_000
 _STEPS = (1.0, 0.1, 0.01)
 # The relative tolerance for multiples of a step, since float32 has seven digits.
 _TOLERANCE = 2.0**-22
+# Up to this magnitude, float64 represents the bin edges halfway between integers exactly.
 _MAX_STEPPED = 2.0**51
 # With fewer values, their differences may have a common divisor by chance.
 _MIN_VALUES_FOR_STEP = 8
@@ -138,6 +139,7 @@ def _rank_by_sorting(
         return ordered, np.empty(0, dtype=np.int64), np.empty(0)
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     runs = np.diff(first, append=len(ordered))
+    # Rows without duplicates have the weight 1, so the run lengths are the counts.
     counts = runs
     if not (weights == 1).all():
         counts = np.add.reduceat(weights[order], first)
@@ -199,6 +201,8 @@ def _top_strings(
         limit = _TOP
     if not table.num_rows:
         return (), few
+    # The selection is unstable, so the value is a second sort key that makes the result
+    # deterministic.
     order = [("count", "descending"), ("value", "ascending")]
     top_rows = table.take(pc.select_k_unstable(table, k=limit, sort_keys=order))
     return tuple(
@@ -220,6 +224,7 @@ def _top_values(
         limit = _TOP
         candidates = np.flatnonzero(counts > 1)
         if len(candidates) > _TOP:
+            # Partitioning takes linear time, so that only the most frequent values are sorted.
             min_count = np.partition(counts[candidates], -_TOP)[-_TOP]
             candidates = candidates[counts[candidates] >= min_count]
     # The sort must be stable, so that equal counts are ordered by value.
@@ -239,6 +244,8 @@ def _quantiles(unique: NDArray[Any], ends: NDArray[np.int64]) -> tuple[float, ..
     share = positions - below
     low, high = lower.astype(np.float64), upper.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
+        # The difference of two numbers near the limits of float64 overflows; the lower number is
+        # returned then.
         between = low + (high - low) * share
     is_value = (share == 0) | (lower == upper) | ~np.isfinite(between)
     return tuple(np.where(is_value, low, between).tolist())
@@ -373,9 +380,13 @@ def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """
     if not len(values):
         return np.empty(0, dtype=np.int64), values
+    # Each word has the value in its upper bits and the position in its lower bits, so that one
+    # in-place sort of integers yields both order and values.
     bits = len(values).bit_length()
     words = _to_sortable_words(values)
     dropped_bits = int(words.max()).bit_length() + bits - _WORD
+    # If value and position do not fit into one word, the lowest bits of the values are dropped, and
+    # values that become equal are sorted afterwards.
     if dropped_bits > 0:
         words >>= np.uint64(dropped_bits)
     words <<= np.uint64(bits)
@@ -397,6 +408,7 @@ def _to_sortable_words(values: NDArray[Any]) -> Words:
         words = values.astype(np.uint64)
     else:
         words = values.astype(np.int64).view(np.uint64) ^ _SIGN
+    # Smaller words leave more bits for the position.
     words -= words.min()
     return words
 
@@ -411,6 +423,8 @@ def _floats_to_sortable_words(values: NDArray[Any]) -> Words:
     if np.array_equal(short, values):
         short += np.float32(0.0)  # -0.0 and 0.0 are one value
         bits = short.view(np.int32).astype(np.int64)
+        # The bits of negative floats are in descending order, so all bits except the sign are
+        # inverted.
         bits ^= (bits >> np.int64(31)) & np.int64(0x7FFFFFFF)
     else:
         bits = (values.astype(np.float64) + 0.0).view(np.int64)

@@ -59,6 +59,8 @@ class Cumulative:
         share = np.where(index < 0, 0.0, self.right[position])
         if self.stepwise:
             return np.asarray(share)
+        # Values between two points increase linearly from the right share of the previous point to
+        # the left share of the next point.
         following = np.clip(index + 1, 0, last)
         width = self.points[following] - self.points[position]
         rises = (index >= 0) & (following > position) & (width > 0)
@@ -74,6 +76,8 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
     if column.quantiles:
         values = np.array([as_number(each) for each in column.quantiles])
         grid = np.linspace(0.0, 1.0, len(values))
+        # Equal quantiles are one point, at which the function jumps from the first to the last of
+        # their probabilities.
         points, first = np.unique(values, return_index=True)
         last = np.append(first[1:], len(values)) - 1
         return Cumulative(points, grid[first], grid[last], stepwise=False)
@@ -250,6 +254,7 @@ def _drift_reasons(
     chance_psi = spread * (degrees + 3.1 * math.sqrt(2 * max(degrees, 1)) + 4)
     if drift.psi is not None and drift.psi > max(thresholds.psi, chance_psi):
         reasons.append(f"PSI {drift.psi:.3g} > {thresholds.psi:g}")
+    # 1.95 is the critical value of the Kolmogorov-Smirnov test for this probability.
     if drift.ks is not None and drift.ks > max(thresholds.ks, 1.95 * math.sqrt(spread)):
         reasons.append(f"KS {drift.ks:.3g} > {thresholds.ks:g}")
     change = drift.missing_after - drift.missing_before
@@ -287,6 +292,7 @@ def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, F
     old_distribution, new_distribution = cumulative(old), cumulative(new)
     if old_distribution is None or new_distribution is None:
         return None
+    # A few distinct values are compared individually, because deciles would merge some of them.
     if old.top_complete and len(old.top) <= len(_DECILES) + 1:
         edges = old_distribution.points
     else:

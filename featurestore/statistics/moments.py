@@ -66,6 +66,7 @@ class Moments:
         if not self.n:
             return added
         n = self.n + added.n
+        # The pairwise update of Chan, Golub and LeVeque, in twofold precision.
         delta = (added.mean[0] - self.mean[0]) + (added.mean[1] - self.mean[1])
         between = delta * delta * (self.n * added.n / n)
         step = delta * (added.n / n)
@@ -106,6 +107,7 @@ class CoMoments:
         weight = self.n * share
         zero = np.zeros_like(delta)
         mean = add_twofold(self.mean, (delta * share, zero))
+        # The mean of a pair without rows on the first side is the mean of the second side exactly.
         first = self.n == 0
         return CoMoments(
             n,
@@ -180,6 +182,7 @@ def sum_twofold(values: Floats, *, largest: float | None = None) -> Twofold:
 def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
     """Return the sum of numbers with magnitudes up to ``largest``; ``rounded`` is scratch memory."""
     headroom = max(len(values).bit_length() - _SUMMANDS_BITS, 0)
+    # The factor 1.5 keeps sums with negative numbers in the binade of sigma.
     sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
     np.add(values, sigma, out=rounded)
     multiples = int(rounded.view(np.int64).sum()) - len(values) * _normalize_float_bits(sigma)
@@ -195,6 +198,7 @@ def product(count: int, number: float) -> Twofold:
     >>> product(3, 0.5)
     (1.5, 0.0)
     """
+    # The denominator of a float is a power of two, so its reciprocal is exact.
     numerator, denominator = number.as_integer_ratio()
     return _scale_integer(count * numerator, 1 / denominator)
 
@@ -222,6 +226,7 @@ def sum_integers(values: NDArray[Any]) -> int:
     largest = max(abs(int(values.min())), abs(int(values.max())))
     if largest * len(values) < 2**63:
         return int(values.sum())
+    # Sums of 32-bit halves cannot overflow 64 bits for fewer than 2**31 values.
     upper = (values >> 32).astype(np.int64)
     lower = (values & 0xFFFFFFFF).astype(np.int64)
     return (int(upper.sum()) << 32) + int(lower.sum())
@@ -229,6 +234,7 @@ def sum_integers(values: NDArray[Any]) -> int:
 
 def _sum_large_numbers(values: Floats) -> Twofold:
     try:
+        # fsum is exact, and raises OverflowError if the sum exceeds float64.
         return math.fsum(values.tolist()), 0.0
     except OverflowError:
         return math.copysign(math.inf, float(np.sum(np.sign(values)))), 0.0
@@ -351,6 +357,7 @@ class _PairSums:
             products = _slab_product(deviations, with_ones)
             self._products += products[:, :columns]
             self._sums[:, 0] += products[:, columns]
+        # Deviations of missing values are 0, so the diagonal has the squares of all finite values.
         self._squares[:, 0] = np.diag(self._products)
         if self._masked:
             masks, squares = slabs[:, columns + 1 : -columns], slabs[:, -columns:]

@@ -95,6 +95,7 @@ class Sample:
     def add(self, hashes: NDArray[np.uint64], rows: pa.RecordBatch) -> None:
         """Add the rows of a batch, which must have the schema of the sample."""
         if self.is_truncated:
+            # Once rows were dropped, rows above the bound cannot be in the final sample.
             is_candidate = hashes <= self.bound
             if not is_candidate.all():
                 hashes, rows = hashes[is_candidate], rows.filter(pa.array(is_candidate))
@@ -109,11 +110,14 @@ class Sample:
         self.copies.append(copies)
         self.batches.append(rows)
         self.is_compact = False
+        # Compacting at twice the limit sorts each row only a constant number of times on average.
         if self.row_count > 2 * self.limit:
             self.compact()
 
     def merge(self, added: Sample) -> None:
         """Merge another sample with the same schema into this sample."""
+        # Each sample contains all of its rows up to its bound, so the merged sample is complete
+        # only up to the smaller bound.
         self.bound = min(self.bound, added.bound)
         self.is_truncated = self.is_truncated or added.is_truncated
         for hashes, copies, rows in zip(added.hashes, added.copies, added.batches, strict=True):
@@ -125,6 +129,8 @@ class Sample:
             return
         hashes, copies = np.concatenate(self.hashes), np.concatenate(self.copies)
         order = np.argsort(hashes)
+        # Copies above the bound may be incomplete after a merge, so these rows are dropped before
+        # copies are counted.
         if self.is_truncated:
             order = order[: np.searchsorted(hashes, self.bound, side="right", sorter=order)]
         first = _run_starts(hashes[order])
@@ -315,8 +321,11 @@ def _string_words(column: pa.Array) -> Hashes:
     for offset in range(0, hashed_bytes, _WORD_BYTES):
         skipped = np.minimum(lengths, offset)
         each = words_at(values.data, values.starts + skipped, lengths - skipped)
+        # A different odd factor for each position distinguishes swapped words; odd factors lose no
+        # bits modulo 2**64.
         each *= np.uint64(mix(offset) | 1)
         text_words += each
+    # Dictionary codes of nulls refer to this additional word.
     words[-1] = _NULL
     if values.valid is not None:
         text_words[~values.valid] = _NULL
@@ -376,6 +385,7 @@ def add_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashe
     """Add the lower halves to row hashes; all bytes of strings are included."""
     state = np.full(rows.num_rows, mix(seed + GOLDEN), dtype=np.uint64)
     for number, column in enumerate(rows.columns):
+        # A factor for each column distinguishes rows with swapped values.
         _add_column(state, column, mix((number + 1) * GOLDEN) | 1)
     mix_all(state)
     state >>= _HALF
@@ -385,6 +395,8 @@ def add_lower_halves(upper: Hashes, rows: pa.RecordBatch, *, seed: int) -> Hashe
 
 def is_within_bound(upper: Hashes, bound: np.uint64) -> NDArray[np.bool_]:
     """Return a mask of the upper halves whose complete hash may be within the bound."""
+    # The lower halves are not known yet, so hashes that differ from the bound only there are
+    # candidates. Sample.add compares the complete hashes.
     return upper <= (np.uint64(bound) & _UPPER)
 
 

@@ -33,6 +33,7 @@ from featurestore.statistics.summary import finish
 from featurestore.storage import files
 
 _log = logging.getLogger("featurestore.statistics")
+# The maximum number of states that a request merges; an append to a longer chain merges it.
 _MAX_CHAIN = 64
 _NAME = re.compile(r"(\d+)(?:\.since\.(\d+))?\.state")
 
@@ -84,6 +85,8 @@ class StatisticsFiles:
         path = self._path(f"{delta_version}.json")
         if files.exists(path):
             try:
+                # The statistics can always be computed from the states again, so a damaged file is
+                # not an error.
                 return Statistics.from_json(files.read_json(path))
             except (MalformedJson, StorageError):
                 _log.warning("%s is damaged; recomputing these statistics", path)
@@ -121,6 +124,8 @@ class StatisticsFiles:
             if merged.columns != added.columns:
                 return None  # columns were added in between
             merged = merge(merged, added)
+        # The merged state is written, so that the next request reads one file. A store without
+        # write access recomputes it each time.
         if len(chain) > 1:
             try:
                 self._write_full_state(delta_version, merged)
@@ -151,6 +156,8 @@ class StatisticsFiles:
     def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:
         path = self._path(f"{delta_version}.state")
         files.write_atomically(path, state_to_bytes(state))
+        # The merged state is written before its parts are removed: after a crash in between, both
+        # exist and the full state is used.
         self._remove_replaced_states(delta_version)
         return path
 
@@ -158,6 +165,7 @@ class StatisticsFiles:
         """Map each version to its base version (None for a full state, if any) and file name."""
         links: dict[int, tuple[int | None, str]] = {}
         for state_file in self._list_state_files():
+            # A full state takes precedence over the state of an append that it replaces.
             if state_file.base is None or state_file.version not in links:
                 links[state_file.version] = (state_file.base, state_file.name)
         return links

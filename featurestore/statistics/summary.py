@@ -113,6 +113,7 @@ def _select_moments(
     moments = {}
     for name, counts in state.counts.items():
         moments[name] = counts.moments
+        # The sample is ordered by hash, so its moments do not depend on the row order of the table.
         if name in sampled and not state.sample.is_truncated:
             moments[name] = weighted_moments(sampled[name], weights)
     return moments
@@ -179,6 +180,7 @@ def _column_statistics(
     if column.measured and counts.moments.n:
         optional_fields["mean"] = _column_mean(counts, column)
         optional_fields["std"] = _column_std(moments, column.type)
+        # A sum of times has no meaning.
         if column.kind != "time":
             optional_fields["sum"] = _column_sum(counts)
     if counts.shortest is not None and counts.longest is not None:
@@ -267,6 +269,8 @@ def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
         return None
     std = math.sqrt(variance)
     if pat.is_date(kind):
+        # Times are counted in days or microseconds, and deviations of times are reported in
+        # seconds.
         return std * _SECONDS_PER_DAY
     if pat.is_timestamp(kind):
         return std * (1 / _MICROS_PER_SECOND)
@@ -352,6 +356,7 @@ def parse_seconds(text: str) -> float:
 def _format_instant(micros: int) -> str:
     if _FIRST_MICROS <= micros <= _LAST_MICROS:
         return from_micros(micros).isoformat()
+    # The minimum of int64 is NaT in numpy.
     micros = min(max(micros, int(_INT64.min) + 1), int(_INT64.max))
     return f"{np.datetime64(micros, 'us')}+00:00"
 

@@ -188,6 +188,7 @@ class Values:
         elif not self._has_exact_differences:
             out[:] = numbers.astype(np.float64) - float(self.pivot)
         elif numbers.dtype == np.uint64:
+            # The unsigned difference wraps around, and its bits are those of the signed difference.
             out[:] = (numbers - np.uint64(self.pivot)).view(np.int64)
         else:
             out[:] = numbers - np.int64(self.pivot)
@@ -219,6 +220,7 @@ def measured_values(column: pa.Array) -> Values:
     present = None
     if nulls:
         present = _unpack_bits(column.buffers()[0], column).view(np.bool_)
+    # Deviations from a pivot near the mean lose fewer digits in sums of squares than the numbers.
     pivot = _compute_pivot(numbers, present)
     if present is not None:
         numbers = _fill_missing(numbers, present, pivot)
@@ -272,6 +274,7 @@ def _compute_pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
     """Return a finite number close to the mean of the first values, or 0 without finite values."""
     values = _finite_or_none(numbers[:_PROBED_ROWS], present)
     if not len(values):
+        # The probed rows have no finite value, but later rows may have some.
         values = _finite_or_none(numbers, present)
         if not len(values):
             return 0
@@ -329,6 +332,7 @@ def _to_numbers(column: pa.Array) -> NDArray[Any]:
     if pat.is_date(kind):
         column = column.cast(pa.int32())
     elif pat.is_timestamp(kind):
+        # Statistics of all timestamps are in microseconds, independent of the column's unit.
         column = column.cast(pa.timestamp("us", tz=kind.tz)).cast(pa.int64())
     elif pat.is_decimal(kind):
         column = column.cast(pa.float64())

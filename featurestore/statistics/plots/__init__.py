@@ -63,6 +63,8 @@ def _new_figure(figsize: Size | None, *, default: Size) -> Iterator[Figure]:
     try:
         yield figure
     finally:
+        # Notebooks display every figure that is registered in pyplot at the end of a cell, so the
+        # figure would appear twice.
         plt.close(figure)
 
 
@@ -98,6 +100,7 @@ def show(figure: Figure) -> None:
             backend,
         )
         return
+    # The figure was closed and has no window, so it is attached to the window of a new figure.
     manager = plt.figure().canvas.manager
     manager.canvas.figure = figure
     figure.set_canvas(manager.canvas)
@@ -304,6 +307,7 @@ def drift(
 def _draw_ranking(axis: Axes, ranked: Sequence[FeatureDrift], *, threshold: float) -> None:
     """Draw the PSI of each feature as a bar, in red if the feature drifted."""
     positions = range(len(ranked))
+    # A bar of length zero would not be visible.
     values = [max(each.psi or 0.0, 1e-4) for each in ranked]
     bars = axis.barh(positions, values, color=FIRST)
     for bar, each in zip(bars.patches, ranked, strict=True):

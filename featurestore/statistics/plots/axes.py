@@ -35,7 +35,9 @@ _DAY = 86_400
 # normal and 5 for an exponential distribution.)
 _TAILS = (0.0, 0.005, 0.01, 0.025, 0.05)
 _MAX_TAIL_RATIO = 6.0
+# A clipped range is extended to the end of the data if this share of its width suffices.
 _SNAP_SHARE = 0.25
+# Smaller shares outside of the range are not worth a line below the axis.
 _MIN_REPORTED_SHARE = 1e-4
 _LOG_RATIO = 100.0
 # Below this value, the bins of a logarithmic axis would cover unequal numbers of integers.
@@ -128,6 +130,8 @@ def number_ticks(axis: Axes, axis_name: str = "x", *, integers_only: bool = Fals
     """Format the ticks of an axis with the same unit."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+    # The class is defined here, because matplotlib is imported only when a plot is drawn. All ticks
+    # of an axis must be formatted together to have the same unit.
     class InOneUnit(FuncFormatter):
         def format_ticks(self, values: Any) -> list[str]:
             return number_texts([float(value) for value in values])
@@ -201,6 +205,7 @@ def range_to_draw(columns: Sequence[ColumnStatistics]) -> AxisRange | None:
         if len(quantiles):
             full_ranges.append((float(quantiles[0]), float(quantiles[-1])))
             trimmed_ranges.append(_trim_tails(quantiles))
+    # Without long tails, the stored histogram is drawn, which counts all rows.
     if full_ranges == trimmed_ranges:
         return None
     full_range, trimmed_range = _merge_ranges(full_ranges), _merge_ranges(trimmed_ranges)

@@ -29,6 +29,7 @@ def clustered_order(matrix: Floats) -> list[int]:
     >>> clustered_order(np.array([[1, .1, .9], [.1, 1, .2], [.9, .2, 1]]))
     [0, 2, 1]
     """
+    # Pairs without a correlation have the maximum distance, like uncorrelated pairs.
     distances = 1.0 - np.abs(np.where(np.isnan(matrix), 0.0, matrix))
     pending_distances = distances.copy()
     np.fill_diagonal(pending_distances, np.inf)
@@ -41,6 +42,8 @@ def clustered_order(matrix: Floats) -> list[int]:
         weighted = (
             pending_distances[first] * sizes[first] + pending_distances[second] * sizes[second]
         )
+        # The merged cluster continues at the first index; infinite distances exclude the second
+        # index.
         mean = weighted / (sizes[first] + sizes[second])
         pending_distances[first], pending_distances[:, first] = mean, mean
         pending_distances[second], pending_distances[:, second], pending_distances[first, first] = (

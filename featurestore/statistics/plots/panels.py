@@ -186,6 +186,7 @@ def _extend_edges(edges: Floats, low: float, high: float) -> Floats:
     bins_after = _count_bins(edges[-1], high, width)
     left = edges[0] - width * np.arange(bins_before, 0, -1)
     right = edges[-1] + width * np.arange(1, bins_after + 1)
+    # Edges beyond the limits of float64 are infinite and cannot be drawn.
     covering = np.concatenate((left, edges, right))
     return covering[np.isfinite(covering)]
 
@@ -214,6 +215,7 @@ def _draw_bars(axis: Axes, column: ColumnStatistics, compared: ColumnStatistics 
     names = [shorten_name(str(value), 14) or '""' for value in drawn]
     colors = [FIRST] * len(drawn)
     if hidden_count > 0:
+        # Rounding may make the sum slightly larger than 1.
         widths.append(max(1.0 - sum(widths), 0.0))
         points.append(max(1.0 - sum(points), 0.0))
         names.append(_others_label(hidden_count, exact=column.distinct_exact))
@@ -269,6 +271,7 @@ def draw_intervals(
         label_text = escape_line(name)
         if len(label_text) > _MAX_LABEL:
             label_text = f"{label_text[: _MAX_LABEL - 1]}…"
+        # matplotlib formats text between dollar signs as mathematics.
         names.append(label_text.replace("$", r"\$"))
         axes.barh(position, value, color=_COLOUR, height=0.7)
         if low is not None and high is not None:

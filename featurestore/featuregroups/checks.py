@@ -124,6 +124,8 @@ class ValueRules:
         folders = [
             name for name in spec.partition_by if pat.is_string(spec.schema.field(name).type)
         ]
+        # Times and sizes were checked during ingestion. Folder names depend on the group, so they
+        # are always checked.
         if has_checked_values:
             return cls(tuple(folders), (), spec.primary_key)
         max_bytes = max_cell_bytes()
@@ -220,6 +222,8 @@ def check_staged_rows(relation: Relation, rules: ValueRules, *, engine: Engine) 
     if not columns:
         return
     selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
+    # The error is a result of the aggregation. An exception may be quoted by an EngineError, and
+    # would lose its class and hint.
     error = engine.aggregate(selected, FirstErrorAccumulator(rules))
     if error is not None:
         raise error
@@ -278,6 +282,8 @@ def uniqueness_metadata(
     Uniqueness is stated only if it is cheap to prove. ``featurestore.delta.commits`` describes this
     metadata, including the fields about the version that the writer read.
     """
+    # The claim refers to the version that was read, because other writers may commit before this
+    # write.
     metadata = dict(group.metadata_for_next_commit())
     if batch.unique is False:
         metadata["unique"] = False
@@ -302,6 +308,7 @@ def _is_later_than_table(engine: Engine, batch: Batch, group: OpenGroup) -> bool
     last = None if bounds is None else bounds.maximum()
     if last is None:
         return False
+    # Rows that are later than all stored rows cannot have the key and time of a stored row.
     first = engine.aggregate(engine.select(batch.relation, {column: column}), MinimumTime(column))
     if first == _NO_ROWS:
         return True
@@ -323,6 +330,7 @@ class MinimumTime(Accumulator[Any, Any]):
     def update(self, state: Any, batch: pa.RecordBatch) -> Any:
         if batch.num_rows == 0:
             return state
+        # A null has no order, so a batch with nulls is not known to be later.
         values = batch.column(batch.schema.get_field_index(self.column))
         if values.null_count:
             return self.merge(state, None)
@@ -372,6 +380,8 @@ def warn_about_repeated_batch(group: OpenGroup, delta_version: int) -> None:
     A file is read only if its size, row count and statistics equal those of an earlier file. No
     errors are raised, because the rows are already committed.
     """
+    # Size and row count select the candidates, so that files are usually compared without reading
+    # them.
     earlier_files: dict[tuple[int, int], list[DataFile]] = {}
     for file in group.state.files:
         earlier_files.setdefault((file.bytes, file.rows), []).append(file)

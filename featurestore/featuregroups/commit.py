@@ -74,12 +74,15 @@ def prepare_rows(
     # All reads of a source are recorded once its rows are staged, which is before the commit.
     is_plain = is_plain and write.reads is None
     rules = checks.ValueRules.for_group(spec, has_checked_values=write.has_checked_values)
+    # Only checks of all rows require staging; other rows are streamed into the table files.
     if is_plain and not batch.unchecked:
         relation = checks.check_while_writing(relation, rules, engine=engine)
         return replace(batch, relation=relation)
     if write.on_duplicates == "last":
         # This must precede staging, because a cluster returns staged files in a different order.
         relation = engine.last_per_key(relation, spec.upsert_key)
+    # Rows that the caller has staged are staged again if they are converted or reduced, because
+    # later steps read them repeatedly.
     statistics_state = None
     if not write.staged or batch.unchecked or write.on_duplicates == "last":
         relation, statistics_state = _stage_rows(session, relation, spec, run, write)
@@ -88,6 +91,7 @@ def prepare_rows(
     if is_audited:
         return _audit_staged_rows(session, batch, write, run, validation)
     if write.mode == "upsert":
+        # A merge with duplicate keys has no defined result.
         checks.check_unique_keys(relation, spec, engine=engine)
     return batch
 
@@ -105,6 +109,7 @@ def _stage_rows(
         return engine.stage(relation, run.rows), None
     accumulator = statistics_accumulator(spec, rows=write.rows)
     staged, state = engine.stage_and_aggregate(relation, run.rows, accumulator)
+    # If duplicates make the sample too small, the statistics are recomputed after the commit.
     if state is not None and is_sample_short(accumulator, state):
         state = None
     return staged, state
@@ -127,6 +132,7 @@ def _audit_staged_rows(
         run_id=run.run_id,
         library=write.library,
     )
+    # Keys with nulls are not compared with each other, so their uniqueness is unknown.
     has_null_keys = any(
         result.expectation["type"] == NULL_KEYS and not result.success
         for result in outcome.report.results
@@ -149,6 +155,8 @@ def create_table(
 ) -> OpenGroup:
     """Create the empty table of a new group and open it."""
     path = session.featuregroup_path(spec.name, spec.version)
+    # Commit 0 contains the definition, but no rows. A crash before the first data commit leaves a
+    # table that is not a group yet.
     session.engine.create_table(
         path,
         schema=spec.schema,
@@ -184,18 +192,22 @@ def publish_rows(
         offsets=write.offsets,
         deletes=batch.deletes,
     )
+    # The failing records of a replay are in the quarantine already.
     is_replay = write.order is not None and write.order.written_positions is not None
     if batch.quarantined is not None and not is_replay:
         # Quarantined rows are committed first. Both commits have the same transaction or stream
         # offsets, so a repeated write appends to neither table.
         add_to_quarantine(session, batch.quarantined, batch.spec, table_write)
     if declared is not None:
+        # If this process was considered dead, recovery may have removed the table and released the
+        # version.
         run.check_intent()
     delta_version = _write_table(session, group, batch.relation, table_write, run)
     if delta_version is None:
         delta_version = latest_version(group.path)
         if declared is None:  # the transaction was committed before
             return replace(commits.commit_of(group.path, delta_version), applied=False)
+    # The following steps read the log several times; on an object store, a single listing suffices.
     with cached_listing(group.path):
         return _register_commit(session, batch, group, delta_version, run, declared)
 
@@ -281,6 +293,8 @@ def _write_table(
     try:
         run.committed_version = session.engine.write(group.path, relation, table_write)
     except BaseException as error:
+        # An error may occur after the commit became visible. The version is determined even for an
+        # interrupt, so that the error can state that the rows are committed.
         run.committed_version = commits.version_of_run(
             group.path, run.run_id, after=group.delta_version
         )
@@ -313,6 +327,7 @@ def _register_commit(
         run.registered = True
     if batch.spec.statistics:
         with warn_after_publication(title):
+            # The rows are registered already; missing statistics are computed on request.
             store_commit_statistics(session, batch, group, commit)
     return commit
 

@@ -120,7 +120,9 @@ class ConvertColumns:
         wider = wider_decimal(batch_type, field.type)
         if wider is not None and fallback == _NEXT_VERSION:
             types = f"dtypes={{{field.name!r}: 'decimal({wider.precision}, {wider.scale})'}}"
-            fallback = f"create the next version of the group with create_featuregroup(..., {types})"
+            fallback = (
+                f"create the next version of the group with create_featuregroup(..., {types})"
+            )
         suggestions = [line or "cast the column", fallback]
         if self.can_widen and widen_for_value(misfit.value, field.type) is not None:
             suggestions.insert(0, "schema_change='add' widens the column")
@@ -155,6 +157,7 @@ def convert_to_group_columns(
     schema = pa.schema([*extended_spec.schema, *extra_columns])
     if relation.schema.names != schema.names:
         relation = engine.select(relation, {name: name for name in schema.names})
+    # Conversions that can fail for single values are evaluated while the rows are read.
     unchecked = not all(map(can_widen, relation.schema.types, schema.types))
     if not _is_same_schema(relation.schema, schema):
         converter = ConvertColumns(
@@ -179,6 +182,7 @@ def check_columns(
     column_types = {field.name: field.type for field in spec.schema}
     new_columns = [field for field in batch_schema if field.name not in column_types]
     problems = _column_problems(batch_schema, column_types)
+    # Delta, Spark and DuckDB do not distinguish column names that differ only in case.
     case_conflicts = _case_conflicts(new_columns, spec.schema.names)
     has_unknown_columns = bool(new_columns) and schema_change is None and not case_conflicts
     if case_conflicts:
@@ -199,6 +203,7 @@ def check_columns(
     refuse_untyped(
         pa.schema(new_columns), subject="The dataframe", hint=partial(_typing_hint, library)
     )
+    # Existing rows have null in new columns.
     return [field.with_nullable(True) for field in new_columns]
 
 

@@ -35,6 +35,7 @@ from featurestore.plugins.validator import find_validator
 # An Arrow type, or its name such as "decimal(20, 4)".
 TypeName: TypeAlias = str | pa.DataType
 # The fields that must be equal in two definitions, in addition to the columns.
+# Other arguments, such as the description, can differ without a change of the stored rows.
 _COMPARED_FIELDS = (
     "primary_key",
     "event_time",
@@ -155,7 +156,9 @@ def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, .
                 hint="partition by integers, strings, booleans or dates",
             )
     if names and len(names) == len(schema):
-        raise InvalidArgument("partition_by contains every column, so the data files would be empty.")
+        raise InvalidArgument(
+            "partition_by contains every column, so the data files would be empty."
+        )
     return names
 
 
@@ -196,6 +199,7 @@ def normalize_expectations(expectations: object) -> tuple[Mapping[str, Any], ...
     """Convert expectations (dicts, objects or a suite) to dicts with "type" and "kwargs"."""
     if expectations is None:
         return ()
+    # An empty list requires no validator, which may not be installed.
     if isinstance(expectations, list | tuple) and not expectations:
         return ()
     return find_validator().normalize(expectations)
@@ -294,6 +298,8 @@ def _is_undeclared_decimal(
     kind: pa.DataType, stored_column: pa.Field, declared: DeclaredTypes
 ) -> bool:
     """Return True if both types are decimals and the caller declared no type for the column."""
+    # Later writes may have widened the stored type, so it may differ from the type of this
+    # dataframe.
     if declared.decimal is not None or stored_column.name in declared.columns:
         return False
     return pat.is_decimal(kind) and pat.is_decimal(stored_column.type)

@@ -119,6 +119,7 @@ def search(
 
 
 def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
+    # Phases are evaluated lazily, so that a search with a small limit stops early.
     for phase in (
         _match_names,
         _match_features,
@@ -150,6 +151,7 @@ def _match_tags(query: _Search) -> Iterator[Match]:
         )
         for (name, version), values in tags_by_group.items():
             for key, value in values.items():
+                # Candidates come from an index of trigrams and may not contain the text.
                 if query.text in key.casefold() or query.text in value.casefold():
                     yield Match(name, version, "tag", f"{key}={value}", name)
 
@@ -249,6 +251,7 @@ def provenance(session: Session, reference: str) -> Provenance:
         run_id=None,
         inputs=(),
     )
+    # Maintenance commits after the last change of rows have no inputs.
     changed = commits.latest_data_version(group.path, group.delta_version)
     for commit in commits.history(group.path):
         if commit.delta_version <= changed and (commit.inputs or commit.run_id):
@@ -311,5 +314,6 @@ def write_group_metadata(session: Session, group: OpenGroup, meta: commits.Meta)
     """Write descriptions and tags of a group to the table, then to the registry."""
     spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
+        # The table is written first, because the registry can be rebuilt from it after a crash.
         session.engine.set_properties(group.path, {commits.META: meta.to_text()})
         register_delta_version(session, spec, latest_version(group.path), run=run, meta=meta)

@@ -46,6 +46,8 @@ def register_delta_version(
     meta: commits.Meta | None = None,
 ) -> None:
     """Register the Delta version of a maintenance commit, and the group metadata if it changed."""
+    # The version is set before the registration, so that recovery knows of the commit if the
+    # registration fails.
     run.committed_version = delta_version
     with warn_after_publication(version_title(spec, delta_version)):
         with session.registry.transaction() as connection:
@@ -81,6 +83,7 @@ def compact_when_due(
     with warn_after_publication(f"A write into feature group {spec.name!r} version {spec.version}"):
         below = find_merge_size_limit(read_snapshot(path))
         if below is not None:
+            # Another writer has committed; the next write compacts the files.
             with suppress(WriteConflict):
                 delta_version = session.engine.compact(path, below=below)
     if delta_version is not None:
@@ -100,6 +103,8 @@ def vacuum(
     oldest = shift_time(utc_now(), -parse_duration(retain, argument="retain"))
     spec = group.spec
     with in_flight(session, kind=RECLAIM, name=spec.name, version=spec.version) as run:
+        # The pins are read after the intent is recorded, so that no export can pin a version
+        # without being noticed (see recovery.pins).
         pinned = pinned_versions(session, spec.name, spec.version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         register_delta_version(session, spec, latest_version(group.path), run=run)
@@ -144,6 +149,7 @@ def delete_rows(
             f"where={where!r} is not a condition.", hint="where=\"event_time < '2020-01-01'\""
         )
     spec = group.spec
+    # The commit records the condition with constants, which identifies the deleted rows later.
     predicate_text = fix_clock(where, now=utc_now())
     condition = predicate(predicate_text, schema=spec.schema, dialect=session.engine.dialect)
     with in_flight(
@@ -153,6 +159,7 @@ def delete_rows(
             "operation": "delete",
             "run": run.run_id,
             "where": predicate_text,
+            # Deleting rows cannot create duplicate keys.
             "unique": "kept",
             **group.metadata_for_next_commit(),
         }
@@ -174,12 +181,15 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
     if version is None:
         raise InvalidArgument("delete_featuregroup needs a version.", hint="version=1")
     name, version = resolve(session, name, version)
+    # While this intent exists, no export can pin the version.
     with in_flight(session, kind=RECLAIM, name=name, version=version) as reclaim_run:
         if not force:
             _check_unpinned(session, name, version)
         check_unused_by_views(session, name, version, force=force)
         with in_flight(session, kind="delete", name=name, version=version) as run:
             with session.registry.transaction() as connection:
+                # The group is unregistered before its files are removed: a crash in between leaves
+                # only orphan files, which recovery removes.
                 groups.unregister(connection, name, version)
             record_deletion(session.featuregroup_path(name, version))
             with warn_after_publication(

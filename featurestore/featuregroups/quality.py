@@ -59,6 +59,8 @@ def store_commit_statistics(
     stored_versions: Collection[int] = ()
     if not is_complete:
         stored_versions = files.state_versions() if batch.mode == "append" else ()
+        # Without a state of the previous version, for example after a commit of another program,
+        # the chain would be incomplete.
         if before not in stored_versions:
             return
     elif not replaces_table and before > group.delta_version:
@@ -83,6 +85,7 @@ def _read_added_rows(
 
     Return None if the files of the commit lack columns.
     """
+    # A write consumes a stream, so its rows are read from the new files.
     if not batch.relation.single_use:
         return batch.relation
     if batch.mode in ("create", "overwrite"):
@@ -111,6 +114,7 @@ def load_statistics(
     if recount:
         return files.write_result(data_version, _count_rows(session, group, data_version))
     stored_result = files.get(data_version)
+    # Statistics from before a schema change lack the new columns.
     if (
         stored_result is not None
         and [each.name for each in stored_result.columns] == group.spec.schema.names
@@ -172,6 +176,7 @@ def _count_rows(session: Session, group: OpenGroup, data_version: int) -> Statis
         group.path, version=group.delta_version, schema=group.spec.schema
     )
     state = count_statistics(session.engine, rows, group.spec, rows=group.state.rows)
+    # Only the state of the latest version can be extended by later appends.
     if data_version == commits.latest_data_version(group.path, latest_version(group.path)):
         _statistics_files(session, group.spec).write(data_version, state)
     return state
@@ -198,6 +203,7 @@ def validate(
     if group.spec.external is not None:
         live = live_source(session, group)  # this reference keeps its rows available
     rows = read_plan_source(session, live or plan_source(group))
+    # Observers are notified as for the audit of a write, so that lineage events contain the report.
     work = Work("validate", group.spec.name, uuid.uuid4().hex, session.location, group.spec.version)
     work.committed_version = group.delta_version
     with observed(work):

@@ -64,6 +64,8 @@ def ranges_of_positions(positions: pa.Table) -> dict[str, list[list[int]]]:
     numbers, offsets = positions.column(PARTITION).to_numpy(), positions.column(OFFSET).to_numpy()
     ranges = {}
     for number in np.unique(numbers):
+        # Positions are stored in the commit metadata, where ranges of consecutive offsets need less
+        # space.
         present = np.sort(offsets[numbers == number])
         runs = np.split(present, np.flatnonzero(np.diff(present) != 1) + 1)
         ranges[str(number)] = [[int(run[0]), int(run[-1])] for run in runs]
@@ -143,6 +145,7 @@ def prepare_records(
     checks.check_staged_rows(engine.select(staged, names), rules, engine=engine)
     batch = replace(batch, relation=staged)
     if validation != "off":
+        # The audit receives no key, because duplicate keys are resolved afterwards.
         subject = Subject(spec.name, spec.version, staged.schema, (), spec.event_time)
         outcome = audit(
             staged,
@@ -199,6 +202,8 @@ def _resolve_duplicates(
     deleted_keys = None
     if deleted is not None:
         deleted_keys = _find_deleted_keys(engine, rows, spec, group, tables["deleted"], run)
+    # An append adds only files. An upsert also rewrites files, so it is used only if stored rows
+    # are replaced or deleted.
     replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
     return replace(
         batch,
@@ -304,6 +309,7 @@ def _read_stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relat
         extremes = engine.aggregate(engine.select(rows, {time: time}), _TimeRangeAccumulator(kind))
         if extremes is None:
             return None
+        # The time statistics of the files may exclude matches without reading rows.
         bounds = state.bounds(time)
         if bounds is not None and not bounds.may_contain(*extremes).any():
             return None
@@ -351,6 +357,8 @@ def _repeated_positions_query(
 
 
 def _deleted_condition(spec: FeatureGroupSpec) -> str:
+    # A delete applies to earlier records of its partition. Offsets of different partitions are not
+    # comparable.
     same = _equality_condition("batch", "deleted", (*spec.primary_key, PARTITION))
     return f"EXISTS (SELECT 1 FROM deleted WHERE {same} AND deleted.{OFFSET} > batch.{OFFSET})"
 

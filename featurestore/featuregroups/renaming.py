@@ -185,6 +185,7 @@ def _rename_in_expectation(expectation: Mapping[str, Any], old: str, new: str) -
             kwargs[argument] = new
         elif isinstance(value, list):
             kwargs[argument] = list(_replace_name(tuple(value), old, new))
+    # A condition is an expression, in which the name cannot be replaced safely.
     condition = kwargs.get("row_condition")
     if condition is not None and re.search(rf"\b{re.escape(old)}\b", str(condition)):
         raise InvalidArgument(

@@ -83,6 +83,8 @@ def widen_spec_for_rows(
     fields = []
     for name, (integers, scale) in needed.items():
         if integers + scale > MAX_DIGITS:
+            # The conversion reports the first value that does not fit, which is more helpful than
+            # an error without a value.
             return relation, spec
         fields.append(_widen_field(spec.schema.field(name), pa.decimal128(integers + scale, scale)))
     return relation, spec.with_wider_decimals(pa.schema(fields))
@@ -104,6 +106,7 @@ def widen_table(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> N
     if not columns:
         return
     version = session.engine.widen_columns(group.path, pa.schema(columns))
+    # Another writer has already widened the columns.
     if version is None:
         return
     with warn_after_publication(f"Delta version {version} of feature group {spec.name!r}"):
@@ -181,6 +184,7 @@ def _required_digits(array: pa.Array, minimum: Digits) -> Digits:
     if not len(array):
         return minimum
     if pat.is_integer(array.type):
+        # Twenty digits represent all 64-bit integers, signed and unsigned.
         array = cast_array(array, pa.decimal128(20, 0))
     extremes = pc.min_max(array)
     largest = max(abs(int(extremes["min"].as_py())), abs(int(extremes["max"].as_py())))
@@ -192,6 +196,7 @@ def _required_decimal_places(array: pa.Array, minimum: int) -> int:
     """Return the decimal places required without trailing zeros, at least ``minimum``."""
     for scale in range(minimum, array.type.scale):
         try:
+            # Arrow rejects a cast that would remove nonzero digits.
             array.cast(pa.decimal128(MAX_DIGITS, scale))
             return scale
         except pa.ArrowInvalid:

@@ -90,6 +90,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
         group = _read_group_snapshot(path, f"{name!r} version {version}", None)
+        # The metadata for the next commit is read now, with the same listing of the log.
         group = replace(group, writer_view=commits.base_metadata(path, group.delta_version))
     if group.spec.external is not None:
         raise ExternalRowsError(
@@ -129,6 +130,7 @@ def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
     """
     base_name, mark, suffix = str(name).partition("@v")
     spelled = None
+    # isdigit() accepts digits of all scripts, and int() would convert them.
     if mark and suffix.isascii() and suffix.isdigit():
         name, spelled = check_name(base_name), parse_version(suffix)
     else:
@@ -221,6 +223,7 @@ def read_quarantine(session: Session, name: str, *, version: int | None = None) 
     if not is_delta_table(path):
         empty = schema.empty_table()
         return FeatureFrame(session, lambda: engine.from_arrow(empty.to_reader()), schema=schema)
+    # The quarantine table may lack columns that were added to the group later.
     snapshot = read_snapshot(path)
     stored_names = set(snapshot.schema.names)
     fields = [field for field in schema if field.name in stored_names]
@@ -271,6 +274,7 @@ def list_partitions(
     if not columns:
         return []
     texts = [tuple(map(file.partition.get, columns)) for file in group.state.files]
+    # The log has partition values as strings. They are converted first, so that 10 follows 9.
     distinct = list(dict.fromkeys(texts))
     arrays = {}
     for position, column in enumerate(columns):

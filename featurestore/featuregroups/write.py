@@ -182,6 +182,8 @@ def _claim_version(
         number = version if version is not None else next_version(session, name)
         creation = in_flight(session, kind="create", name=name, version=number, run_id=write.run_id)
         try:
+            # Another process may claim the number first. Without a requested version, the next
+            # number is used then.
             return stack.enter_context(creation)
         except FeatureGroupExists:
             if version is not None:
@@ -208,6 +210,7 @@ def get_or_create(
         try:
             return create(session, df, name, declared=declared, version=number)[0]
         except FeatureGroupExists:
+            # The other process has created the group, or has failed and released the version.
             if _wait_for_creator(session, name, number):
                 return get_or_create(session, df, name, declared=declared, version=version)
     stored_spec = open_group(session, name, version).spec
@@ -250,6 +253,8 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
         if claimed:
             versions += versions_in_flight(connection, session.location, "create", name)
     folder = os.path.join(session.location, FEATUREGROUPS, name)
+    # Folders are listed as well, because a lost registry does not contain all versions. A folder
+    # without data is the rest of a failed creation.
     for entry in files.list_directory(folder):
         number = parse_version_directory(entry)
         if number is not None and groups.is_group(os.path.join(folder, entry)):
@@ -295,6 +300,8 @@ def insert(
     spec = group.spec
     _check_write(write, spec)
     df, write = _describe_rows(df, write)
+    # A repeated transaction is detected before any row is read; the engine checks it again during
+    # the commit.
     if write.transaction is not None and read_snapshot(group.path).has_committed(write.transaction):
         return replace(commits.commit_of(group.path, group.delta_version), applied=False)
     record_columns = () if write.order is None else tuple(write.order.columns)
@@ -320,6 +327,8 @@ def insert(
         )
         try:
             batch = prepare_rows(session, batch, write, run, group)
+            # These changes are compatible with other writers and readers, so a crash before the
+            # commit leaves only wider decimals and unused columns.
             widen_table(session, group, batch.spec)
             declare_columns(session, group, batch.added)
             commit = publish_rows(session, batch, group, write, run)
@@ -328,6 +337,7 @@ def insert(
             raise
         if commit.applied:
             is_idempotent = write.transaction is not None or bool(write.offsets)
+            # No other write duplicates rows if it is repeated.
             if write.mode == "append" and not spec.primary_key and not is_idempotent:
                 warn_about_repeated_batch(group, commit.delta_version)
             compact_when_due(session, batch.spec, group.path, run=run)
@@ -348,6 +358,7 @@ def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
             write = replace(write, inputs=df.inputs)
         if df.reads is not None:
             write = replace(write, reads=df.reads)
+    # Rows of other libraries are converted by ingestion, which checks times and sizes.
     if not can_be_native(df):
         write = replace(write, has_checked_values=True)
     df, library = peek_language(df)

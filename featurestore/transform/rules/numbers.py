@@ -317,4 +317,6 @@ def _check_fill(fill: object, form: Form) -> None:
     """Raise InvalidArgument unless a fill value, which may come from a file, suits the column."""
     is_valid = isinstance(fill, str) if form.kind == "text" else isinstance(fill, int | float)
     if not is_valid or (isinstance(fill, int) and not -(2**63) <= fill < 2**63):
-        raise InvalidArgument(f"The fitted value {fill!r} of impute() does not match the column type.")
+        raise InvalidArgument(
+            f"The fitted value {fill!r} of impute() does not match the column type."
+        )

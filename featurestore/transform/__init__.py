@@ -43,6 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # The class is imported on access, because its module imports Arrow, which defining a chain does
+    # not require.
     if name == "Transformations":
         from featurestore.transform.fitted import Transformations
 

@@ -93,6 +93,8 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
         small = (x < LEAST_FLOAT32) & (x > -LEAST_FLOAT32)
         x = ops.where(small, 0.0, x)
         if narrow:
+            # The chain was fitted on the float32 values of the dataset files, so inputs from other
+            # sources are rounded in the same way.
             x = ops.cast(ops.cast(x, "float32"), "float64")
         value = Value("number", x)
     for step in steps:
@@ -107,6 +109,7 @@ def _to_output(ops: Ops, value: Value, form: Form) -> Any:
         data = value.data
         if value.present is not None:
             present = value.present
+            # Integer types cannot represent NaN, so missing values become 0.
             for _ in range(len(data.shape) - len(present.shape)):
                 present = present[..., None]
             data = ops.where(present, data, ops.cast(0, "int64"))
@@ -267,6 +270,8 @@ class TransformBatch:
         data, present = to_numpy(values, name=column.name)
         result = self.transformations.apply_chain(column.name, data, present)
         array = pa.array(np.ascontiguousarray(result).reshape(-1))
+        # Arrow has no multidimensional arrays: nested fixed-size lists share one flat array of
+        # values.
         for size in reversed(result.shape[1:]):
             array = pa.FixedSizeListArray.from_arrays(array, size)
         return array.cast(arrow_type(column.output))
@@ -288,6 +293,7 @@ def check_frame(transformations: Transformations, schema: pa.Schema) -> None:
             continue
         kind = schema.field(column.name).type
         form = form_of(kind)
+        # Steps convert numbers and integers to float64, so either kind is accepted for the other.
         numbers = {form.kind, column.input_form.kind} <= {"number", "whole"}
         if (form.shape, form.item) != (column.input_form.shape, column.input_form.item) or (
             form.kind != column.input_form.kind and not numbers

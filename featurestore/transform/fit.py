@@ -106,6 +106,8 @@ def fit_without_rows(column: ColumnChain, statistics: ColumnStatistics | None) -
         if rule.fits:
             first_statistics = None
             if index == 0 and not column.form.shape:
+                # Statistics describe the stored values, so only the first step can use them. They
+                # do not describe the items of lists.
                 first_statistics = statistics
             fitted_values = rule.from_statistics(step, first_statistics, form)
             if fitted_values is None:
@@ -143,6 +145,8 @@ def fit_on_sample(
         form = rule.output(step, form)
         with np.errstate(all="ignore"):
             value = rule.apply(_OPS, step, sample.value)
+        # The next step is fitted on the output of this step. Equal outputs of different values are
+        # not merged, because their counts add up to the same result.
         sample = Sample(value, sample.counts)
     return Chain(tuple(steps))
 
@@ -290,6 +294,7 @@ def to_countable_values(column: pa.Array) -> pa.Array:
         column = column.flatten()
     form = form_of(column.type)
     if form.kind in ("text", "binary"):
+        # The strings of a split may exceed the 2 GiB that 32-bit offsets can address.
         return column.cast(pa.large_binary())
     if form.kind == "other":
         return column
@@ -309,10 +314,13 @@ def to_sample(state: ColumnState, form: Form, *, narrow: bool) -> Sample:
     values: Sequence[Any] = ()
     counts = np.zeros(0, dtype=np.int64)
     if table is not None:
+        # Sorted values make floating-point sums independent of the order in which states were
+        # merged.
         table = table.take(pc.sort_indices(table, sort_keys=[("value", "ascending")]))
         values = table.column("value").to_numpy()
         counts = table.column("n").to_numpy()
     data, present = _append_missing_value(np.asarray(values), form, missing=state.missing)
+    # Readers return the float32 values of the files, so the chain is fitted on them.
     if narrow and form.kind == "number":
         with np.errstate(over="ignore"):
             data = data.astype(np.float32).astype(np.float64)

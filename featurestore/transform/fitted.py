@@ -310,6 +310,8 @@ def _column(data: JsonObject) -> FittedColumn:
         output = column.output.to_json()
     except InvalidArgument as error:
         raise MalformedJson(error.message) from error
+    # Models were trained on the stored output form, so a release with other rules must not apply
+    # the chain.
     if data.object("output").data != output:
         raise data.wrong_type_error("output", f"{output}")
     return column

@@ -89,6 +89,7 @@ def decode_images(
         return images
     # Create a thread pool per call, since a pool does not survive the fork of a worker process.
     with ThreadPoolExecutor(threads, thread_name_prefix="featurestore-images") as pool:
+        # The results are consumed in task order, so the error of the first invalid row is raised.
         list(pool.map(decode, tasks))
     return images
 
@@ -220,12 +221,14 @@ class _Decoder:
         try:
             with self._library.open(io.BytesIO(encoded), formats=_FORMATS) as file:
                 pixels = self._load_pixels(file)
+        # Pillow raises SyntaxError for malformed PNG files.
         except (OSError, SyntaxError, ValueError, self._library.DecompressionBombError) as error:
             raise InvalidArgument(
                 f"Row {row} of the batch cannot be decoded as an image ({error}); its first bytes "
                 f"are {encoded[:8]!r}.",
                 hint=f"encoded images are bytes of {', '.join(_FORMATS)} files",
             ) from error
+        # Gray pixels have no channel dimension.
         target[:] = pixels.reshape(target.shape)
 
     def _load_pixels(self, file: Any) -> npt.NDArray[Any]:
@@ -257,12 +260,15 @@ class _Decoder:
         if file.mode.startswith("I"):
             return self._convert_deep_gray(file, transpose)
         image = file
+        # Pillow warns if a palette with an alpha value for each entry is not converted to RGBA
+        # first.
         if file.mode == "P" and isinstance(file.info.get("transparency"), bytes):
             image = file.convert("RGBA")
         if image.mode != self._mode:
             image = image.convert(self._mode)
         pixels = np.asarray(self._orient_and_resize(image, transpose))
         if self._is_deep:
+            # 257 maps the range 0 to 255 to the range 0 to 65535.
             return pixels.astype(np.uint16) * np.uint16(257)
         return pixels
 
@@ -320,5 +326,6 @@ def _has_png_orientation(encoded: bytes) -> bool:
             return True
         if name == b"IEND":
             break
+        # A chunk has 12 bytes in addition to its data: length, name and checksum.
         start += 12 + int.from_bytes(encoded[start : start + 4], "big")
     return False

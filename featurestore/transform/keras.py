@@ -21,6 +21,8 @@ from featurestore.transform.rules import RULES
 from featurestore.transform.steps import Kind
 
 _MANTISSA, _EXPONENT_OF_ONE, _EXPONENT_BIAS = (1 << 52) - 1, 1023 << 52, 1023
+# The maximum number of hash buckets in TensorFlow, which is an int64. The hashes of a vocabulary
+# are computed modulo this number.
 _LARGEST = 2**63 - 1
 
 
@@ -48,6 +50,8 @@ class TensorFlowOps:
         return tf.where(self._broadcast_mask(present, data), data, self._float_constant(np.nan))
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        # tf.where does not promote types, so scalars are converted to the type of the other
+        # argument.
         dtype = getattr(yes, "dtype", getattr(no, "dtype", self._tf.float64))
         yes = self._tf.convert_to_tensor(yes, dtype)
         return self._tf.where(condition, yes, self._tf.convert_to_tensor(no, dtype))
@@ -63,6 +67,7 @@ class TensorFlowOps:
 
     def exponent(self, data: Any) -> tuple[Any, Any]:
         tf = self._tf
+        # TensorFlow has no frexp, so the mantissa and the exponent are extracted from the bits.
         bits = tf.bitcast(data, tf.int64)
         mantissa = tf.bitwise.bitwise_or(
             tf.bitwise.bitwise_and(bits, self._integer_constant(_MANTISSA)),
@@ -96,6 +101,7 @@ class TensorFlowOps:
         candidates = self._search(tf.constant(keys[order]), wanted_keys, side="left")
         candidates = tf.minimum(candidates, self._integer_constant(len(vocabulary) - 1))
         wanted_values = value.data if value.kind == "text" else wanted_keys
+        # An unknown string may have the hash of a known string, so the candidate is compared.
         is_match = tf.gather(tf.constant(strings[order]), candidates) == wanted_values
         return tf.where(is_match, tf.gather(tf.constant(order.astype(np.int64)), candidates), -1)
 
@@ -223,6 +229,8 @@ def _layer_class(framework: str) -> Any:
     """Return the layer class for Keras 3 or tf_keras."""
     keras = _import_keras(framework)
 
+    # The class is defined here, because Keras is imported on demand. The cache ensures that it is
+    # registered once per framework.
     @keras.utils.register_keras_serializable(package="featurestore")
     class Preprocessor(keras.layers.Layer):  # type: ignore[misc, name-defined]
         """Layer that applies fitted transformations to a dict and passes other tensors through."""

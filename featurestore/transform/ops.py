@@ -182,6 +182,7 @@ class NumpyOps:
     def bucket(self, value: Value, buckets: int) -> Any:
         data = np.asarray(value.data)
         if value.kind == "whole":
+            # An int64 has at most 20 characters, including the sign.
             digits = data.astype(np.int64, copy=False).astype("S20")
             data = digits.astype(object)
         return hash_to_buckets(data.reshape(-1), buckets).reshape(data.shape)
@@ -259,6 +260,7 @@ def _find_strings(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDAr
 
 def log1p(ops: Ops, x: Any) -> Any:
     """Return log(1 + x): -inf at -1, NaN below it."""
+    # In this range, 1 + x is between sqrt(1/2) and sqrt(2).
     is_near_zero = (x > -0.29) & (x < 0.41)
     # Replace numbers without a logarithm by 1.
     has_logarithm = (x > -1.0) & (x < math.inf)
@@ -279,6 +281,8 @@ def log1p(ops: Ops, x: Any) -> Any:
 def sine_and_cosine(ops: Ops, x: Any, *, per_period: float) -> tuple[Any, Any]:
     """Return sine and cosine of 2 pi x * per_period, which are NaN for infinities."""
     turns = x * per_period
+    # The angle is reduced to at most pi/4, where the first terms of the series suffice for float64.
+    # The quarter selects sine or cosine and the signs.
     turns = (turns - ops.floor(turns)) * 4.0
     quarter = ops.floor(turns + 0.5)
     angle = (turns - quarter) * _HALF_PI
@@ -352,6 +356,7 @@ def siphash(strings: list[bytes]) -> Words:
         width = (count + 1) * 8
         padded = b"".join(strings[row].ljust(width, b"\0") for row in rows.tolist())
         blocks = np.frombuffer(padded, dtype="<u8").reshape(len(rows), count + 1).copy()
+        # SipHash ends with the length modulo 256 in the last byte.
         blocks[:, -1] |= (lengths[rows].astype(np.uint64) & np.uint64(0xFF)) << np.uint64(56)
         result[rows] = _compress_blocks(blocks)
     return result
@@ -372,6 +377,7 @@ def _compress_blocks(blocks: Words) -> Words:
         np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64)
         for index, start in enumerate(_START)
     ]
+    # SipHash-2-4: two rounds for each block, and four rounds at the end.
     for column in range(blocks.shape[1]):
         block = blocks[:, column]
         state[3] ^= block

@@ -137,6 +137,7 @@ def form_of(kind: pa.DataType) -> Form:
     while pat.is_fixed_size_list(kind):
         shape += (kind.list_size,)
         kind = kind.value_type
+    # int64 cannot represent all values of uint64, so they are numbers.
     if pat.is_floating(kind) or pat.is_uint64(kind):
         return Form("number", shape, "float32")
     if pat.is_boolean(kind) or pat.is_integer(kind) or pat.is_date(kind) or pat.is_timestamp(kind):

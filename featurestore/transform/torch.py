@@ -44,6 +44,7 @@ class TorchOps:
         return torch.where(self._broadcast_mask(present, data), data, np.nan)
 
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
+        # Strings are numpy arrays, which torch.where does not accept.
         if isinstance(yes, np.ndarray):
             return np.where(self._to_tensor(condition), yes, no)
         return self._torch.where(condition, yes, no)
@@ -147,6 +148,7 @@ def preprocessor_module(fitted: Transformations) -> Any:
     """Return a parameterless module that transforms a dict of tensors and strings."""
     torch = import_torch()
 
+    # The class is defined here, because PyTorch is imported on demand.
     class Preprocessor(torch.nn.Module):  # type: ignore[misc, name-defined]
         """Module that applies fitted transformations to a dict and passes other columns through."""
 

@@ -55,6 +55,7 @@ class QuantileBins(Bins):
 
     def edges(self, step: Step) -> list[float]:
         if step.fitted is None:
+            # Before the step is fitted, its output form depends only on the number of edges.
             return [0.0] * (step.options["bins"] - 1)
         return list(map(float, step.fitted["edges"]))
 
@@ -159,9 +160,11 @@ class OneHot(Rule):
         assert step.fitted is not None
         size = step.fitted["size"]
         if value.kind == "code":
+            # Code 0 becomes -1, which is encoded as zeros.
             return Value("vector", ops.one_hot(ops.cast(value.data, "int64") - 1, size))
         positions = ops.position(step.fitted["values"], value)
         if value.present is not None:
+            # Missing values have the position -1, which is encoded as zeros.
             positions = _zero_missing(ops, value, positions + 1) - 1
         return Value("vector", ops.one_hot(positions, size))
 
@@ -216,6 +219,7 @@ def strings_by_frequency(step: Step, column: ColumnStatistics | None) -> list[An
     if column.kind != "text" or not is_complete:
         return None
     pairs = [(str(top_value.value).encode(), top_value.count) for top_value in column.top]
+    # The listed values must account for all values, so that the vocabulary is complete.
     if sum(count for _, count in pairs) != column.count:
         return None
     pairs.sort(key=lambda pair: (-pair[1], pair[0]))

@@ -48,6 +48,8 @@ class Function(Rule):
             is_present = ~np.array([value is None or value != value for value in values.tolist()])
             fitted = step.fit(values[is_present], sample.counts[is_present])
             try:
+                # After the round trip, the function receives the same types as after loading the
+                # stored values.
                 fitted = json.loads(json.dumps(fitted, allow_nan=False))
             except (TypeError, ValueError) as error:
                 raise InvalidArgument(

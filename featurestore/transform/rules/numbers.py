@@ -23,6 +23,7 @@ from featurestore.transform.rules.rule import (
 from featurestore.transform.steps import DTYPES, Form, Step
 
 STRATEGIES = ("mean", "median", "most_frequent")
+# The reciprocals and squares of these numbers are normal float64 numbers.
 _MIN_WIDTH, _MAX_WIDTH = 1e-150, 1e150
 
 
@@ -90,6 +91,8 @@ class Standardize(ScaleRule):
         rows = column.count - column.infinite
         if not isinstance(column.mean, int | float):
             return None
+        # Statistics contain the sample deviation (n - 1), but the step uses the population
+        # deviation.
         return _scale_parameters(float(column.mean), column.std * math.sqrt((rows - 1) / rows))
 
 
@@ -211,6 +214,7 @@ class Cast(Rule):
         present = ~ops.isnan(x)
         minimum, maximum = -(2.0**31), 2.0**31 - 1
         if dtype == "int64":
+            # The largest float64 below 2**63.
             minimum, maximum = -(2.0**63), 2.0**63 - 1024
         x = ops.where(x < 0.0, -ops.floor(-x), ops.floor(x))
         x = ops.where(x < minimum, minimum, ops.where(x > maximum, maximum, x))

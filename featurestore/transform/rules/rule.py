@@ -137,6 +137,7 @@ class Sample:
         data = _OPS.number(self.value)
         data = data.reshape(-1)
         is_finite = np.isfinite(data)
+        # Infinities would make the mean infinite.
         values, counts = data[is_finite], self._repeat_counts(data.size)[is_finite]
         order = np.argsort(values, kind="stable")
         return values[order], counts[order]
@@ -178,6 +179,7 @@ def mean_and_deviation(values: Floats, counts: Counts) -> tuple[float, float]:
     rows = int(counts.sum())
     total = sum_twofold(values * counts)
     mean = (total[0] + total[1]) / rows
+    # A second pass over the deviations avoids the cancellation in the difference of two large sums.
     squares = sum_twofold((values - mean) ** 2 * counts)
     return mean, math.sqrt(max(squares[0], 0.0) / rows)
 

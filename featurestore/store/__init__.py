@@ -62,6 +62,8 @@ def connect(
     ...     store.get_featuregroups()
     []
     """
+    # These modules are imported at the first connect, so that importing featurestore stays fast. An
+    # interrupted import would leave incomplete modules.
     with uninterrupted():
         from featurestore import _current
         from featurestore.lineage import emitter as lineage
@@ -92,6 +94,8 @@ def connect(
             f"storage_options= requires a URI, not the directory {directory!r}.",
             hint="omit it, or connect('s3://bucket/prefix', ...)",
         )
+    # A store in a directory without write access can be read. A new store cannot be created there,
+    # which ensure_writable reports.
     read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
     if not read_only:
         files.ensure_writable(directory)
@@ -105,7 +109,9 @@ def connect(
     )
     lineage.start()
     session = Session(directory, engine_object, registry_object)
+    # Writes of dead processes are completed or undone before the first call.
     if not read_only:
         recover(session)
+    # The current store is replaced only after the connection has succeeded.
     _current.store = FeatureStore(session)
     return _current.store

@@ -10,10 +10,13 @@ if TYPE_CHECKING:
     from featurestore.session import Session
 
 
+# Methods of the mixins import their packages when they are called, because importing featurestore
+# must not load pandas, pyarrow or an engine.
 class StoreBase:
     """Base class with the session of a connection to a store."""
 
     def __init_subclass__(cls) -> None:
+        # All methods of a mixin suggest the correct name for an unknown argument.
         suggest_arguments(cls)
 
     def __init__(self, session: Session) -> None:

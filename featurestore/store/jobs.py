@@ -176,6 +176,7 @@ class JobCalls(StoreBase):
         return Scheduler(self._session, call=self._call_training_job, options=options)
 
     def _call_training_job(self, definition: JobDefinition, window: Window) -> object:
+        # Only training jobs receive the store. The scheduler itself works with a session.
         return definition(store=self, window=window)
 
     def get_runs(self, name: str) -> list[Run]:
@@ -342,6 +343,7 @@ class MonitorCalls(JobCalls):
         from featurestore.jobs.monitors import service as monitors
         from featurestore.registry.audit_log import process_actor
 
+        # The audit log records which user of the machine accepted the windows.
         actor = process_actor("Python")
         return monitors.accept(
             self._session, name, window=window, until=until, note=note, actor=actor

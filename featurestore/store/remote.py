@@ -107,6 +107,7 @@ class RemoteTrainingDataset(TrainingDataset):
         file_entry = self.manifest.transformations
         if file_entry is None:
             return None
+        # The file is verified against the manifest and read like a file of a local dataset.
         with tempfile.TemporaryDirectory() as folder:
             content = self.client.file_chunks(f"{self._address}/files/{file_entry['path']}")
             write_verified(
@@ -221,6 +222,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
         for line in self._client.items("/featuregroups"):
             if end is not None and len(groups) >= end:
                 break
+            # The server lists only the latest version of each group.
             versions = [line["version"]]
             if line["version"] > 1:
                 versions = self._client.get(f"/featuregroups/{line['name']}")["versions"]
@@ -265,6 +267,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
 
     def get_features_list(self) -> list[str]:
         columns = self._client.items("/features")
+        # Keys and times are columns, but not features.
         return [column["reference"] for column in columns if column["role"] == "feature"]
 
     def search(self, text: str, *, limit: int | None = None) -> list[Match]:
@@ -310,6 +313,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
             read["labels"] = labels
         elif labels is not None:
             read["uploaded"] = True
+            # Each read of the frame sends the labels again, so a stream must be collected.
             uploaded_labels = ingest.to_reader(labels).read_all()
         frame = RemoteFrame.from_recipe(self._session, Recipe(self._client, read, uploaded_labels))
         return convert(frame, dataframe_type)

@@ -138,6 +138,7 @@ class RemoteEngine:
         self.client.close()
 
     def __getattr__(self, name: str) -> NoReturn:
+        # copy and pickle look up special methods, which must be missing instead of unsupported.
         if name.startswith("__"):
             raise AttributeError(name)
         raise unsupported_error(self.client.address, "This operation")
@@ -168,11 +169,14 @@ def client_of(session: Session) -> Client:
 
 def remote_session(client: Client) -> Session:
     """Return a session that uses a client."""
+    # Both objects implement only the methods that a remote store uses; all other calls raise an
+    # error with a hint.
     engine = cast(Engine, RemoteEngine(client))
     registry = cast(Registry, _UnavailableRegistry(client.address))
     return Session(client.address, engine, registry)
 
 
+# The maximum page size of the server.
 _MOST_COMMITS = 1000
 
 
@@ -182,9 +186,11 @@ class RemoteFrame(FeatureFrame):
     @classmethod
     def from_recipe(cls, session: Session, recipe: Recipe) -> RemoteFrame:
         """Return a frame for a recipe; the server validates the recipe immediately."""
+        # Requesting the schema makes the server check the recipe.
         return cls(session, recipe.relation())
 
     def filter(self, sql: str) -> FeatureFrame:
+        # The frame may be read later, so the current time is determined now.
         clocked_sql = fix_clock(sql, now=utc_now())
         predicate(clocked_sql, schema=self.schema, dialect=self._session.engine.dialect)
         # The server parses the SQL of the caller by the same rules.
@@ -232,6 +238,7 @@ class RemoteFeatureGroup(FeatureGroup):
 
     @property
     def schema(self) -> pa.Schema:
+        # The schema of a handle is requested once, because each insert needs it.
         return self._columns
 
     @property

@@ -32,6 +32,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         options = dict(declared)
         df = rename_frame_columns(df, options.pop("rename", None))
         types = declared_types(options.pop("dtypes", None), options.pop("decimal_type", None))
+        # The arguments are sent as JSON, which has neither durations nor tuples.
         for argument in ("ttl", "event_time_tolerance"):
             if isinstance(options.get(argument), timedelta):
                 options[argument] = format_duration(options[argument])
@@ -47,6 +48,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
                 '"kwargs": {"column": "x"}}]',
             )
         path = f"/featuregroups/{check_name(name)}"
+        # Declared types are applied before the rows are sent, so that hints contain code for the
+        # caller's library.
         df, language = ingest.peek_language(df)
         rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
         record = client_of(self._session).send(path, options, rows)

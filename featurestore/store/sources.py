@@ -186,6 +186,7 @@ class SourceCalls(StoreBase):
             tags=normalize_tags(tags),
             external=rows,
         )
+        # Only the definition is stored. The table has no rows to validate.
         write = Write(validation="off")
         spec, _ = create(
             self._session,

@@ -142,6 +142,7 @@ class TrainingDatasetCalls(StoreBase):
         )
         dataset = create(self._session, data, request, progress=progress)
         dataset_label = f"Training dataset {name!r} version {dataset.version}"
+        # The dataset is published, so a closed standard output must not raise an error.
         with warn_after_publication(dataset_label):
             sys.stdout.write(f"{dataset_label}\n{dataset.roles!r}\n")
         return dataset
@@ -352,6 +353,7 @@ class ModelCalls(StoreBase):
             model, labels=labels, label_time=label_time, as_of=as_of, trust=trust
         )
         if featuregroup is not None:
+            # The join keys of the features are the default primary key of a new group.
             features = scoring.get_model_features(
                 model, labels=labels, label_time=label_time, as_of=as_of
             )

@@ -141,6 +141,8 @@ def audit(
     )
     if validation == "off":
         return AuditOutcome(report, relation)
+    # Importing Great Expectations takes about three seconds, so it is imported only if there are
+    # expectations.
     if expectations and validator is None:
         validator = find_validator()
     checks = built_in_row_checks(subject, now=now, tolerance=event_time_tolerance)
@@ -166,6 +168,7 @@ def _run_audit(
     if report.validation == "quarantine" and failed:
         split = _split_failing_rows(audit_plan, relation, failed, directory)
         good, quarantined = split.good, split.quarantined
+    # Table-level expectations refer to the rows that would be committed.
     if audit_plan.table_expectations and audit_plan.validator is not None:
         results += check_table(
             good,
@@ -239,6 +242,7 @@ def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[Expect
     else:
         rows = audit_plan.engine.count(relation)
     if audit_plan.subject.key:
+        # Rows with the same key may be in different partitions, so the engine groups them.
         duplicated, examples = audit_plan.engine.duplicates(relation, audit_plan.subject.key)
         results.append(
             duplicate_keys_result(
@@ -302,8 +306,12 @@ def _raise_if_rejected(
         if report.validation == "strict":
             failures.append(result)
         elif report.validation == "quarantine":
+            # Rows that fail row-level checks are quarantined; all other failures prevent the
+            # commit.
             if result not in row_failures:
                 failures.append(result)
+        # Duplicate keys cannot be merged, so an upsert is rejected even if other failures are only
+        # reported.
         elif mode == "upsert" and _has_type(result, DUPLICATE_KEYS):
             failures.append(result)
     if not failures:

@@ -31,6 +31,7 @@ NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_event_times_before_1980",
 )
 MAX_SAMPLES = 5
+# The expectations are evaluated when either limit is reached.
 _CHUNK_ROWS = 1 << 20
 _CHUNK_BYTES = 128 << 20
 
@@ -193,6 +194,7 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return a sample of the failing rows as dicts of the given columns."""
     row_numbers = pa.array(np.flatnonzero(failing)[:MAX_SAMPLES])
+    # A key column may also be a column of the expectation, but is shown once.
     return to_python_rows(batch.select(list(dict.fromkeys(columns))).take(row_numbers))
 
 
@@ -236,6 +238,8 @@ class RowState:
         if not self.buffered or self.rules.validator is None:
             return
         table = pa.Table.from_batches(self.buffered)
+        # The buffer is cleared before the validator is called, so that an error does not leave rows
+        # that would be checked again.
         self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
         outcomes = self.rules.validator.check(table, self.rules.expectations)
         for expectation, counts, outcome in zip(

@@ -50,6 +50,7 @@ class AddReasons:
         columns = []
         for field in self.schema:
             column = batch.column(field.name)
+            # The query that counts copies may return less specific types, such as wider integers.
             columns.append(column if column.type == field.type else column.cast(field.type))
         if self.expectations and self.validator is not None and batch.num_rows:
             table = pa.Table.from_arrays(columns, schema=self.schema)
@@ -62,6 +63,7 @@ class AddReasons:
             failing[:, number] = mask
         texts = pa.array([reason for reason, _ in marks], pa.string())
         offsets = np.concatenate(([0], np.cumsum(failing.sum(axis=1)))).astype(np.int32)
+        # nonzero returns row by row, so the reasons of each row are consecutive.
         row_reasons = texts.take(pa.array(np.nonzero(failing)[1]))
         reasons = pa.ListArray.from_arrays(pa.array(offsets), row_reasons)
         good = pa.array(~failing.any(axis=1))
@@ -112,6 +114,7 @@ def split_rows(
     )
     marked = engine.map_batches(source, mark, schema=marked_schema(relation.schema))
     if directory is not None:
+        # Staged marks are computed once, although both results read them.
         marked = engine.stage(marked, directory)
     names = dict(zip(relation.schema.names, relation.schema.names, strict=True))
     return QuarantineSplit(

@@ -33,12 +33,14 @@ def compute_measures(
     """
     from sqlglot import exp
 
+    # Several expectations may require the same measure.
     distinct_measures = dict.fromkeys(measures)
     aggregated: list[Measure] = []
     expressions: list[exp.Expr] = []
     values: dict[Measure, Any] = {}
     for each in distinct_measures:
         if each.kind == "repeated":
+            # These measures group the rows by different columns, so each requires a separate query.
             query = _repeated_rows_query(each.columns, relation.schema)
             values[each] = int(_query_row(relation, query, engine=engine)["n"])
         else:
@@ -137,6 +139,8 @@ def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
 
     column = exp.column(name, quoted=True)
     if pat.is_floating(kind):
+        # Measures treat NaN as missing, but engines order NaN above all numbers and propagate it in
+        # sums.
         return exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
     return column
 
@@ -178,6 +182,7 @@ def _read_measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
         return None
     value = row[name]
     if measure.kind in ("sum", "min", "max") and isinstance(value, Decimal):
+        # Integers are summed as decimals, because their sum may exceed 64 bits.
         return int(value) if value == value.to_integral_value() else value
     return value
 
@@ -186,6 +191,7 @@ def _measure_name(measure: Measure) -> str:
     return " ".join((measure.kind, *measure.columns))
 
 
+# The maximum size of the columns that are loaded into the calling process.
 MAX_BYTES = 1 << 30
 
 
@@ -209,6 +215,7 @@ def check_table(
     results = _evaluate_measures(
         relation, engine=engine, expectations=expectations, validator=validator
     )
+    # Expectations on the same columns are evaluated on the same rows, which are loaded once.
     groups: dict[tuple[tuple[str, ...], bool], list[int]] = {}
     for index, expectation in enumerate(expectations):
         if index not in results:

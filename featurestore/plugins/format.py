@@ -372,6 +372,7 @@ def find_format(name: str) -> DatasetFormat:
     """
     entry_point = find_plugin("formats", name)
     if entry_point is None and isinstance(name, str):
+        # Names are accepted in any case, such as "TFRecord".
         entry_point = find_plugin("formats", name.lower())
     if entry_point is None:
         available = listing(plugin_names("formats"))

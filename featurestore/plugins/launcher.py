@@ -41,6 +41,8 @@ class WorkerTask:
             "index": self.index,
             "cluster": cluster,
         }
+        # The settings come first, so that the worker can apply them before it unpickles the
+        # function.
         return json.dumps(task_settings).encode() + b"\n" + function
 
 

@@ -80,6 +80,7 @@ class Observer(Protocol):
 
 
 _observers: list[Observer] = []
+# A context variable, because each thread and task has its own current operation.
 _current: ContextVar[Work | None] = ContextVar("featurestore_work", default=None)
 
 
@@ -107,6 +108,7 @@ def observed(work: Work) -> Iterator[Work]:
     """
     work.parent = _current.get()
     token = _current.set(work)
+    # The tuple is a copy, because other threads may add or remove observers.
     for observer in tuple(_observers):
         observer.began(work)
     try:
@@ -128,6 +130,7 @@ def observed_part(kind: WorkKind, name: str, *, version: int | None = None) -> I
     """
     parent = _current.get()
     if parent is None:
+        # Callers set attributes of the operation without checking whether it is observed.
         yield Work(kind, name, "", "", version)
         return
     if parent.kind == kind:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from featurestore.model.manifest import Manifest
 
 
+# Verification reads this many rows at a time, so that its memory is bounded.
 _VERIFIED_ROWS = 8192
 
 

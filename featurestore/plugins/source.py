@@ -120,6 +120,7 @@ class SourceQuery:
             window = {**vars(self.window)}
         query_fields = {**vars(self), "window": window, "options": dict(self.options)}
         if not self.options:
+            # A query without options has the same hash as in releases that had no options.
             del query_fields["options"]
         text = json.dumps(query_fields, sort_keys=True, default=str, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -23,6 +23,7 @@ from multiprocessing.connection import Client, Connection, answer_challenge, del
 
 from featurestore.errors import EngineError
 
+# A longer message closes the connection, so that a peer cannot allocate any amount of memory.
 _MAX_MESSAGE_BYTES = 1 << 24
 # The maximum number of unauthenticated connections. If it is exceeded, the oldest is closed, so
 # that unknown clients cannot exhaust file descriptors or lock out workers.
@@ -62,7 +63,9 @@ class WorkerPort:
 
     def __init__(self, host: str) -> None:
         self.key = secrets.token_hex(32)
+        # All workers of a large run connect at the same time.
         self._listening = socket.create_server((host, 0), backlog=512)
+        # The timeout lets the thread check for slow connections and for the end.
         self._listening.settimeout(_ACCEPT_SECONDS)
         self.address = host, int(self._listening.getsockname()[1])
         self._received: queue.SimpleQueue[Received] = queue.SimpleQueue()
@@ -153,9 +156,11 @@ class WorkerPort:
         peer = None
         try:
             key = self.key.encode()
+            # Both sides prove that they know the key, before any message is read.
             deliver_challenge(connection, key)
             answer_challenge(connection, key)
             with self._lock:
+                # The connection may have been closed as too slow, or because there were too many.
                 if self._pending.pop(connection, None) is None:
                     return
                 peer = Peer(connection)
@@ -191,6 +196,7 @@ def connect_to_driver(address: tuple[str, int], key: str) -> Connection:
                     f"The driver at {address[0]}:{address[1]} does not respond: "
                     f"{type(error).__name__}: {error}."
                 ) from error
+            # A random pause prevents all workers from retrying at the same time.
             time.sleep(random.uniform(0.05, 0.5))
             continue
         assert isinstance(connection, Connection)

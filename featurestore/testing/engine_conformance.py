@@ -46,6 +46,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "uint16": (pa.uint16(), [0, 2**16 - 1]),
     "uint32": (pa.uint32(), [0, 2**32 - 1]),
     "uint64": (pa.uint64(), [0, 2**63, 2**64 - 1]),
+    # 1.4e-45 and 5e-324 are the smallest subnormal numbers, which some libraries flush to zero.
     "float32": (
         pa.float32(),
         [1.5, float("inf"), -float("inf"), float("nan"), -0.0, 1.401298464324817e-45],
@@ -58,6 +59,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
     ),
     "string": (
         pa.string(),
+        # The last string is the folder name of null partitions in Hive and Spark.
         ["", "a", "ä€𝄞", "x" * 5000, 'it\'s "quoted"\n\t\\', "__HIVE_DEFAULT_PARTITION__"],
     ),
     "binary": (pa.binary(), [b"", b"\x00\xff", b"y" * 5000]),
@@ -100,6 +102,7 @@ class TypeConformance:
         engine.create_table(
             path, schema=table.schema, partition_by=(), properties={}, commit_metadata={}
         )
+        # The second row is in both writes, so it is replaced. The third row is inserted.
         engine.write(path, engine.from_arrow(table.slice(0, 2).to_reader()), TableWrite("append"))
         engine.write(
             path,
@@ -131,6 +134,7 @@ class TypeConformance:
             columns[name] = pa.array([values[0], values[-1], None, values[0]], kind)
         inner = [{"x": {"y": number}, "z": [{"q": {"r": "a"}}]} for number in range(3)]
         columns["structs_in_structs"] = pa.array([*inner, None])
+        # The arrays of a slice have an offset, which also applies to the children of nested types.
         table = pa.table(columns).slice(1, 2)
         actual = engine.stream(engine.from_arrow(table.to_reader())).read_all()
         assert is_identical(actual.sort_by("id").to_pylist(), table.to_pylist())
@@ -160,6 +164,7 @@ class CrossEngineConformance:
         self, engine: Engine, other: Engine, tmp_path: Path
     ) -> None:
         table = _every_type()
+        # Each engine merges into and deletes from files that the other engine wrote.
         for first, second, partition_by in ((engine, other, ()), (other, engine, ("part",))):
             path = new_table(
                 first, tmp_path / first.name, schema=table.schema, partition_by=partition_by
@@ -216,6 +221,7 @@ class CrossEngineConformance:
 
 def is_identical(first: Any, second: Any) -> bool:
     """Return True if two Python values are identical: NaN equals NaN, -0.0 differs from 0.0."""
+    # The comparison operators of Python regard -0.0 and 0.0 as equal, and NaN as unequal to itself.
     return repr(first) == repr(second)
 
 

@@ -166,6 +166,8 @@ def _value(kind: pa.DataType, seed: int) -> Any:
     if pat.is_timestamp(kind):
         return dt.datetime(1960, 1, 1, tzinfo=dt.UTC) + dt.timedelta(days=seed, microseconds=seed)
     if pat.is_string(kind) or pat.is_binary(kind):
+        # Quotes, separators, line breaks and characters of several bytes require escaping in text
+        # formats.
         text = f'{"é" * (seed % 3)}"{seed}",\r\n'[: 2 + seed % 9]
         if pat.is_string(kind):
             return text
@@ -183,6 +185,7 @@ def _number(kind: pa.DataType, seed: int) -> Any:
             return number
         return number - span // 2
     if pat.is_floating(kind):
+        # Multiples of 1/64 are exact in float32.
         return (seed - 4000) / 64
     return Decimal(seed % 10**kind.precision).scaleb(-kind.scale)
 
@@ -211,6 +214,8 @@ def _to_float32(array: pa.Array) -> pa.Array:
     if pat.is_float64(array.type):
         return array.cast(pa.float32(), safe=False).cast(pa.float64())
     if pat.is_fixed_size_list(array.type):
+        # Lists of variable length have offsets, from which the array can be built with its null
+        # mask.
         return _to_float32(array.cast(pa.list_(array.type.value_type))).cast(array.type)
     absent = None
     if array.null_count:

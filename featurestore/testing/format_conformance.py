@@ -52,6 +52,7 @@ from featurestore.testing.format_cases import (
 )
 
 BLOCK_ROWS = 8
+# Most of these sizes do not divide the number of rows; the last one exceeds it.
 BATCHES = (1, 7, 64, 1000)
 
 
@@ -70,6 +71,7 @@ def build_layout(
     layout = dataset_format.layout(
         table.schema, column_profiles, compression=compression, block_rows=BLOCK_ROWS
     )
+    # Readers receive the layout from the manifest, which is JSON.
     assert json.loads(json.dumps(layout)) == layout
     loaded: Layout = json.loads(json.dumps(layout))
     return loaded
@@ -102,6 +104,7 @@ def list_files(directory: Path) -> list[Path]:
 def _table_with_value_under_null(junk: int) -> pa.Table:
     """Return a table with a null in the middle row, and ``junk`` as the value under the null."""
     valid = pa.py_buffer(bytes([0b101]))
+    # Arrow does not define the values under a null, so two equal tables may differ there.
     numbers = pa.py_buffer(np.array([1, junk, 3]))
     items = pa.array([1, 2, junk, junk, 5, 6], pa.float32())
     pair = pa.list_(pa.field("item", pa.float32()), 2)
@@ -141,6 +144,7 @@ class FormatConformance:
         max_examples=60,
         deadline=None,
         suppress_health_check=[
+            # A format is stateless, so all examples of a test may share the fixture.
             HealthCheck.function_scoped_fixture,
             HealthCheck.too_slow,
             HealthCheck.differing_executors,
@@ -194,6 +198,7 @@ class FormatConformance:
     ) -> None:
         table = example_table(supported(dataset_format))
         layout = build_layout(dataset_format, table)
+        # The slice has the same rows in arrays with offsets.
         sliced = pa.concat_tables([table.slice(0, 11), table]).slice(11)
         _, first = write(dataset_format, tmp_path / "sliced", sliced, layout)
         for rows in BATCHES:
@@ -230,6 +235,7 @@ class FormatConformance:
         access = dataset_format.record_access(layout)
         if access is None:
             return
+        # Records may be passed in any order and repeatedly.
         records = access.records(path)[[5, 299, 5, 0]]
         for name, (values, present) in access.decode(records, table.schema.names).items():
             column = expected[name].combine_chunks().take(pa.array([5, 299, 5, 0]))
@@ -423,6 +429,8 @@ class FormatConformance:
             if values.dtype != object:
                 names_of.setdefault(values.dtype, []).append(name)
         for kind, names in names_of.items():
+            # The array is larger than the decoded range, so that writes outside of the range are
+            # detected.
             array = np.full((len(names) + 1, len(records) + 7), 1, kind)
             access.plane_reader([[*map(Plane, names), None]])(records, [array], 5)
             for row, name in zip(array, names, strict=False):
@@ -457,6 +465,7 @@ class FormatConformance:
         for name, values in texts.items():
             padded = access.padded_texts(records, name)
             expected = [(value or "").encode() for value in values]
+            # numpy drops trailing zero bytes of fixed-width strings.
             if any(text.endswith(b"\0") for text in expected):
                 assert padded is None, name
             else:

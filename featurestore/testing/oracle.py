@@ -23,8 +23,10 @@ from featurestore.hashing import tie_hash
 from featurestore.model.plan import FeaturePlan, Join
 
 Tables = Mapping[tuple[str, int], pa.Table]
+# Steps of a microsecond cross midnight before a leap day, so that dates differ from timestamps.
 _BASE = datetime(2024, 2, 28, 23, 59, 59, 999_998, tzinfo=UTC)
 _STEPS = 6
+# Some pairs of keys are equal if they are concatenated, with or without a separator.
 _KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int": (pa.int64(), [1, 2, None]),
     "text": (pa.string(), ["a", "a|", "|a", "", None]),
@@ -71,6 +73,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
         row_indexes = _latest_rows(
             join, rows, label_rows, label_times, waits=plan.created_time_filter
         )
+        # An inner join requires a match in every group, so labels are removed only after all joins.
         if plan.how == "inner":
             matched_labels = {index for index in matched_labels if row_indexes[index] is not None}
         for output in join.outputs:
@@ -102,6 +105,7 @@ class _Row:
 
     @property
     def rank(self) -> tuple[datetime, datetime, int]:
+        # A missing time precedes all times.
         lowest = datetime.min.replace(tzinfo=UTC)
         return self.event or lowest, self.created or lowest, self.tie
 
@@ -181,6 +185,7 @@ def _to_datetime(value: datetime | date | None) -> datetime | None:
 
 
 def _take_or_null(column: pa.ChunkedArray, indices: list[int | None]) -> Any:
+    # An empty array has no row to take, not even for null indices.
     if not len(column):
         return pa.nulls(len(indices), column.type)
     return column.combine_chunks().take(pa.array(indices, pa.int64()))
@@ -300,6 +305,7 @@ def random_cases(shape: JoinShape, *, count: int, seed: int) -> Cases:
             labels["case"].append(case)
             for name, (_, values) in keys.items():
                 labels[name].append(draw.value(values, null=0.1))
+            # Some labels are later than all rows.
             labels["at"].append(draw.time(shape.label_time, time_count + 2, null=0.05))
             labels["n"].append(number)
     return _build_cases(shape, rows, labels, keys, random)
@@ -377,6 +383,7 @@ def _build_cases(
         roles["ttl"] = shape.ttl * step
     if shape.unique:
         table = _keep_one_row_per_key(table, key_columns)
+    # Rows are shuffled, so that no engine can depend on their order.
     table = table.take(pa.array(random.permutation(table.num_rows), pa.int64()))
     options = {"created_time_filter": shape.waits, "how": shape.how, "label_time": "at"}
     if shape.fixed:

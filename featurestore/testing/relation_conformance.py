@@ -107,6 +107,7 @@ class RelationConformance:
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
+        # Each staged relation has its own directory, because staging may empty the directory.
         self._stages = (str(tmp_path / "given" / str(number)) for number in itertools.count())
 
     def staged_relation(self, engine: Engine, table: pa.Table) -> Relation:
@@ -174,6 +175,7 @@ class RelationConformance:
             "l": self.staged_relation(engine, make_rows(5)),
             "r": self.staged_relation(engine, make_rows(2)),
         }
+        # Both methods support the same queries; only user_sql restricts the tables at run time.
         for run in (engine.sql, engine.user_sql):
             relation = run(text, tables=tables, parameters=values)
             assert rows(engine, relation) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
@@ -244,12 +246,14 @@ class RelationConformance:
         sizes = [batch.num_rows for batch in engine.stream(relation, batch_rows=30)]
         assert sum(sizes) == 100
         assert max(sizes) <= 30
+        # A limit below the batch size must not return a full batch.
         assert engine.stream(relation, limit=7).read_all().num_rows == 7
 
     def test_two_streams_run_concurrently(self, engine: Engine) -> None:
         relation = self.staged_relation(engine, make_rows(1000))
         first = engine.stream(relation, batch_rows=100)
         second = engine.stream(relation, batch_rows=100)
+        # The streams are read alternately, and a query runs while both are open.
         both = [(next(first).num_rows, next(second).num_rows) for _ in range(3)]
         assert len(both) == 3
         assert engine.count(relation) == 1000
@@ -286,6 +290,7 @@ class RelationConformance:
         rng = np.random.default_rng(0)
         count = 10_000
         order = pa.array(rng.permutation(count), pa.int64())
+        # Shards 3 and 4 have no rows, so the function must not be called for them.
         shard = pa.array(rng.choice([0, 1, 2, 5], count), pa.int32())
         table = pa.table({"id": pa.array(range(count), pa.int64()), "order": order, "shard": shard})
         results = engine.write_shards(

@@ -84,6 +84,7 @@ class RetrievalCheck:
         note = {}
         if unique is not None:
             note["unique"] = unique
+        # Each commit writes separate files, so that the row order depends on the engine.
         bounds = np.linspace(0, table.num_rows, commits + 1).astype(int)
         for start, stop in pairwise(bounds):
             rows = self.writer.from_arrow(table.slice(start, stop - start).to_reader())
@@ -142,6 +143,7 @@ class RetrievalCheck:
         actual = self.run(plan, label_table)
         expected = brute_force(plan, tables=self.tables, labels=label_table)
         assert actual.schema.equals(expected.schema), f"{actual.schema} is not {expected.schema}"
+        # Engines preserve the label order only if the plan requires it.
         if plan.keep_order:
             assert bits(actual) == bits(expected)
         else:
@@ -235,6 +237,7 @@ class RuleConformance(RetrievalFixtures):
             event_time="t",
             unique=True,
         )
+        # The smallest difference of two timestamps.
         early = hours_after_t0(1) - timedelta(microseconds=1)
         rows = retrieval.check(["w.x"], make_labels(k=[1, 1], at=[hours_after_t0(1), early]))
         assert column_values(rows, "x") == [5, None]
@@ -273,6 +276,7 @@ class RuleConformance(RetrievalFixtures):
         )
         roles: dict[str, Any] = {"primary_key": ("k",), "event_time": "t", "created_time": "c"}
         retrieval.group("w", table, commits=2, **roles)
+        # The same rows in another order must have the same winner.
         retrieval.group("backwards", table.take([3, 2, 1, 0]), commits=2, **roles)
         labels = make_labels(k=[1, 1], at=[hours_after_t0(1.5), hours_after_t0(3)])
         rows = retrieval.check(["w.x", "backwards.x as y"], labels)
@@ -357,6 +361,8 @@ class RuleConformance(RetrievalFixtures):
                 "k": [1] * 3,
                 "t": [hours_after_t0(0), hours_after_t0(5), hours_after_t0(0)],
                 "c": [hours_after_t0(0), hours_after_t0(5), hours_after_t0(8)],
+                # The third row corrects the first row after the second row is known, and must not
+                # replace it.
                 "x": [1, 5, 100],
             },
             primary_key=("k",),
@@ -513,6 +519,7 @@ class ResultConformance(RetrievalFixtures):
     def test_text_keys_with_separators_stay_distinct(self, retrieval: RetrievalCheck) -> None:
         separators = ["|", ",", "\x00", "_", "/", "::", "\x1f", "\n", "'", '"', "`", " "]
         number = len(separators)
+        # Each pair of keys is equal to another pair if they are joined by the separator.
         ends = [f"a{separator}" for separator in separators]
         begins = [f"{separator}b" for separator in separators]
         retrieval.group(
@@ -569,6 +576,7 @@ class ResultConformance(RetrievalFixtures):
         features = []
         expected: dict[str, list[int | None]] = {}
         for number, (kind, values) in enumerate(keys.items()):
+            # The labels have the keys in reverse order, so that a join by position fails.
             columns[f"k{number}"] = pa.array(values[::-1], kind)
             rows: dict[str, Sequence[Any]] = {
                 f"k{number}": values,
@@ -770,6 +778,7 @@ class ResultConformance(RetrievalFixtures):
         assert retrieval.check(["w.x"], labels)[0]["x"] == 0
 
     def test_extreme_times_are_compared(self, retrieval: RetrievalCheck) -> None:
+        # The limits of Python's calendar. Their difference exceeds the nanoseconds of an int64.
         old, new = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
         retrieval.group(
             "w",
@@ -1023,6 +1032,7 @@ def _assert_equal_cases(
     ]
     first = (different or actual_cases)[0]
 
+    # A complete table would be too long for an error message.
     def rows_of_case(table: pa.Table) -> str:
         return "\n".join(str(row) for row in table.to_pylist() if row["case"] == first)
 

@@ -36,6 +36,7 @@ def _rows(count: int = 100) -> pa.Table:
     for number in range(count):
         customers.append(None if number % 7 == 3 else f'o\'neill "{number}" ü')
         totals.append(None if number % 5 == 4 else number + 0.25)
+        # Different microseconds detect sources that truncate times to milliseconds or seconds.
         times.append(_START + timedelta(hours=number, microseconds=number + 1))
     return pa.table(
         {
@@ -73,6 +74,7 @@ class SourceConformance:
     @pytest.mark.parametrize("closed", ["left", "right"])
     def test_read_window_is_exact_to_the_microsecond(self, tmp_path: Path, closed: str) -> None:
         times = _rows().column("created_at").to_pylist()
+        # The bounds are times of rows, so that the open and the closed end have different results.
         window = TimeRange("created_at", times[10], times[20], closed)  # type: ignore[arg-type]
         table = self._read(_rows(), tmp_path, columns=("id",), window=window)
         first = 10 if closed == "left" else 11
@@ -89,6 +91,7 @@ class SourceConformance:
         first, second = snapshot.read(query), snapshot.read(query)
         assert next(first).num_rows + first.read_all().num_rows == 100
         assert second.read_all().num_rows == 100
+        # Closing a snapshot again is a no-op.
         snapshot.close()
 
     def test_read_unknown_column_is_named(self, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ ODD_NAMES = (
     "dots=..a..",
     "tilde=~`{}|^",
 )
+# Large enough for an upload in several parts, which have at least 5 MiB on S3.
 _MULTIPART_BYTES = 20 << 20
 _RACERS = 8
 
@@ -112,6 +113,7 @@ class StorageConformance:
         assert storage.read("claims/1") == b"yours"
 
     def test_concurrent_put_new_has_one_winner(self, storage: ObjectStore) -> None:
+        # The barrier starts all threads at the same time.
         start = threading.Barrier(_RACERS)
 
         def race(number: int) -> list[int]:
@@ -135,6 +137,7 @@ class StorageConformance:
 
     def test_ranges_returns_requested_bytes(self, storage: ObjectStore) -> None:
         data = bytes(number % 251 for number in range(3 << 20))
+        # The period of the data is prime, so that a range at a wrong offset has other bytes.
         storage.put("ranged", data)
         ranges = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
         contents = storage.ranges("ranged", ranges)
@@ -168,6 +171,7 @@ class StorageConformance:
         with storage.writer("written/file") as writer:
             for start in range(0, size, 1 << 20):
                 assert writer.write(data[start : start + (1 << 20)]) > 0
+            # The object is not visible before the writer is closed.
             assert storage.find("written/file") is None
             assert list(storage.list("written")) == []
         assert storage.read("written/file") == data
@@ -204,6 +208,8 @@ class StorageConformance:
     # -- lists --------------------------------------------------------------------------
 
     def test_list_is_sorted_at_any_depth(self, storage: ObjectStore) -> None:
+        # "-" and "." precede "/" in the order of bytes, so listing folder by folder would not be
+        # sorted.
         names = ["l/a-b", "l/a.b", "l/a/b", "l/a0", "l/b/c/d", "l/é", "lx", "l0/a"]
         for name in names:
             storage.put(name, name.encode())
@@ -219,6 +225,7 @@ class StorageConformance:
 
     def test_list_spans_several_server_pages(self, storage: ObjectStore) -> None:
         with ThreadPoolExecutor(8) as pool:
+            # S3 lists at most 1,000 objects per page.
             list(pool.map(lambda n: storage.put(f"many/{n:05d}", b""), range(1_203)))
         names = _names(storage, "many")
         assert names == [f"many/{number:05d}" for number in range(1_203)]

@@ -117,6 +117,8 @@ class TableConformance:
         write(engine, path, make_rows(3))
         write(engine, path, rows_with_ids(1, value=9.0), TableWrite("upsert", key=("id",)))
         engine.delete(path, "id = 2", commit_metadata={})
+        # Reader version 1 and writer version 2 have no deletion vectors or column mapping, so any
+        # Delta client can read the table.
         protocol = read_snapshot(path).protocol
         assert (protocol.reader, protocol.writer) == (1, 2)
 
@@ -142,6 +144,7 @@ class TableConformance:
 
     def test_append_casts_narrower_types(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
+        # The columns hour and zone are missing and become null.
         narrow = pa.table({"id": pa.array([7], pa.int8()), "value": pa.array([0.5], pa.float32())})
         write(engine, path, narrow)
         actual = rows(engine, engine.read_table(path, schema=SCHEMA, columns=["id", "value"]))
@@ -192,6 +195,7 @@ class TableConformance:
     ) -> None:
         path = new_table(engine, tmp_path, partition_by=partition_by)
         write(engine, path, make_rows(6))
+        # Deletes, rows and offsets must be visible in the same commit.
         deletes = engine.from_arrow(rows_with_ids(1, 4).select(["id"]).to_reader())
         offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
         upsert = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
@@ -203,6 +207,8 @@ class TableConformance:
         assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
         (newest, *_) = read_history(path)
         assert newest.rows_in == 2
+        # The current numbers of the partitions are no longer None, so another writer would be
+        # overtaken.
         again = TableWrite("upsert", key=("id",), offsets=offsets)
         with pytest.raises(StreamOvertaken):
             write(engine, path, rows_with_ids(2), again)
@@ -219,6 +225,7 @@ class TableConformance:
     def test_composite_keys_never_meet_by_their_text(self, engine: Engine, tmp_path: Path) -> None:
         schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("id", pa.int64())])
         path = new_table(engine, tmp_path, schema=schema)
+        # Both pairs of keys are equal if they are joined by a separator.
         write(engine, path, pa.table({"a": ["x|", "x"], "b": ["y", "|y"], "id": [1, 2]}))
         write(
             engine,
@@ -315,6 +322,7 @@ class TableConformance:
             assert write(engine, path, rows_with_ids(1), table_write) is not None
             before = read_snapshot(path).version
             assert write(engine, path, rows_with_ids(1), table_write) is None
+            # A lower number is also a repetition.
             lower = TableWrite(mode, key=key, transaction=(app, 2))  # type: ignore[arg-type]
             assert write(engine, path, rows_with_ids(1), lower) is None
             assert read_snapshot(path).version == before
@@ -348,6 +356,7 @@ class TableConformance:
             rows_with_ids(9),
             TableWrite("overwrite", commit_metadata={"operation": "overwrite"}),
         )
+        # Oldest first, without the creation of the table.
         commits = read_history(path)[-2::-1]
         assert [
             (commit.operation, commit.rows_in, commit.rows_out, commit.rows) for commit in commits
@@ -391,6 +400,7 @@ class TableConformance:
         columns = pa.schema([("price", wide)])
         after = engine.widen_columns(path, columns)
         assert (before, after) == (2, 3)
+        # The table is wide enough already.
         assert engine.widen_columns(path, columns) is None
         write(engine, path, prices(wide, "12.125"), TableWrite("append"))
         for version, kind, values in ((2, narrow, []), (4, wide, ["12.125"])):
@@ -435,6 +445,7 @@ class TableConformance:
         path = new_table(engine, tmp_path)
         for each in range(3):
             write(engine, path, rows_with_ids(each), TableWrite("overwrite"))
+        # All versions are older than this time, so only the pin retains files.
         removed = engine.vacuum(
             path, keep_versions=[2], retain=datetime.now(UTC) + timedelta(seconds=1)
         )
@@ -477,6 +488,7 @@ class TableConformance:
             except BaseException as error:
                 failures.append(error)
 
+        # The commits conflict with each other, so the engine must retry them.
         threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
@@ -493,6 +505,8 @@ class TableConformance:
         )
         for each in range(3):
             write(engine, path, rows_with_ids(each))
+        # With a checkpoint every two commits, later versions are read from a checkpoint and the
+        # commits after it.
         log = files.list_directory(os.path.join(path, "_delta_log"))
         assert [name for name in log if name.endswith("2.checkpoint.parquet")]
         assert ids(engine, path) == list(range(3))

@@ -67,6 +67,7 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
     words = list(_WORDS)
     if strange:
         real = real.copy()
+        # Random bits include NaN with different payloads, subnormal and very large numbers.
         bits = random.integers(0, 2**64, ROWS // 2, dtype=np.uint64).view(np.float64)
         real[: len(bits)] = bits
         special = [np.nan, np.inf, -np.inf, 0.0, -0.0, -1.0, 5e-324, 1e-40, -1e-310, 3.5e38, -1e39]
@@ -81,6 +82,7 @@ def rows(seed: int, *, strange: bool) -> pa.Table:
     missing = random.random((4, ROWS)) < 0.1
     texts = random.choice(np.array(words, dtype=object), ROWS)
     ends = np.cumsum(random.integers(0, 6, ROWS))
+    # The last offset must not be null, because it is the end of the last list.
     list_mask = np.append(missing[3], False)
     splits = pa.array(np.append(0, ends), pa.int32(), mask=list_mask)
     list_items = pa.array(random.choice(np.array(words, dtype=object), ends[-1]), pa.string())
@@ -120,6 +122,8 @@ def fit_all_chains(
     """Return transformations with all chains, fitted on ordinary rows, and strange rows."""
     names = [name for name in CHAINS if name not in leave_out]
     chains = {name: CHAINS[name][1] for name in names}
+    # Chains are fitted on ordinary rows, so that the other rows have values that the fit did not
+    # see.
     usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
     return fit_chains(_chain_inputs(usual, names), chains), _chain_inputs(strange, names)
 
@@ -146,6 +150,7 @@ def to_bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the bits of an array, with a single bit pattern for NaN."""
     if array.dtype.kind != "f":
         return array
+    # Libraries return different bit patterns for NaN.
     array = np.where(np.isnan(array), array.dtype.type(np.nan), array)
     return array.view(f"u{array.dtype.itemsize}")
 

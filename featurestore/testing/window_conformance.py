@@ -57,6 +57,7 @@ def _rows(random: np.random.Generator, count: int) -> dict[str, list[Any]]:
     choices: dict[str, list[Any]] = {
         "g": ["p", "q"],
         "m": [0, 1, 2, 3, 4],
+        # The sum of these numbers depends on the order of additions, unless it is computed exactly.
         "x": [0.1, 0.1, -0.0, 1e16, -1e16, 1e-9, 3.5, float("nan"), float("inf"), None],
         "n": [1, -7, 2**40, None],
         "d": [Decimal("1.25"), Decimal("-9.50"), None],
@@ -83,6 +84,7 @@ def _labels(random: np.random.Generator, count: int) -> pa.Table:
     times: list[datetime | None] = [
         hours_after_t0(hour) for hour in random.integers(0, 60, count).tolist()
     ]
+    # Labels without a key or a time have no rows.
     keys[0] = None
     times[1] = None
     texts = [["p", "q"][number] for number in random.integers(0, 2, count).tolist()]
@@ -186,6 +188,7 @@ def _expected_columns(
     values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
     for label in labels.to_pylist():
         known_rows: list[EventRow] = []
+        # Without a label time, no row is known, and the time is only a placeholder.
         label_time = label["at"] or hours_after_t0(0)
         if label["at"] is not None:
             key = tuple(label[label_name] for label_name, _ in join.on)

@@ -266,6 +266,7 @@ def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
 
 
 def _format_key_example(values: dict[str, Any]) -> str:
+    """Format a duplicate key and its number of occurrences."""
     key = dict(values)
     count = key.pop("n", None)
     shown = ", ".join(f"{name}={value!r}" for name, value in key.items())
@@ -412,6 +413,7 @@ def warn_about_repeated_batch(group: OpenGroup, delta_version: int) -> None:
 def _has_identical_file(
     file: DataFile, earlier_files: dict[tuple[int, int], list[DataFile]]
 ) -> bool:
+    """Return True if an earlier file has the same statistics, partition and bytes."""
     for candidate in earlier_files.get((file.bytes, file.rows), ()):
         is_similar = (candidate.statistics, candidate.partition) == (
             file.statistics,

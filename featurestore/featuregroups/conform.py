@@ -99,6 +99,7 @@ class ConvertColumns:
         return cast_batch(pa.RecordBatch.from_arrays(columns, self.schema.names), self.schema)
 
     def _convert_column(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        """Convert a column, or raise SchemaMismatch if a value does not fit the type."""
         if can_widen(column.type, field.type):
             return column  # cast with the batch
         try:
@@ -113,6 +114,7 @@ class ConvertColumns:
     def _misfit_hint(
         self, batch_type: pa.DataType, field: pa.Field, misfit: InexactValueError
     ) -> str:
+        """Return a hint with the ways to write a value that does not fit its column."""
         if misfit.value is None:
             return UNEQUAL_SHAPES_HINT
         line = cast_line(self.library, field.name, batch_type, field.type)

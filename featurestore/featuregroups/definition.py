@@ -146,6 +146,7 @@ def build_spec(
 
 
 def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the declared partition columns, which must have values that can name folders."""
     names = parse_column_names(declared.partition_by, argument="partition_by")
     types = {column.name: column.type for column in schema}
     for name in names:
@@ -282,6 +283,7 @@ def check_same_definition(
 def _column_differences(
     stored_schema: pa.Schema, declared_schema: pa.Schema, declared: DeclaredTypes
 ) -> list[str]:
+    """Describe missing, new and retyped columns."""
     types_by_name = {column.name: column.type for column in declared_schema}
     differences = []
     for column in stored_schema:
@@ -345,6 +347,7 @@ def declared_types(
 
 
 def _storable_type(kind: pa.DataType, argument: str) -> Any:
+    """Return the feature type for a declared type, or raise UnsupportedType."""
     stored_type = feature_type(kind)
     if stored_type is None:
         raise UnsupportedType(

@@ -119,6 +119,7 @@ def search(
 
 
 def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
+    """Yield the matches of all phases, in the order of ``search``."""
     # Phases are evaluated lazily, so that a search with a small limit stops early.
     for phase in (
         _match_names,
@@ -145,6 +146,7 @@ def _match_features(query: _Search) -> Iterator[Match]:
 
 
 def _match_tags(query: _Search) -> Iterator[Match]:
+    """Yield the tags whose key or value contains the text."""
     for names in query.candidates(search_documents.TAG):
         tags_by_group = artifacts.tags_of_latest_groups(
             query.connection, featuregroups.KIND, names=names
@@ -173,6 +175,7 @@ def _match_feature_descriptions(query: _Search) -> Iterator[Match]:
 
 
 def _match_aggregates(query: _Search) -> Iterator[Match]:
+    """Yield the window aggregates of groups, datasets and views that contain the text."""
     for kind, reference_format in _REFERENCE_FORMATS.items():
         among = query.among
         if kind != featuregroups.KIND:

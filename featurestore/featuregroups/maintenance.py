@@ -201,6 +201,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
 
 
 def _check_unpinned(session: Session, name: str, version: int) -> None:
+    """Raise PinnedByTrainingDataset if a dataset or a running export pins the version."""
     if versions_pinned_by_exports(session, name, version):
         raise PinnedByTrainingDataset(
             f"A training dataset is being created from feature group {name!r} version {version}.",

@@ -172,6 +172,7 @@ def _count_external_rows(session: Session, group: OpenGroup) -> StatisticsState:
 
 
 def _count_rows(session: Session, group: OpenGroup, data_version: int) -> StatisticsState:
+    """Compute the statistics of a table version, and store them for the latest version."""
     rows = session.engine.read_table(
         group.path, version=group.delta_version, schema=group.spec.schema
     )

@@ -67,6 +67,7 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
 
 
 def _rename_pandas_columns(df: Any, text: str) -> object:
+    """Rename the columns and the named index levels of a pandas dataframe."""
     indexes = [name for name in df.index.names if name is not None]
     renames = _resolve_renames(text, list(map(str, [*indexes, *df.columns])))
     frame = df.rename(columns=lambda name: renames.get(str(name), name))
@@ -135,6 +136,7 @@ def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGr
 def _rename_feature_column(
     session: Session, frame: FeatureFrame, old: str, new: str
 ) -> FeatureFrame:
+    """Return a lazy frame with a renamed column."""
     columns = {}
     for column in frame.columns:
         columns[new if column == old else column] = column
@@ -146,6 +148,7 @@ def _rename_feature_column(
 
 
 def _renamed_declaration(group: OpenGroup, old: str, new: str) -> Declaration:
+    """Return the declaration of a group with a renamed column."""
     spec, meta = group.spec, commits.meta_of(group.state)
 
     def new_name(column: str | None) -> str | None:
@@ -178,6 +181,7 @@ def _replace_name(columns: tuple[str, ...], old: str, new: str) -> tuple[str, ..
 
 
 def _rename_in_expectation(expectation: Mapping[str, Any], old: str, new: str) -> Mapping[str, Any]:
+    """Return an expectation with a renamed column, or raise InvalidArgument for conditions."""
     kwargs = dict(expectation["kwargs"])
     for argument in _COLUMN_ARGUMENTS:
         value = kwargs.get(argument)

@@ -103,6 +103,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
 
 
 def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> OpenGroup:
+    """Read the snapshot and the definition of a registered group."""
     if not is_delta_table(path):
         raise TableDamaged(
             f"Feature group {title} is registered, but there is no Delta table at {path}.",

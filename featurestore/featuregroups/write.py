@@ -366,6 +366,7 @@ def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
 
 
 def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
+    """Reject invalid arguments of a write, and modes that require a primary key."""
     if write.mode not in WRITE_MODES and not (write.mode == "replace" and write.replace):
         raise InvalidArgument(
             f"Unknown mode={write.mode!r}. 'append' adds the rows; 'upsert' replaces rows with "
@@ -395,6 +396,7 @@ def _suggest_mode(mode: object) -> str:
 
 
 def _check_transaction(transaction: object) -> None:
+    """Reject a transaction that is not a pair of a name and a non-negative integer."""
     if isinstance(transaction, tuple) and len(transaction) == 2:
         app, number = transaction
         is_number = isinstance(number, int) and not isinstance(number, bool)

@@ -112,6 +112,7 @@ def rebatch(batches: Iterator[pa.RecordBatch], *, rows: int) -> Iterator[pa.Reco
 
 
 def _combine_batches(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of several batches as one batch if possible."""
     import pyarrow as pa
 
     if len(batches) > 1:
@@ -150,6 +151,7 @@ def plain_encodings(schema: pa.Schema, *, null: str) -> dict[str, ColumnEncoding
 
 
 def _tf_type(kind: pa.DataType) -> str:
+    """Return the ``tf_type`` of a column encoding for a scalar type."""
     import pyarrow.types as pat
 
     if pat.is_float64(kind):
@@ -169,6 +171,7 @@ def variable_length_columns(schema: pa.Schema) -> list[str]:
 
 
 def _has_variable_length(kind: pa.DataType) -> bool:
+    """Return True if the length of values is not determined by the type."""
     import pyarrow.types as pat
 
     if pat.is_fixed_size_list(kind):
@@ -184,6 +187,7 @@ def plain_bytes_per_row(schema: pa.Schema, profiles: Sequence[ColumnProfile]) ->
 
 
 def _value_bytes(kind: pa.DataType, profile: ColumnProfile) -> float:
+    """Estimate the bytes of a value from the lengths in its profile."""
     import pyarrow.types as pat
 
     if pat.is_fixed_size_list(kind):

@@ -114,6 +114,7 @@ class WorkerPort:
         self._accepting.join()
 
     def _accept_connections(self) -> None:
+        """Accept connections until the port is closed; a thread serves each connection."""
         while not self._is_closed:
             self._close_unauthenticated()
             try:

@@ -344,6 +344,7 @@ def state_from_bytes(data: bytes) -> StatisticsState:
 
 
 def _parse_state(header_bytes: bytes, moment_bytes: bytes, sample_bytes: bytes) -> StatisticsState:
+    """Parse the three sections of a state."""
     metadata = json.loads(header_bytes)
     schema = schema_from_json(metadata["schema"])
     columns = [
@@ -393,6 +394,7 @@ def _damaged_state_error(reason: str) -> StorageError:
 
 
 def _split_sections(data: bytes) -> list[bytes]:
+    """Split the content of a state into its sections, which are preceded by their lengths."""
     sections = []
     position = 0
     for _ in range(3):
@@ -406,6 +408,7 @@ def _split_sections(data: bytes) -> list[bytes]:
 
 
 def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
+    """Parse the counts of one column in the header."""
     moments = data.pop("moments")
     total = data.pop("total")
     values = counts_from_lists(data.pop("values"))
@@ -421,6 +424,7 @@ def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
 
 
 def _encode_co_moments(co_moments: CoMoments) -> bytes:
+    """Encode co-moments as an uncompressed ``npz`` file."""
     buffer = io.BytesIO()
     arrays = {
         "n": co_moments.n,
@@ -442,6 +446,7 @@ def _parse_co_moments(data: bytes) -> CoMoments:
 
 
 def _encode_sample(sample: Sample) -> pa.Buffer:
+    """Encode the sampled rows, preceded by columns for their hashes and copy counts."""
     rows = sample.rows()
     hashes = np.empty(0, dtype=np.uint64)
     if sample.hashes:

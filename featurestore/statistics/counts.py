@@ -133,6 +133,7 @@ def count_measured(values: Values, *, counts_distinct: bool) -> ColumnCounts:
 
 
 def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
+    """Return the sum of all finite values, exact for integers and a twofold for floats."""
     low, high = values.extremes or (0, 0)
     if values.numbers.dtype.kind != "f":
         if value_counts is not None:

@@ -175,6 +175,7 @@ def _mid_ranks(counts: NDArray[np.int64]) -> Floats:
 
 
 def _sampled_string_distribution(data: pa.Array, weights: NDArray[np.int64]) -> Distribution:
+    """Return the distribution of sampled strings, weighted by the copy counts of their rows."""
     encoded = data.dictionary_encode()
     codes = encoded.indices
     if codes.null_count:

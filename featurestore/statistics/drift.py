@@ -85,6 +85,7 @@ def cumulative(column: ColumnStatistics) -> Cumulative | None:
 
 
 def _cumulative_from_counts(top: Sequence[TopValue]) -> Cumulative:
+    """Return the stepwise distribution function of completely counted values."""
     values = np.array([as_number(each.value) for each in top])
     counts = np.array([each.count for each in top], dtype=np.float64)
     order = np.argsort(values)
@@ -172,6 +173,7 @@ def compare_statistics(
 
 
 def _resolve_statistics(source: Statistics | HasStatistics, argument: str) -> Statistics:
+    """Return the statistics of a source, or raise InvalidArgument if it has none."""
     if isinstance(source, Statistics):
         return source
     if isinstance(source, HasStatistics):
@@ -214,6 +216,7 @@ class _TableColumn:
 def _compare_column(
     old: _TableColumn, new: _TableColumn, thresholds: DriftThresholds
 ) -> FeatureDrift:
+    """Return all drift measures of a column, with the reasons if it drifted."""
     psi, bins = _population_stability(old, new)
     new_values = _unseen_values(old.column, new.column)
     gone_values = _unseen_values(new.column, old.column)
@@ -341,6 +344,7 @@ def _unseen_values(old: ColumnStatistics, new: ColumnStatistics) -> list[TopValu
 
 
 def _ks_distance(old: ColumnStatistics, new: ColumnStatistics) -> float | None:
+    """Return the Kolmogorov-Smirnov distance of two columns, or None if they are not measured."""
     if old.kind not in ("number", "time", "boolean"):
         return None
     old_distribution, new_distribution = cumulative(old), cumulative(new)

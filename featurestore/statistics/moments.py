@@ -347,6 +347,7 @@ class _PairSums:
         self._add_products(slabs)
 
     def _add_products(self, slabs: Floats) -> None:
+        """Add the products of all slabs to the sums."""
         columns = len(self._columns)
         deviations, with_ones = slabs[:, :columns], slabs[:, : columns + 1]
         if columns > _MAX_FULL_PRODUCT:

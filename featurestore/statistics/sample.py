@@ -212,6 +212,7 @@ def _value_lengths(column: pa.Array) -> pa.Array:
 
 
 def _shorten_strings(column: pa.Array) -> pa.Array:
+    """Replace long strings by a prefix and a digest of the complete string."""
     too_long = pc.fill_null(pc.greater(pc.binary_length(column), MAX_TEXT_BYTES), False)
     if not pc.any(too_long).as_py():
         return column

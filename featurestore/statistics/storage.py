@@ -146,6 +146,7 @@ class StatisticsFiles:
         return chain[::-1]
 
     def _read(self, name: str) -> StatisticsState | None:
+        """Read a state, or return None if the file is damaged."""
         path = self._path(name)
         try:
             return state_from_bytes(files.read_bytes(path))
@@ -154,6 +155,7 @@ class StatisticsFiles:
             return None
 
     def _write_full_state(self, delta_version: int, state: StatisticsState) -> str:
+        """Write the state of the full table, and remove the states that it replaces."""
         path = self._path(f"{delta_version}.state")
         files.write_atomically(path, state_to_bytes(state))
         # The merged state is written before its parts are removed: after a crash in between, both
@@ -178,6 +180,7 @@ class StatisticsFiles:
                 files.remove(self._path(state_file.name), below=self.directory)
 
     def _list_state_files(self) -> Iterator[_StateFile]:
+        """List the files with states; other files in the directory are ignored."""
         for name in files.list_directory(self.directory):
             match = _NAME.fullmatch(name)
             if match is None:

@@ -171,6 +171,7 @@ def _column_statistics(
     distribution: Distribution | None,
     moments: Moments,
 ) -> ColumnStatistics:
+    """Return the statistics of one column."""
     counts = state.counts[column.name]
     present = counts.rows - counts.nulls - counts.nan
     optional_fields: dict[str, Any] = {}
@@ -255,6 +256,7 @@ def _column_sum(counts: ColumnCounts) -> int | float | None:
 
 
 def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
+    """Return the mean, formatted as a time for time columns, or None if it overflows."""
     if isinstance(counts.total, tuple):
         return _finite_or_none((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
@@ -264,6 +266,7 @@ def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | N
 
 
 def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
+    """Return the standard deviation, in seconds for time columns."""
     variance = moments.variance
     if variance is None or not math.isfinite(variance):
         return None
@@ -385,6 +388,7 @@ def descriptive_stats(statistics: Statistics) -> pd.DataFrame:
 
 
 def _column_row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
+    """Return the row of a column in the data frame of ``descriptive_stats``."""
     row: dict[str, Any] = {
         "type": column.type,
         "kind": column.kind,

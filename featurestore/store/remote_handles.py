@@ -320,6 +320,7 @@ class RemoteFeatureGroup(FeatureGroup):
         return Statistics.from_json(self._client.get(f"{self._address}/statistics"))
 
     def _recipe(self, as_of: datetime | str | int | None = None) -> Recipe:
+        """Return the request for the rows of the group."""
         timestamp = as_of.isoformat() if isinstance(as_of, datetime) else as_of
         read = {
             "kind": "featuregroup",

@@ -29,6 +29,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         return self._create(df, name, {**declared, "may_exist": True})
 
     def _create(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
+        """Send the definition and the rows of a group to the server, and return its handle."""
         options = dict(declared)
         df = rename_frame_columns(df, options.pop("rename", None))
         types = declared_types(options.pop("dtypes", None), options.pop("decimal_type", None))

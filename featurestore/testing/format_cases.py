@@ -90,6 +90,7 @@ def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 
 def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    """Return a strategy for values of a scalar type."""
     if pat.is_boolean(kind):
         return st.booleans()
     if pat.is_integer(kind):
@@ -152,6 +153,7 @@ def _example(kind: pa.DataType, row: int, column: int) -> Any:
 
 
 def _value(kind: pa.DataType, seed: int) -> Any:
+    """Return a value of a type that is determined by a seed."""
     if pat.is_fixed_size_list(kind):
         return [_value(kind.value_type, seed + item) for item in range(kind.list_size)]
     if pat.is_list(kind):
@@ -176,6 +178,7 @@ def _value(kind: pa.DataType, seed: int) -> Any:
 
 
 def _number(kind: pa.DataType, seed: int) -> Any:
+    """Return a number of a type that is determined by a seed."""
     if pat.is_boolean(kind):
         return seed % 3 == 0
     if pat.is_integer(kind):
@@ -211,6 +214,7 @@ def apply_losses(table: pa.Table, encodings: dict[str, ColumnEncoding]) -> pa.Ta
 
 
 def _to_float32(array: pa.Array) -> pa.Array:
+    """Round float64 values to float32, including the items of lists."""
     if pat.is_float64(array.type):
         return array.cast(pa.float32(), safe=False).cast(pa.float64())
     if pat.is_fixed_size_list(array.type):

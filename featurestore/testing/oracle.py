@@ -118,6 +118,7 @@ def _latest_rows(
     *,
     waits: bool,
 ) -> list[int | None]:
+    """Return the index of the matching row of each label, or None without a match."""
     rows = _to_rows(join, table)
     winners: list[int | None] = []
     for label, label_time in zip(labels, label_times, strict=True):
@@ -140,6 +141,7 @@ def _latest_rows(
 
 
 def _to_rows(join: Join, table: pa.Table) -> list[_Row]:
+    """Convert a table to rows with key, times and tie hash."""
     rows: list[_Row] = []
     if not table.num_rows:
         return rows
@@ -155,6 +157,7 @@ def _to_rows(join: Join, table: pa.Table) -> list[_Row]:
 
 
 def _is_eligible(join: Join, row: _Row, label_time: datetime | None, *, waits: bool) -> bool:
+    """Return True if a row is known at the label time."""
     if join.event_time is None:
         return True
     if label_time is None or row.event is None or row.event > label_time:
@@ -192,6 +195,7 @@ def _take_or_null(column: pa.ChunkedArray, indices: list[int | None]) -> Any:
 
 
 def _value_to_bits(value: Any) -> Any:
+    """Convert a value to one that is equal only to values with the same bits."""
     if isinstance(value, float):
         return "float", struct.pack("<d", value)
     if isinstance(value, list):
@@ -354,6 +358,7 @@ def _build_cases(
     keys: dict[str, Any],
     random: np.random.Generator,
 ) -> Cases:
+    """Return the generated rows and labels as tables, with the roles and options of a shape."""
     kinds = {"case": pa.int64(), "created": TIMESTAMP, "n": pa.int64()}
     kinds |= {"event": TIMESTAMP, "at": TIMESTAMP}
     for name, (kind, _) in (_FEATURES | keys).items():

@@ -160,6 +160,7 @@ def _can_represent(value: Decimal, kind: pa.DataType) -> bool:
 
 
 def _table(columns: dict[str, Sequence[Any]], types: dict[str, pa.DataType]) -> pa.Table:
+    """Return a table of columns; datetimes without a declared type become UTC timestamps."""
     arrays = {}
     for name, values in columns.items():
         kind = types.get(name)

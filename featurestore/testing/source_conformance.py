@@ -129,6 +129,7 @@ class SourceConformance:
         columns: tuple[str, ...] | None = None,
         window: TimeRange | None = None,
     ) -> pa.Table:
+        """Write rows to a source, read them back, and sort them by id if it is selected."""
         source, query = self.source(rows, directory)
         snapshot = source.snapshot()
         try:

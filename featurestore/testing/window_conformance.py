@@ -43,6 +43,7 @@ _FUNCTIONS = {
 
 
 def _window_features(group: str) -> list[WindowFeature]:
+    """Return aggregates of all columns, functions and lengths."""
     features = []
     for column, functions in _FUNCTIONS.items():
         features += windows(f"{group}.{column}", functions, over=_LENGTHS)  # type: ignore[arg-type]
@@ -80,6 +81,7 @@ _TYPES = {"d": pa.decimal128(12, 2), "u": TIMESTAMP, "t": TIMESTAMP, "c": TIMEST
 
 
 def _labels(random: np.random.Generator, count: int) -> pa.Table:
+    """Generate random labels, of which one has no key and one has no time."""
     keys: list[int | None] = random.integers(0, 5, count).tolist()
     times: list[datetime | None] = [
         hours_after_t0(hour) for hour in random.integers(0, 60, count).tolist()
@@ -183,6 +185,7 @@ class WindowConformance(RetrievalFixtures):
 def _expected_columns(
     join: WindowJoin, table: pa.Table, labels: pa.Table, plan: FeaturePlan
 ) -> dict[str, pa.Array]:
+    """Compute the aggregates of a join row by row."""
     rows = to_event_rows(join, table)
     waits = join.created_time is not None and plan.created_time_filter
     values_by_output: dict[str, list[Any]] = {output.name: [] for output in join.outputs}

@@ -50,6 +50,7 @@ def transform_columns(
 
 
 def _transform_column(ops: Ops, column: FittedColumn, data: Any, present: Any | None) -> Any:
+    """Convert a column of a batch to its input kind, and apply its chain."""
     kind = column.input_form.kind
     if kind == "whole" and ops.is_floating(data):
         # The caller represents missing integers as NaN in a float array.
@@ -103,6 +104,7 @@ def apply_chain(ops: Ops, chain: Chain, value: Value, form: Form, *, narrow: boo
 
 
 def _to_output(ops: Ops, value: Value, form: Form) -> Any:
+    """Convert the result of a chain to the output type."""
     if value.kind == "code":
         return ops.cast(value.data, form.dtype)
     if value.kind == "whole":
@@ -163,6 +165,7 @@ def _find_present_integers(
 
 
 def _encode_strings(strings: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
+    """Encode strings as bytes, and return them with the mask of values that are not missing."""
     values = np.asarray(strings, dtype=object)
     data = np.full(values.shape, b"", dtype=object)
     present = np.ones(values.shape, dtype=np.bool_)

@@ -202,6 +202,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
 
 
 def _step(data: JsonObject) -> Step:
+    """Parse a step before fitting."""
     rule = RULES.get(data.text("rule"))
     if rule is None:
         raise data.wrong_type_error("rule", "a rule of this release")

@@ -299,6 +299,7 @@ class Transformations:
 
 
 def _column(data: JsonObject) -> FittedColumn:
+    """Parse a fitted column, whose output form must be that of this release."""
     kind = data.get("type")
     try:
         type_from_json(kind)
@@ -318,6 +319,7 @@ def _column(data: JsonObject) -> FittedColumn:
 
 
 def _step(data: JsonObject) -> Step:
+    """Parse a fitted step."""
     name = data.text("rule")
     rule = RULES.get(name)
     if rule is None:

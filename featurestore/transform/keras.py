@@ -215,6 +215,7 @@ def input_layers(
 
 
 def _import_keras(framework: str) -> Any:
+    """Import and return Keras 3 or tf_keras; raise MissingExtra if it is not installed."""
     if framework not in _EXTRAS:
         raise InvalidArgument(f"framework={framework!r} is not 'keras' or 'tf_keras'.")
     try:

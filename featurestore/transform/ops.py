@@ -248,6 +248,7 @@ def pad_rows(
 
 
 def _find_strings(vocabulary: Sequence[str], data: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the index of each string in a vocabulary, -1 for unknown strings."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -372,6 +373,7 @@ def hash_to_buckets(strings: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.i
 
 
 def _compress_blocks(blocks: Words) -> Words:
+    """Compute the SipHash-2-4 of strings with the same number of blocks."""
     key = [np.uint64(word) for word in KEY]
     state = [
         np.full(len(blocks), np.uint64(start) ^ key[index % 2], dtype=np.uint64)

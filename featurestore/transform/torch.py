@@ -127,6 +127,7 @@ def transform_batch(transformations: Transformations, batch: Mapping[str, Any]) 
 
 
 def _read_column(column: FittedColumn, values: Any) -> tuple[Any, Any | None]:
+    """Convert an input column to a tensor, an array of bytes or lists, and its mask."""
     torch = import_torch()
     is_text = column.input_form.kind in ("text", "binary")
     is_list = column.input_form.kind == "list"

@@ -273,6 +273,7 @@ def _split_failing_rows(
     failed: Sequence[ExpectationResult],
     directory: str | None,
 ) -> QuarantineSplit:
+    """Split the rows by the row-level checks and expectations that failed."""
     types = set()
     expectations = []
     for result in failed:

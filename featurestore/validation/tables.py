@@ -177,6 +177,7 @@ def _repeated_rows_query(columns: Sequence[str], schema: pa.Schema) -> exp.Selec
 
 
 def _read_measured_value(measure: Measure, row: Mapping[str, Any]) -> Any:
+    """Return a measure from the query result; None if values are too large."""
     name = _measure_name(measure)
     if row.get(f"{name} huge"):
         return None
@@ -269,6 +270,7 @@ def _load_columns(
     max_bytes: int,
     expectations: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
+    """Load columns into the calling process, or raise InvalidExpectation if they are too large."""
     selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
     batches, size = [], 0
     for batch in engine.stream(selected):

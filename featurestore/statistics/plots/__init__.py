@@ -228,6 +228,7 @@ def clusters(
 
 
 def _draw_plane(axis: Axes, clustering: Clusters) -> None:
+    """Draw the projected rows, with a color for each cluster."""
     palette = _import_pyplot().get_cmap("tab10")
     for number in range(len(clustering.centers)):
         members = clustering.labels == number

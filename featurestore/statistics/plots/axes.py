@@ -163,6 +163,7 @@ def _get_axis(axis: Axes, axis_name: str) -> Any:
 
 
 def _select_unit(largest: float) -> tuple[float, str]:
+    """Return divisor and name of the unit for numbers up to a magnitude."""
     if not math.isfinite(largest) or not _LARGE <= largest < _SCIENTIFIC:
         return 1.0, ""
     for unit in _UNITS:
@@ -172,6 +173,7 @@ def _select_unit(largest: float) -> tuple[float, str]:
 
 
 def _format_with_unit(value: float, unit: tuple[float, str], *, digits: int) -> str:
+    """Format a number in a unit with a number of significant digits."""
     divisor, name = unit
     if value == 0:
         return "0"

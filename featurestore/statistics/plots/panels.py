@@ -105,6 +105,7 @@ def _write_note(axis: Axes, text: str) -> None:
 def _draw_histogram(
     axis: Axes, column: ColumnStatistics, histogram: Histogram, second: ColumnStatistics | None
 ) -> None:
+    """Draw a histogram over the full or a clipped range, with a second column as a line."""
     columns = [column]
     if second is not None and second.count:
         columns.append(second)
@@ -126,6 +127,7 @@ def _draw_histogram(
 
 
 def _draw_full_range(axis: Axes, histogram: Histogram, columns: Sequence[ColumnStatistics]) -> None:
+    """Draw the stored histogram, and the other columns as lines."""
     edges = _histogram_edges(histogram)
     counts = np.array(histogram.counts, dtype=np.float64)
     shares = counts / max(counts.sum(), 1.0)
@@ -162,6 +164,7 @@ def _bin_shares(distribution: Cumulative, edges: Floats) -> Floats:
 
 
 def _histogram_edges(histogram: Histogram) -> Floats:
+    """Return the edges of a stored histogram, which are widened if they are all equal."""
     edges = np.array([as_number(each) for each in histogram.edges])
     if edges[-1] > edges[0]:
         return edges
@@ -240,6 +243,7 @@ def _others_label(count: int, *, exact: bool) -> str:
 
 
 def _value_shares(column: ColumnStatistics) -> dict[Value, float]:
+    """Return the share of each listed value, in descending order."""
     total = column.sampled or column.count
     if column.top_complete:
         total = sum(each.count for each in column.top)

@@ -250,11 +250,9 @@ class FeatureGroup:
         return discovery.derived_from(self._session, self._name, version=self._version)
 
     def _summary(self) -> dict[str, object]:
-
         return group_summary(self)
 
     def _details(self) -> dict[str, Any]:
-
         return group_details(self)
 
     def _repr_html_(self) -> str:

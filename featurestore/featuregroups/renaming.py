@@ -35,8 +35,8 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
     >>> rename_frame_columns([{"Country Name": "Peru", "id": 1}], "snake_case")
     [{'country_name': 'Peru', 'id': 1}]
     """
-    text = check_rename(rename)
-    if text is None:
+    rename_option = check_rename(rename)
+    if rename_option is None:
         return df
     if isinstance(df, FeatureFrame):
         raise InvalidArgument(
@@ -46,30 +46,30 @@ def rename_frame_columns(df: object, rename: Mapping[str, str] | str | None) -> 
     library = library_name(df)
     frame: Any = df
     if library == "pandas" and hasattr(df, "columns"):
-        return _rename_pandas_columns(df, text)
+        return _rename_pandas_columns(df, rename_option)
     if library == "polars" and hasattr(df, "columns"):
-        return frame.rename(_resolve_renames(text, frame.columns))
+        return frame.rename(_resolve_renames(rename_option, frame.columns))
     if library == "pyspark":
-        return frame.withColumnsRenamed(_resolve_renames(text, frame.columns))
+        return frame.withColumnsRenamed(_resolve_renames(rename_option, frame.columns))
     if library.endswith("duckdb") and hasattr(df, "project"):
-        renames = _resolve_renames(text, frame.columns)
+        renames = _resolve_renames(rename_option, frame.columns)
         columns = [f"{quoted(name)} AS {quoted(renames.get(name, name))}" for name in frame.columns]
         return frame.project(", ".join(columns))
     if isinstance(df, Mapping):
-        renames = _resolve_renames(text, list(map(str, df)))
+        renames = _resolve_renames(rename_option, list(map(str, df)))
         return {renames.get(name, name): column for name, column in df.items()}
     if isinstance(df, list | tuple) and all(isinstance(row, Mapping) for row in df):
         renames = _resolve_renames(
-            text, list(dict.fromkeys(str(name) for row in df for name in row))
+            rename_option, list(dict.fromkeys(str(name) for row in df for name in row))
         )
         return [{renames.get(name, name): value for name, value in row.items()} for row in df]
-    return _rename_stream_columns(open_stream(df), text)
+    return _rename_stream_columns(open_stream(df), rename_option)
 
 
-def _rename_pandas_columns(df: Any, text: str) -> object:
+def _rename_pandas_columns(df: Any, rename_option: str) -> object:
     """Rename the columns and the named index levels of a pandas dataframe."""
     indexes = [name for name in df.index.names if name is not None]
-    renames = _resolve_renames(text, list(map(str, [*indexes, *df.columns])))
+    renames = _resolve_renames(rename_option, list(map(str, [*indexes, *df.columns])))
     frame = df.rename(columns=lambda name: renames.get(str(name), name))
     if indexes:
         frame.index = frame.index.set_names(
@@ -78,16 +78,18 @@ def _rename_pandas_columns(df: Any, text: str) -> object:
     return frame
 
 
-def _rename_stream_columns(reader: pa.RecordBatchReader, text: str) -> pa.RecordBatchReader:
-    renames = _resolve_renames(text, reader.schema.names)
+def _rename_stream_columns(
+    reader: pa.RecordBatchReader, rename_option: str
+) -> pa.RecordBatchReader:
+    renames = _resolve_renames(rename_option, reader.schema.names)
     fields = [field.with_name(renames.get(field.name, field.name)) for field in reader.schema]
     schema = pa.schema(fields)
     batches = (pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in reader)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-def _resolve_renames(text: str, names: Sequence[str]) -> dict[str, str]:
-    return resolve_renames(text, names, owner="the dataframe")
+def _resolve_renames(rename_option: str, names: Sequence[str]) -> dict[str, str]:
+    return resolve_renames(rename_option, names, owner="the dataframe")
 
 
 def rename_feature(session: Session, name: str, old: str, new: str) -> FeatureGroupSpec:

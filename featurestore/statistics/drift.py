@@ -61,11 +61,11 @@ class Cumulative:
             return np.asarray(share)
         # Values between two points increase linearly from the right share of the previous point to
         # the left share of the next point.
-        following = np.clip(index + 1, 0, last)
-        width = self.points[following] - self.points[position]
-        rises = (index >= 0) & (following > position) & (width > 0)
+        next_position = np.clip(index + 1, 0, last)
+        width = self.points[next_position] - self.points[position]
+        rises = (index >= 0) & (next_position > position) & (width > 0)
         fraction = (x - self.points[position]) / np.where(width > 0, width, 1.0)
-        rise = fraction * (self.left[following] - self.right[position])
+        rise = fraction * (self.left[next_position] - self.right[position])
         return np.asarray(share + np.where(rises, rise, 0.0))
 
 

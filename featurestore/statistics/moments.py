@@ -185,7 +185,7 @@ def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
     # The factor 1.5 keeps sums with negative numbers in the binade of sigma.
     sigma = math.ldexp(1.5, headroom + math.frexp(largest)[1] + 1)
     np.add(values, sigma, out=rounded)
-    multiples = int(rounded.view(np.int64).sum()) - len(values) * _normalize_float_bits(sigma)
+    multiples = int(rounded.view(np.int64).sum()) - len(values) * _float_bits(sigma)
     multiples = (multiples + _SIGN) % _WORD - _SIGN  # the int64 sum may wrap around
     rounded -= sigma
     remainders = np.subtract(values, rounded, out=rounded)
@@ -209,7 +209,7 @@ def _scale_integer(number: int, unit: float) -> Twofold:
     return high * unit, float(number - int(high)) * unit
 
 
-def _normalize_float_bits(number: float) -> int:
+def _float_bits(number: float) -> int:
     return int(np.float64(number).view(np.int64))
 
 

@@ -140,11 +140,11 @@ class Sample:
         if len(first) > self.limit:
             first, counts = first[: self.limit], counts[: self.limit]
             self.is_truncated = True
-        kept_rows = order[first]
-        if self.is_truncated and len(kept_rows) == self.limit:
-            self.bound = hashes[kept_rows[-1]]
-        self.hashes, self.copies = [hashes[kept_rows]], [counts]
-        self.batches = [_take_rows(self.batches, kept_rows)]
+        retained_rows = order[first]
+        if self.is_truncated and len(retained_rows) == self.limit:
+            self.bound = hashes[retained_rows[-1]]
+        self.hashes, self.copies = [hashes[retained_rows]], [counts]
+        self.batches = [_take_rows(self.batches, retained_rows)]
         self.is_compact = True
 
     def rows(self) -> pa.RecordBatch:

@@ -132,16 +132,16 @@ def _compute_correlations(
     names = tuple(each.name for each in correlated_columns(state.columns))
     if len(names) < 2:
         return None, None
-    is_cut = state.sample.is_truncated
-    is_counted = is_cut and bool(paired_columns(state.columns))
+    is_truncated = state.sample.is_truncated
+    is_counted = is_truncated and bool(paired_columns(state.columns))
     linear = state.co_moments
     if not is_counted:
         linear = co_moments([sampled[name] for name in names], weights=weights)
     ranks = [distributions[name].ranks for name in names]
     ranked = co_moments([each for each in ranks if each is not None], weights=weights)
     return (
-        _correlations("pearson", names, linear, sampled=is_cut and not is_counted),
-        _correlations("spearman", names, ranked, sampled=is_cut),
+        _correlations("pearson", names, linear, sampled=is_truncated and not is_counted),
+        _correlations("spearman", names, ranked, sampled=is_truncated),
     )
 
 
@@ -252,13 +252,13 @@ def _correlations(
 def _column_sum(counts: ColumnCounts) -> int | float | None:
     if isinstance(counts.total, int):
         return counts.total
-    return _finite_or_none(counts.total[0] + counts.total[1])
+    return _select_finite(counts.total[0] + counts.total[1])
 
 
 def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     """Return the mean, formatted as a time for time columns, or None if it overflows."""
     if isinstance(counts.total, tuple):
-        return _finite_or_none((counts.total[0] + counts.total[1]) / counts.moments.n)
+        return _select_finite((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
     if column.kind == "time":
         return str(_format_computed(mean, column, counts))
@@ -280,7 +280,7 @@ def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
     return std
 
 
-def _finite_or_none(value: float) -> float | None:
+def _select_finite(value: float) -> float | None:
     """Return a finite number, or None for an overflow, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 

@@ -272,10 +272,10 @@ def _is_ascii(texts: pa.Array) -> bool:
 
 def _compute_pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
     """Return a finite number close to the mean of the first values, or 0 without finite values."""
-    values = _finite_or_none(numbers[:_PROBED_ROWS], present)
+    values = _select_finite(numbers[:_PROBED_ROWS], present)
     if not len(values):
         # The probed rows have no finite value, but later rows may have some.
-        values = _finite_or_none(numbers, present)
+        values = _select_finite(numbers, present)
         if not len(values):
             return 0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -286,7 +286,7 @@ def _compute_pivot(numbers: NDArray[Any], present: Bools | None) -> Any:
     return min(max(low, mean), high)  # the minimum if the mean overflowed
 
 
-def _finite_or_none(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
+def _select_finite(numbers: NDArray[Any], present: Bools | None) -> NDArray[Any]:
     """Return the finite values at the start of a column."""
     if present is not None:
         numbers = numbers[present[: len(numbers)]]

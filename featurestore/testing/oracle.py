@@ -71,7 +71,7 @@ def brute_force(plan: FeaturePlan, *, tables: Tables, labels: pa.Table | None = 
     for join in plan.joins:
         rows = tables[join.source.spec.name, join.source.spec.version]
         row_indexes = _latest_rows(
-            join, rows, label_rows, label_times, waits=plan.created_time_filter
+            join, rows, label_rows, label_times, filters_created_time=plan.created_time_filter
         )
         # An inner join requires a match in every group, so labels are removed only after all joins.
         if plan.how == "inner":
@@ -116,7 +116,7 @@ def _latest_rows(
     labels: list[dict[str, Any]],
     label_times: list[datetime | None],
     *,
-    waits: bool,
+    filters_created_time: bool,
 ) -> list[int | None]:
     """Return the index of the matching row of each label, or None without a match."""
     rows = _to_rows(join, table)
@@ -128,7 +128,9 @@ def _latest_rows(
             if (
                 row.key != key
                 or None in key
-                or not _is_eligible(join, row, label_time, waits=waits)
+                or not _is_eligible(
+                    join, row, label_time, filters_created_time=filters_created_time
+                )
             ):
                 continue
             if best is None or row.rank > best.rank:
@@ -156,13 +158,15 @@ def _to_rows(join: Join, table: pa.Table) -> list[_Row]:
     return rows
 
 
-def _is_eligible(join: Join, row: _Row, label_time: datetime | None, *, waits: bool) -> bool:
+def _is_eligible(
+    join: Join, row: _Row, label_time: datetime | None, *, filters_created_time: bool
+) -> bool:
     """Return True if a row is known at the label time."""
     if join.event_time is None:
         return True
     if label_time is None or row.event is None or row.event > label_time:
         return False
-    if join.created_time is None or not waits:
+    if join.created_time is None or not filters_created_time:
         return True
     return row.created is not None and row.created <= label_time
 

@@ -425,8 +425,8 @@ class TableConformance:
         key = ("price",) if mode == "upsert" else ()
         write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
         expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
-        landed = rows(engine, engine.read_table(path), sort_by="price")
-        assert landed == prices(wide, *expected).to_pylist()
+        stored_rows = rows(engine, engine.read_table(path), sort_by="price")
+        assert stored_rows == prices(wide, *expected).to_pylist()
         for file in read_snapshot(path).files:
             assert parquet.read_schema(files.open_ranges(file.path)).field("price").type == wide
 

@@ -59,13 +59,13 @@ CHAINS: Mapping[str, tuple[str, Chain]] = {
 }
 
 
-def rows(seed: int, *, strange: bool) -> pa.Table:
-    """Generate random rows; ``strange`` adds special and unseen values."""
+def rows(seed: int, *, has_special_values: bool) -> pa.Table:
+    """Generate random rows; ``has_special_values`` adds special and unseen values."""
     random = np.random.default_rng(seed)
     real = random.normal(size=ROWS) * 10.0 ** random.integers(-3, 4, ROWS)
     integers = random.integers(-5, 15, ROWS)
     words = list(_WORDS)
-    if strange:
+    if has_special_values:
         real = real.copy()
         # Random bits include NaN with different payloads, subnormal and very large numbers.
         bits = random.integers(0, 2**64, ROWS // 2, dtype=np.uint64).view(np.float64)
@@ -119,13 +119,18 @@ def fit_chains(table: pa.Table, chains: Mapping[str, Chain]) -> Transformations:
 def fit_all_chains(
     *, seed: int = 1, leave_out: Sequence[str] = ()
 ) -> tuple[Transformations, pa.Table]:
-    """Return transformations with all chains, fitted on ordinary rows, and strange rows."""
+    """Return transformations with all chains, fitted on ordinary rows, and special rows."""
     names = [name for name in CHAINS if name not in leave_out]
     chains = {name: CHAINS[name][1] for name in names}
     # Chains are fitted on ordinary rows, so that the other rows have values that the fit did not
     # see.
-    usual, strange = rows(seed, strange=False), rows(seed + 1, strange=True)
-    return fit_chains(_chain_inputs(usual, names), chains), _chain_inputs(strange, names)
+    ordinary_rows, special_rows = (
+        rows(seed, has_special_values=False),
+        rows(seed + 1, has_special_values=True),
+    )
+    return fit_chains(_chain_inputs(ordinary_rows, names), chains), _chain_inputs(
+        special_rows, names
+    )
 
 
 def _chain_inputs(table: pa.Table, names: Sequence[str]) -> pa.Table:

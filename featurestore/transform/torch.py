@@ -46,7 +46,7 @@ class TorchOps:
     def where(self, condition: Any, yes: Any, no: Any) -> Any:
         # Strings are numpy arrays, which torch.where does not accept.
         if isinstance(yes, np.ndarray):
-            return np.where(self._to_tensor(condition), yes, no)
+            return np.where(self._to_numpy(condition), yes, no)
         return self._torch.where(condition, yes, no)
 
     def is_floating(self, data: Any) -> bool:
@@ -103,10 +103,10 @@ class TorchOps:
     def _as_numpy(self, value: Value) -> Value:
         present = value.present
         if present is not None:
-            present = self._to_tensor(present)
-        return Value(value.kind, self._to_tensor(value.data), present)
+            present = self._to_numpy(present)
+        return Value(value.kind, self._to_numpy(value.data), present)
 
-    def _to_tensor(self, data: Any) -> Any:
+    def _to_numpy(self, data: Any) -> Any:
         if isinstance(data, np.ndarray):
             return data
         return data.detach().cpu().numpy()

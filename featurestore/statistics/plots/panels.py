@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOUR = "#4878cf"
+_BAR_COLOR = "#4878cf"
 _MAX_LABEL = 40
 
 
@@ -277,7 +277,7 @@ def draw_intervals(
             label_text = f"{label_text[: _MAX_LABEL - 1]}…"
         # matplotlib formats text between dollar signs as mathematics.
         names.append(label_text.replace("$", r"\$"))
-        axes.barh(position, value, color=_COLOUR, height=0.7)
+        axes.barh(position, value, color=_BAR_COLOR, height=0.7)
         if low is not None and high is not None:
             error_sizes = [[value - low], [high - value]]
             axes.errorbar(value, position, xerr=error_sizes, color="black", capsize=3, linewidth=1)
